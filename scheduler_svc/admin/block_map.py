@@ -40,14 +40,14 @@ def _holders(planner: ExecutorPlanner, block: int) -> list[admin_pb2.BlockHolder
     for group in planner.batch.running:
         # Until a forked beam has a slot of its own, it reads its parent's.
         for rank, (sequence, slot) in enumerate(planner.beam_batch.source_slots(group)):
-            held = planner.batch.held_blocks(slot)
+            held = planner.blocks.groups[0].held(slot)
             index = np.flatnonzero(held == block)
             if len(index):
                 holders.append(
                     admin_pb2.BlockHolder(
                         request_id=group.request_id,
                         output_index=sequence.index if group.beams is None else rank,
-                        logical_block=int(index[0]) + int(planner.batch.first_blocks[slot]),
+                        logical_block=int(index[0]) + int(planner.blocks.groups[0].first_blocks[slot]),
                     )
                 )
     return holders

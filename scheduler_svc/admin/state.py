@@ -200,8 +200,9 @@ def sequence_states(
 
 def block_table(planner: ExecutorPlanner, slot: int) -> list[int]:
     """Return the block table of a slot; NO_BLOCK stands for what fell out of the sliding window."""
-    held: list[int] = planner.batch.held_blocks(slot).tolist()
-    return [NO_BLOCK] * int(planner.batch.first_blocks[slot]) + held
+    first = planner.blocks.groups[0]
+    held: list[int] = first.held(slot).tolist()
+    return [NO_BLOCK] * int(first.first_blocks[slot]) + held
 
 
 def beam_search_state(group: SequenceGroup) -> admin_pb2.BeamSearchState:

@@ -29,16 +29,18 @@ def check_integrity(planner: ExecutorPlanner, *, has_key: bool = True) -> None:
 
 def _check_blocks(planner: ExecutorPlanner) -> None:
     """1: every block is free, cached, or named as often as its reference count says."""
-    allocator, batch = planner.blocks.allocator, planner.batch
-    allocator.check_integrity()
-    named: Counter[int] = Counter()
+    batch, slots = planner.batch, []
     for group in batch.running:
-        for _, slot in planner.beam_batch.source_slots(group):
-            named.update(batch.held_blocks(slot).tolist())
-    for table in planner.swapped.tables.values():
-        named.update(block for block in table.device_blocks.tolist() if block != NO_BLOCK)
-    counted = {block: int(count) for block, count in enumerate(allocator.ref_counts.tolist()) if count}
-    assert dict(named) == counted, f"block tables name {dict(named)}, reference counts are {counted}"
+        slots += [slot for _, slot in planner.beam_batch.source_slots(group)]
+    for index, of in enumerate(planner.blocks.groups):
+        of.allocator.check_integrity()
+        named: Counter[int] = Counter()
+        for slot in slots:
+            named.update(of.held(slot).tolist())
+        for table in planner.swapped.tables.values() if not index else ():
+            named.update(block for block in table.device_blocks.tolist() if block != NO_BLOCK)
+        counted = {block: int(count) for block, count in enumerate(of.allocator.ref_counts.tolist()) if count}
+        assert dict(named) == counted, f"block tables name {dict(named)}, reference counts are {counted}"
 
 
 def _check_host_blocks(planner: ExecutorPlanner) -> None:
@@ -98,7 +100,9 @@ def _check_lengths(planner: ExecutorPlanner) -> None:
     batch, table, limits = planner.batch, planner.table, planner.limits
     for sequence in running_sequences(batch.running):
         slot, conditions = sequence.slot, sequence.group.stop_conditions
-        assert table.num_scheduled_tokens[slot] <= table.num_blocks[slot] * limits.block_size, "tokens have no block"
+        for tables in table.groups:
+            room = tables.counts[slot] * limits.block_size
+            assert table.num_scheduled_tokens[slot] <= room, "tokens have no block"
         longest = conditions.length_limit(sequence.group.num_prompt_tokens, limits.max_model_len)
         assert table.num_tokens[slot] <= longest, "a sequence is too long"
         num_rows = batch.num_inflight_rows(sequence)
@@ -123,8 +127,9 @@ def _check_written_blocks(planner: ExecutorPlanner) -> None:
         may_share = slot in batch.shares_last_block or sequence.group in planner.beam_batch.ready
         may_share |= position < computed_for_others.get(sequence, 0)
         if not may_share and sequence.group.beams is None:
-            written = table.block_tables[slot, position // size : table.num_blocks[slot]]
-            assert (planner.blocks.allocator.ref_counts[written] == 1).all(), "a shared block would be written"
+            for group in planner.blocks.groups:
+                written = group.tables.block_ids[slot, position // size : group.tables.counts[slot]]
+                assert (group.allocator.ref_counts[written] == 1).all(), "a shared block would be written"
 
 
 def _check_registered_blocks(planner: ExecutorPlanner, *, has_key: bool) -> None:
@@ -132,7 +137,9 @@ def _check_registered_blocks(planner: ExecutorPlanner, *, has_key: bool) -> None
     cache, batch = planner.blocks.prefix_cache, planner.batch
     if cache is None:
         return
-    cache.check_integrity()
+    for group in planner.blocks.groups:
+        assert group.prefix_cache is not None
+        group.prefix_cache.check_integrity()
     running = {sequence.slot for sequence in running_sequences(batch.running)}
     assert cache.writers <= running, "a slot that was vacated is waited for"
     for sequence in running_sequences(batch.running):
@@ -142,10 +149,12 @@ def _check_registered_blocks(planner: ExecutorPlanner, *, has_key: bool) -> None
             hashes = planner.blocks.hash_tokens(batch.table.token_ids[slot, :num_tokens], sequence.group.cache_salt)
         else:
             hashes = sequence.block_hashes[: num_tokens // planner.blocks.block_size]
-        for index, block in enumerate(batch.held_blocks(slot).tolist(), int(batch.first_blocks[slot])):
-            registered = cache.hash_of(block)
-            is_named_by_content = hashes[index : index + 1] == [registered]
-            assert registered is None or is_named_by_content, "a registered block is not full, or holds something else"
+        for group in planner.blocks.groups:
+            assert group.prefix_cache is not None
+            for index, block in enumerate(group.held(slot).tolist(), int(group.first_blocks[slot])):
+                registered = group.prefix_cache.hash_of(block)
+                is_named = hashes[index : index + 1] == [registered]
+                assert registered is None or is_named, "a registered block is not full, or holds something else"
         assert all(map(operator.eq, sequence.block_hashes, hashes)), "a sequence carries hashes of other tokens"
 
 

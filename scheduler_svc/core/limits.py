@@ -29,6 +29,14 @@ class PrefillMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """The device pool of a cache group. `sliding_window`: its layers see only so many last tokens; 0: all."""
+
+    num_blocks: int
+    sliding_window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CoreLimits:
     """The numbers and choices that bound the planner of one executor; sizes in tokens and blocks.
 
@@ -43,7 +51,9 @@ class CoreLimits:
         num_host_blocks: Blocks of the executor's host pool; 0: preemption always recomputes.
         preemption_mode: None: RECOMPUTE for a group with one live sequence (its prefix is often still
             cached, and moving blocks costs both ways), SWAP for several.
-        sliding_window: Every layer sees only so many last tokens; 0: some layer sees all.
+        sliding_window: The layers of the first cache group see only so many last tokens; 0: all.
+        more_groups: Cache groups beside the first one, which `num_blocks` and `sliding_window` are of. A planner with
+            several has no host pool.
         max_allowance: Most tokens that a slot may get in a step; 1: one, and nothing is drafted.
         max_sample_rows: Most tokens that a step may sample, where slots may get several.
         long_prefill_threshold: A sequence with more tokens to compute is a long prefill: it gets at
@@ -77,6 +87,7 @@ class CoreLimits:
     preemption_mode: PreemptionMode | None = None
     prefill_mode: PrefillMode = PrefillMode.CHUNKED
     sliding_window: int = 0
+    more_groups: tuple[PoolLimits, ...] = ()
     max_allowance: int = 1
     max_sample_rows: int = 0
     long_prefill_threshold: int = 0
@@ -97,8 +108,20 @@ class CoreLimits:
 
     def __post_init__(self) -> None:
         assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens
-        num_resident_tokens = self.sliding_window + self.max_num_batched_tokens + 2 * self.block_size
-        slides = self.sliding_window > 0 and num_resident_tokens <= self.num_blocks * self.block_size
-        assert not self.is_generative or slides or self.max_model_len <= self.num_blocks * self.block_size
+        for pool in self.groups if self.is_generative else ():
+            num_resident_tokens = pool.sliding_window + self.max_num_batched_tokens + 2 * self.block_size
+            slides = pool.sliding_window > 0 and num_resident_tokens <= pool.num_blocks * self.block_size
+            assert slides or self.max_model_len <= pool.num_blocks * self.block_size
+        assert not (self.more_groups and self.num_host_blocks)
         assert self.max_long_prefills >= 1
         assert self.max_allowance == 1 or self.max_sample_rows >= self.max_num_seqs
+
+    @property
+    def groups(self) -> tuple[PoolLimits, ...]:
+        """The pools of all cache groups."""
+        return PoolLimits(self.num_blocks, self.sliding_window), *self.more_groups
+
+    @property
+    def has_window(self) -> bool:
+        """Whether the layers of some cache group have a window."""
+        return any(pool.sliding_window for pool in self.groups)

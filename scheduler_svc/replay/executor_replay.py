@@ -224,7 +224,7 @@ class _Runner:
         if self._fleet_number != self._attachment.fleet_number or self._number not in replay.planners:
             return
         planner = replay.planners[self._number]
-        if planner.limits.sliding_window:
+        if planner.limits.has_window:
             raise CannotLoadError("a snapshot of a model with sliding windows cannot be computed again")
         self._early.extend(planner.in_flight)
         self._table, self._loaded = copy.copy(planner.table), LoadedCore(planner)

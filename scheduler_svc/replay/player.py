@@ -222,7 +222,7 @@ class LoadedCore:
             if sequence in planner.swapped.tables
         ]
         self.reserved_blocks = {block for swapped in self.swapped for block in swapped.table.device_blocks.tolist()}
-        running = [planner.batch.held_blocks(slot).tolist() for slot in slots]
+        running = [planner.blocks.groups[0].held(slot).tolist() for slot in slots]
         self.filled_blocks = self.reserved_blocks.union(*running)
 
     def record(self, layout: StepLayout, sampled_token_ids: Int32Array) -> None:

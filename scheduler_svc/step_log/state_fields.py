@@ -24,6 +24,7 @@ from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.beam_search import BeamSearch, Candidates
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.eviction_order import EvictionOrder
+from scheduler_svc.core.blocks.group_blocks import GroupBlocks
 from scheduler_svc.core.blocks.prefix_cache import PrefixCache
 from scheduler_svc.core.fleet.dispatcher import Dispatcher
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox
@@ -121,7 +122,7 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
         "running": list[SequenceGroup],
         "sequence_in_slot": list[Sequence | None],
         "num_registered_blocks": list[int],
-        **dict.fromkeys(("num_computed_tokens", "first_blocks", "_tenant_of_slot"), Int32Array),
+        **dict.fromkeys(("num_computed_tokens", "_tenant_of_slot"), Int32Array),
         **dict.fromkeys(("is_decoding", "wants_logprobs", "is_vacated"), BoolArray),
         "shares_last_block": set[int],
         **dict.fromkeys(("free_slots", "vacated_slots", "_free_tenant_numbers"), list[int]),
@@ -131,6 +132,7 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
         "_num_groups_of_tenant": Counter[str],
         "_tenant_numbers": dict[str, int],
     },
+    GroupBlocks: {"first_blocks": Int32Array},
     BlockAllocator: {"ref_counts": Int32Array, "_free_blocks": IndexArray, "_num_uncached_free_blocks": int},
     SwappedGroups: {
         "groups": list[SequenceGroup],
@@ -179,14 +181,15 @@ _COLUMNS: Mapping[str, Any] = {
     **dict.fromkeys(("live", "active"), BoolArray),
     **dict.fromkeys(("generation", "num_prompt_tokens", "num_tokens", "num_scheduled_tokens"), Int32Array),
     **dict.fromkeys(("num_known_tokens", "num_open_tokens", "allowance"), Int32Array),
-    **dict.fromkeys(("num_blocks", "num_prompt_logprobs", "grammar_slot"), Int32Array),
+    **dict.fromkeys(("num_prompt_logprobs", "grammar_slot"), Int32Array),
     "cache_salt": npt.NDArray[np.uint64],
 }
 _ROWS = {
     "has_allowances": bool,
     "sampling": bytes,
     "token_ids": Int32Array,
-    "block_ids": Int32Array,
+    "block_counts": list[Int32Array],
+    "block_ids": list[Int32Array],
     "rules": list[TokenRules | None],
     "grammars": list[Grammar | None],
 }
@@ -196,19 +199,28 @@ def _get_table(table: BatchTable) -> list[Any]:
     """Return the columns, and what the live slots hold, one after the other: the rest is garbage."""
     slots = table.live.nonzero()[0].tolist()
     token_ids = [table.token_ids[slot, : table.num_tokens[slot]] for slot in slots]
-    block_ids = [table.block_tables[slot, : table.num_blocks[slot]] for slot in slots]
-    rows = [np.concatenate(row) if row else np.empty(0, np.int32) for row in (token_ids, block_ids)]
+    block_ids = [[group.block_ids[slot, : group.counts[slot]] for slot in slots] for group in table.groups]
+    counts = [group.counts for group in table.groups]
     rules = [table.token_rules[slot] for slot in slots]
     columns = [*(getattr(table, name) for name in _COLUMNS), table.has_allowances]
-    return [*columns, table.sampling.tobytes(), *rows, rules, table.grammars]
+    blocks = counts, list(map(_joined, block_ids))
+    return [*columns, table.sampling.tobytes(), _joined(token_ids), *blocks, rules, table.grammars]
+
+
+def _joined(rows: list[Int32Array]) -> Int32Array:
+    return np.concatenate(rows) if rows else np.empty(0, np.int32)
 
 
 def _put_table(table: BatchTable, items: list[Any]) -> None:
-    *columns, table.has_allowances, sampling, token_ids, block_ids, rules, grammars = items
+    *columns, table.has_allowances, sampling, token_ids, block_counts, block_ids, rules, grammars = items
+    if not len(block_counts) == len(block_ids) == len(table.groups):
+        raise SnapshotError(f"a batch table has {len(block_ids)} cache groups instead of {len(table.groups)}")
     if len(grammars) != len(table.grammars):
         raise SnapshotError(f"a batch table has {len(grammars)} grammar slots instead of {len(table.grammars)}")
     table.grammars = grammars
     _fill(tuple(_COLUMNS), table, columns)
+    for group, counts in zip(table.groups, block_counts, strict=True):
+        _fill(("counts",), group, [counts])
     table.sampling[:] = np.frombuffer(sampling, SAMPLING_ROW, table.max_num_seqs)
     slots = table.live.nonzero()[0]
     for counts in (table.num_prompt_logprobs, table.num_logprobs, table.num_candidates):
@@ -220,19 +232,21 @@ def _put_table(table: BatchTable, items: list[Any]) -> None:
         (table.num_known_tokens, table.max_model_len),
         (table.num_open_tokens, table.max_model_len),
         (table.allowance, MAX_ALLOWANCE),
-        (table.num_blocks, table.block_tables.shape[1]),
+        *((group.counts, group.block_ids.shape[1]) for group in table.groups),
     ):
         if counts.min() < 0 or counts.max() > most:
             raise SnapshotError(f"a slot has more than {most} tokens or blocks, or less than none")
-    rows = (table.token_ids, table.num_tokens, token_ids), (table.block_tables, table.num_blocks, block_ids)
+    rows = [(table.token_ids, table.num_tokens, token_ids)]
+    rows += [(group.block_ids, group.counts, ids) for group, ids in zip(table.groups, block_ids, strict=True)]
     for column, counts, values in rows:
         if values.shape != (counts[slots].sum(),) or len(rules) != len(slots):
             raise SnapshotError("the slots of a batch table and what they hold differ in size")
         ends = np.cumsum(counts[slots]).tolist()
         for slot, begin, end in zip(slots.tolist(), [0, *ends], ends, strict=False):
             column[slot, : end - begin] = values[begin:end]
-    if block_ids.size and not 0 <= block_ids.min() <= block_ids.max() < table.num_device_blocks:
-        raise SnapshotError("a batch table names a block that is not there")
+    for group, ids in zip(table.groups, block_ids, strict=True):
+        if ids.size and not 0 <= ids.min() <= ids.max() < group.num_device_blocks:
+            raise SnapshotError("a batch table names a block that is not there")
     for slot, rule in zip(slots.tolist(), rules, strict=True):
         table.token_rules[slot] = rule
 

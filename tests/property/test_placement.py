@@ -56,7 +56,7 @@ def cost_by_definition(bench: FleetBench, capacity: Capacity, newcomer: Sequence
     """Return the cost of a place, from nothing but the definition in `placement.py`."""
     planner = capacity.planner
     lead = newcomer.sequences[0]
-    num_cached = len(planner.blocks.plan_admission(newcomer).sequences[0].found) * planner.blocks.block_size
+    num_cached = planner.blocks.plan_admission(newcomer).sequences[0].num_cached * planner.blocks.block_size
     row_tokens = sorted(member.planner.step_cost.row_tokens for member in bench.members)[(len(bench.members) - 1) // 2]
     rows = int(np.count_nonzero(planner.batch.is_decoding)) + capacity.inbox.num_slots
     before = planner.load + capacity.inbox.num_tokens + capacity.inbox.num_slots
@@ -78,7 +78,7 @@ def test_a_group_is_offered_to_the_cheapest_executor_that_has_room(
         for number, inbox in enumerate(dispatcher.inboxes):
             capacity = Capacity.of(inbox, is_serving=False, number=number)
             footprint = Footprint.of(newcomer, inbox.planner)
-            found = len(inbox.planner.blocks.plan_admission(newcomer).sequences[0].found)
+            found = inbox.planner.blocks.plan_admission(newcomer).sequences[0].num_cached
             if capacity.obstacle(turn, footprint, found) is None:
                 costs[inbox.planner] = cost_by_definition(bench, capacity, newcomer)
         offer = placement.choose(turn)

@@ -75,7 +75,7 @@ def state_lines(core: ExecutorPlanner, queue: Iterable[SequenceGroup]) -> list[s
         is_beam = sequence.group.beams is not None
         num_known = core.table.num_tokens[slot] if is_beam else core.table.num_known_tokens[slot]
         counts = f"{num_known} tokens, {core.batch.num_computed_tokens[slot]} computed"
-        lines.append(f"running  {name_of(sequence)}: {counts}, {_blocks(core.batch.held_blocks(slot))}")
+        lines.append(f"running  {name_of(sequence)}: {counts}, {_blocks(core.blocks.groups[0].held(slot))}")
     for swapped in core.swapped:
         lines += [f"swapped  {_carried(sequence)}" for sequence in swapped.live_sequences]
     for waiting in [*core.preempted.groups, *queue]:

@@ -26,7 +26,7 @@ from octavo_shared.step_wire.step import (
     StepResult,
     TokenCounts,
 )
-from octavo_shared.step_wire.table_columns import NO_GRAMMAR
+from octavo_shared.step_wire.table_columns import NO_GRAMMAR, BlockTables
 from octavo_shared.step_wire.wire import decode_result, decode_step, encode_result, encode_step
 from scheduler_svc.core.beam_search import BeamSearch, Candidates
 from scheduler_svc.core.limits import CoreLimits
@@ -106,7 +106,8 @@ class ToyExecutor:
         self._num_load_steps = num_load_steps
         self._loading: dict[int, int] = {}  # by grammar slot: steps until it is told
         sizes = limits.max_num_seqs, limits.max_model_len, limits.block_size, limits.num_blocks
-        self.table = BatchTable(*sizes, limits.num_grammar_slots)
+        more_pools = [(limits.block_size, pool.num_blocks) for pool in limits.more_groups]
+        self.table = BatchTable(*sizes, limits.num_grammar_slots, more_pools)
         self.layout: StepLayout | None = None
         self._limits = limits
         self._next_token = next_token
@@ -221,10 +222,10 @@ class ToyExecutor:
         grammar_slot = int(self.table.grammar_slot[slot])
         return None if grammar_slot == NO_GRAMMAR else self.table.grammars[grammar_slot]
 
-    def _places(self, slot: int, end: int) -> list[tuple[int, int]]:
-        """Return the (block, offset) of positions 0 to `end` - 1."""
-        blocks, size = self.table.blocks_of(slot).tolist(), self._limits.block_size
-        return [(blocks[position // size], position % size) for position in range(end)]
+    def _places(self, group: BlockTables, slot: int, end: int) -> list[tuple[int, int]]:
+        """Return the (block as on the wire, offset) of positions 0 to `end` - 1 in a cache group."""
+        blocks, size = group.of_slot(slot).tolist(), group.block_size
+        return [(group.first_id + blocks[position // size], position % size) for position in range(end)]
 
     def _hashes(self, slot: int, end: int) -> list[int]:
         token_ids = self.table.token_ids[slot, :end].tolist()
@@ -232,16 +233,18 @@ class ToyExecutor:
         return history_hashes(token_ids)
 
     def _write(self, slot: int, start: int, end: int) -> None:
-        written = list(zip(self._places(slot, end), self._hashes(slot, end), strict=True))[start:]
-        for (block, offset), history in written:
-            self._cache.setdefault(block, {})[offset] = history
+        for group in self.table.groups:
+            written = list(zip(self._places(group, slot, end), self._hashes(slot, end), strict=True))[start:]
+            for (block, offset), history in written:
+                self._cache.setdefault(block, {})[offset] = history
 
     def _attend(self, slot: int, start: int, end: int) -> None:
-        window = self._limits.sliding_window
-        first = max(0, start - window + 1) if window else 0  # what the first token of the chunk sees
-        found = [self._cache.get(block, {}).get(offset) for block, offset in self._places(slot, end)]
         expected = self._hashes(slot, end)
-        assert found[first:] == expected[first:], f"slot {slot} attends to a wrong place in the cache"
+        for group, pool in zip(self.table.groups, self._limits.groups, strict=True):
+            window = pool.sliding_window
+            first = max(0, start - window + 1) if window else 0  # what the first token of the chunk sees
+            found = [self._cache.get(block, {}).get(offset) for block, offset in self._places(group, slot, end)]
+            assert found[first:] == expected[first:], f"slot {slot} attends to a wrong place in the cache"
 
 
 def generate_alone(

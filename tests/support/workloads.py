@@ -16,7 +16,7 @@ from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.step import PoolingTask, SamplingRow, StepResult
 from scheduler_svc.core.integrity import check_integrity
-from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
+from scheduler_svc.core.limits import CoreLimits, PoolLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
@@ -93,19 +93,26 @@ def limits(draw: st.DrawFn) -> CoreLimits:
     max_num_seqs = draw(st.integers(1, 6))
     num_grammar_slots = draw(st.sampled_from([0, 1, 1, 2, 3]))
     max_allowance = draw(st.sampled_from([1, 1, 2, 5]))
+    budget = max_num_seqs + draw(st.integers(0, 12))
+    # A group whose layers have a window, beside the first one: as small as may be, or with room for more.
+    more_groups: tuple[PoolLimits, ...] = ()
+    if (window := draw(st.sampled_from([0, 0, 3, 8]))) > 0:
+        least = min(-(-max_model_len // block_size), -(-(window + budget) // block_size) + 2)
+        more_groups = (PoolLimits(least + draw(st.sampled_from([0, 0, 2, 12])), window),)
     return CoreLimits(
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 12)),
+        max_num_batched_tokens=budget,
         max_model_len=max_model_len,
         vocab_size=VOCAB_SIZE,
         block_size=block_size,
         num_blocks=-(-max_model_len // block_size) + draw(st.integers(0, 12)),
         eos_token_ids=draw(st.sampled_from([(), (7,), (3, 9)])),
         watermark=draw(st.sampled_from([0.0, 0.01, 0.3])),
-        num_host_blocks=draw(st.sampled_from([0, 3, 8, 40])),
+        num_host_blocks=0 if more_groups else draw(st.sampled_from([0, 3, 8, 40])),
         preemption_mode=draw(st.sampled_from([None, None, *PreemptionMode])),
         prefill_mode=draw(st.sampled_from([PrefillMode.CHUNKED, *PrefillMode])),
         sliding_window=draw(st.sampled_from([0, 0, 0, 3, 8])),
+        more_groups=more_groups,
         max_allowance=max_allowance,
         max_sample_rows=max_num_seqs + draw(st.integers(0, 12)),
         long_prefill_threshold=draw(st.sampled_from([0, 0, 3])),

@@ -7,58 +7,62 @@ all but the last are computed needs a new block exactly when n - 1 is a multiple
 The watermark keeps a share of the pool back from admissions and swap-ins, so that a group that has
 just entered is not preempted by the next growth. Running sequences may use all of it.
 
-Under a sliding window a sequence needs blocks for the window and one step's chunk only: those that
-fell out of the window are freed while it goes on, and their entries in the block table are stale. A prefix is found
-again wherever the blocks of its last window are still there.
+A sequence has a block table in each cache group (`group_blocks.py`). A prefix is found as far as all groups
+have what the token behind it sees.
 
 Sharing. Full blocks are shared through the prefix cache and inside a group; they are never written
 again. Forks also share the last, partial block: whoever writes into it first gets a copy, and the
 last one that is left writes in place (copy-on-write; Kwon et al. 2023, section 4.4).
 """
 
-import math
+from collections.abc import Container
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
 
 from octavo_shared.step_wire.batch_table import IndexArray
-from octavo_shared.step_wire.step import Int32Array
-from scheduler_svc.core.blocks.block_allocator import BlockAllocator
+from octavo_shared.step_wire.step import Int32Array, no_slots
 from scheduler_svc.core.blocks.block_holders import BlockHolders
-from scheduler_svc.core.blocks.prefix_cache import NO_BLOCKS, BlockHasher, PrefixCache
+from scheduler_svc.core.blocks.group_blocks import GroupBlocks
+from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, BlockHasher
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.step_size import admission_bytes, rules_bytes
 
 
 @dataclass(slots=True)
-class SequenceBlocks:
-    """What `sequence` gets in an admission: blocks that are there already, then new ones.
+class GroupPart:
+    """What a sequence gets of one cache group: `found` blocks that are there, then `num_new`.
 
-    `found` holds its registered prefix, but for the first `num_skipped` blocks, which are out of the window.
-    `num_shared` counts the blocks that it shares with the lead, which computes them in this admission; one of the two
-    is empty.
+    The first `num_skipped` blocks are out of the window.
+    """
+
+    num_skipped: int
+    found: IndexArray
+    num_new: int
+
+
+@dataclass(slots=True)
+class SequenceBlocks:
+    """What `sequence` gets in an admission, of each cache group: blocks that are there already, then new ones.
+
+    `num_cached` counts the blocks of its registered prefix. `num_shared` counts those that it shares with the lead,
+    which computes them in this admission; one of the two is 0.
     """
 
     sequence: Sequence
-    found: IndexArray
+    num_cached: int
     num_shared: int
-    num_new: int
-    num_skipped: int = 0
-
-    @property
-    def num_cached(self) -> int:
-        """Blocks of its prefix that nobody computes again."""
-        return self.num_skipped + len(self.found)
+    parts: list[GroupPart]
 
 
 @dataclass(slots=True)
 class AdmissionPlan:
-    """How a group that fits the empty pool would get its blocks; nothing is taken yet.
+    """How a group that fits the empty pools would get its blocks; nothing is taken yet.
 
     `sequences` has an entry for each of `SequenceGroup.sequences_to_compute`. `num_needed` counts
-    the free blocks it takes, `num_free` those there are, less the watermark.
+    the free blocks it takes, `num_free` those there are, less the watermark; of the cache group that lacks most.
     """
 
     sequences: tuple[SequenceBlocks, ...]
@@ -67,28 +71,29 @@ class AdmissionPlan:
 
 
 class BlockManager:
-    """Owns the device pool; the block tables themselves are columns of the batch table.
+    """Owns the device pools; the block tables themselves are columns of the batch table.
 
     Args:
-        limits: Sizes of pool and blocks, watermark, window.
+        limits: Sizes of pools and blocks, watermark, windows.
         prefix_key: Secret of the hashes; see `prefix_cache.py`.
-        holders: The fleet's index of registered blocks; None: there is no fleet.
+        holders: The fleet's index of registered blocks, of the first cache group; None: there is no fleet.
 
     Attributes:
+        groups: The cache groups.
+        allocator, prefix_cache: Of the first one.
         hasher: Names blocks. The step log gives a planner another one before its first name.
     """
 
     def __init__(self, limits: CoreLimits, prefix_key: bytes = b"", holders: BlockHolders | None = None) -> None:
         self.block_size = limits.block_size
-        self.prefix_cache: PrefixCache | None = None
-        if limits.prefix_caching:
-            self.prefix_cache = PrefixCache(limits.num_blocks, holders, sends_names=limits.names_blocks)
-        self.allocator = BlockAllocator(limits.num_blocks, self.prefix_cache)
-        self.num_watermark_blocks = math.ceil(limits.num_blocks * limits.watermark)
+        self.groups: list[GroupBlocks] = []
+        for pool in limits.groups:
+            first_id = sum(group.allocator.num_blocks for group in self.groups)
+            self.groups.append(GroupBlocks(limits, pool, first_id, None if self.groups else holders))
+        self.allocator, self.prefix_cache = self.groups[0].allocator, self.groups[0].prefix_cache
+        self.num_watermark_blocks = self.groups[0].num_watermark_blocks
         self.hasher = BlockHasher(prefix_key, limits.block_size)
-        # Tokens of a sequence that have blocks at once; more only without a window.
-        window = self._window = limits.sliding_window
-        self._max_resident_tokens = window + limits.max_num_batched_tokens if window else limits.max_model_len
+        self._max_resident_tokens = min(group.max_resident_tokens for group in self.groups)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that hold `num_tokens` computed tokens."""
@@ -97,55 +102,66 @@ class BlockManager:
     # Admission -----------------------------------------------------------------------------------
 
     def can_ever_allocate(self, group: SequenceGroup) -> bool:
-        """Return whether the empty pool holds the group as it is now, and its first fork."""
-        return self.num_blocks_ever_needed(group) <= self.allocator.num_blocks
+        """Return whether the empty pools hold the group as it is now, and its first fork."""
+        return all(self._num_ever_needed(group, of) <= of.allocator.num_blocks for of in self.groups)
 
     def num_blocks_ever_needed(self, group: SequenceGroup) -> int:
-        """Return the blocks of the group as it is now, and of its first fork, in an empty pool."""
+        """Return the blocks of the group as it is now, and of its first fork, in the empty pool of the first group."""
+        return self._num_ever_needed(group, self.groups[0])
+
+    def _num_ever_needed(self, group: SequenceGroup, of: GroupBlocks) -> int:
         sequences = group.sequences_to_compute
         num_shared = self._num_shared_blocks(sequences)
-        num_blocks = sum(self.num_blocks_of(sequence) for sequence in sequences) - num_shared * (len(sequences) - 1)
-        return num_blocks + self._num_fork_blocks(group)
+        num_blocks = sum(self._num_blocks_of(sequence, of) for sequence in sequences)
+        return num_blocks - num_shared * (len(sequences) - 1) + self._num_fork_blocks(group)
 
     def admission_bytes(self, sequence: Sequence) -> int:
         """Return a bound of what a step's message takes to admit a sequence that does not run."""
         num_tokens, rules = len(sequence.token_ids), sequence.group.token_rules
-        num_blocks = self.num_blocks_for(num_tokens + 1)
+        num_blocks = self.num_blocks_for(num_tokens + 1) * len(self.groups)
         return admission_bytes(num_tokens, num_blocks, 0 if rules is None else rules_bytes(rules))
 
     def plan_admission(self, group: SequenceGroup) -> AdmissionPlan:
-        """Say which blocks the group would get now, and how many there are.
-
-        The watermark does not hold back a group that would have the pool for itself.
-        """
+        """Say which blocks the group would get now, and how many there are."""
         lead, *others = group.sequences_to_compute
         planned = [self._plan_sequence(lead, 0)]
         # Of a lead that begins behind a window the first blocks are gone.
-        num_shared = 0 if planned[0].num_skipped else self._num_shared_blocks([lead, *others])
+        is_whole = not any(part.num_skipped for part in planned[0].parts)
+        num_shared = self._num_shared_blocks([lead, *others]) if is_whole else 0
         planned += [self._plan_sequence(sequence, num_shared) for sequence in others]
-        num_revived = self._num_unused([blocks.found for blocks in planned])
-        num_needed = num_revived + sum(blocks.num_new for blocks in planned) + self._num_fork_blocks(group)
-        num_free = self.allocator.num_free_blocks
-        if num_free < self.allocator.num_blocks:  # somebody uses some
-            num_free -= self.num_watermark_blocks
-        return AdmissionPlan(tuple(planned), num_needed, max(0, num_free))
+        num_fork_blocks, needs = self._num_fork_blocks(group), []
+        for index, of in enumerate(self.groups):
+            parts = [blocks.parts[index] for blocks in planned]
+            num_new = sum(part.num_new for part in parts) + num_fork_blocks
+            needs.append((_num_unused(of, [part.found for part in parts]) + num_new, of.num_free))
+        num_needed, num_free = max(needs, key=lambda need: need[0] - need[1])
+        return AdmissionPlan(tuple(planned), num_needed, num_free)
 
-    def allocate(self, plan: AdmissionPlan) -> list[Int32Array]:
-        """Take the blocks of a plan, which are there; return the block table of each sequence."""
-        for blocks in plan.sequences:  # first of all: what was found must not be evicted for what is new
-            if len(blocks.found):
-                self.allocator.acquire(blocks.found)
-        tables: list[Int32Array] = []
-        for blocks in plan.sequences:
-            present: Int32Array | IndexArray = blocks.found
-            if blocks.num_shared:
-                present = tables[0][: blocks.num_shared]
-                self.allocator.acquire(present)
-            new = self.allocator.allocate(blocks.num_new)
-            skipped = np.zeros(blocks.num_skipped, np.int32)
-            parts = [part for part in (skipped, present) if len(part)]
-            tables.append(np.concatenate((*parts, new), dtype=np.int32) if parts else new)
+    def allocate(self, plan: AdmissionPlan) -> list[list[Int32Array]]:
+        """Take the blocks of a plan, which are there; return the block tables of each sequence, one a cache group."""
+        tables: list[list[Int32Array]] = [[] for _ in plan.sequences]
+        for index, of in enumerate(self.groups):
+            for blocks in plan.sequences:  # first of all: what was found must not be evicted for what is new
+                if len(found := blocks.parts[index].found):
+                    of.allocator.acquire(found)
+            for blocks, of_sequence in zip(plan.sequences, tables, strict=True):
+                part = blocks.parts[index]
+                present: Int32Array | IndexArray = part.found
+                if blocks.num_shared:
+                    present = tables[0][index][: blocks.num_shared]
+                    of.allocator.acquire(present)
+                new = of.allocator.allocate(part.num_new)
+                skipped = np.zeros(part.num_skipped, np.int32)
+                before = [some for some in (skipped, present) if len(some)]
+                of_sequence.append(np.concatenate((*before, new), dtype=np.int32) if before else new)
         return tables
+
+    def wire_ids(self, tables: Seq[Int32Array]) -> Int32Array:
+        """Return the block tables of a sequence, one a cache group, as on the wire."""
+        if len(tables) == 1:
+            return tables[0]
+        ids = [table + np.int32(group.first_id) for group, table in zip(self.groups, tables, strict=True)]
+        return np.concatenate(ids)
 
     def waits_for_prefix(self, plan: AdmissionPlan) -> bool:
         """Return whether a step in flight computes the next block of the group's prefix."""
@@ -176,44 +192,43 @@ class BlockManager:
         return hashes
 
     def _plan_sequence(self, sequence: Sequence, num_shared: int) -> SequenceBlocks:
-        num_skipped, found = 0, NO_BLOCKS
-        if self.prefix_cache is not None:
-            hashes = self.hash_blocks(sequence)
-            if not sequence.group.lacks_prompt_logprobs:
-                num_skipped, found = self._find(self.prefix_cache, hashes[: self._max_hit(sequence)])
-        if num_skipped + len(found) >= num_shared:
+        prefix = self._longest_prefix(sequence)
+        if len(prefix) >= num_shared:
             num_shared = 0
         else:
-            num_skipped, found = 0, NO_BLOCKS
-        num_present = num_skipped + len(found) + num_shared
-        num_resident_tokens = num_skipped * self.block_size + self._max_resident_tokens
-        num_blocks = self.num_blocks_for(min(len(sequence.token_ids), num_resident_tokens))
-        return SequenceBlocks(sequence, found, num_shared, max(0, num_blocks - num_present), num_skipped)
+            prefix = []
+        parts = []
+        for group in self.groups:
+            num_skipped, found = group.first_seen(len(prefix)), group.found(prefix)
+            num_resident_tokens = num_skipped * self.block_size + group.max_resident_tokens
+            num_blocks = self.num_blocks_for(min(len(sequence.token_ids), num_resident_tokens))
+            num_new = max(0, num_blocks - len(prefix) - num_shared)
+            parts.append(GroupPart(num_skipped, found, num_new))
+        return SequenceBlocks(sequence, len(prefix), num_shared, parts)
 
-    def _find(self, cache: PrefixCache, hashes: list[bytes]) -> tuple[int, IndexArray]:
-        """Return the longest registered prefix: how many of its blocks are out of the window, and the others."""
-        if not self._window:
-            return 0, cache.match(hashes, len(hashes))
-        end = cache.longest_window(hashes, self.first_block_seen)
-        first = self.first_block_seen(end)
-        return first, cache.match(hashes[first:], end - first)
-
-    def first_block_seen(self, num_blocks: int) -> int:
-        """Return the first block that the token behind so many blocks sees."""
-        return max(0, num_blocks * self.block_size - self._window + 1) // self.block_size if self._window else 0
-
-    def _num_unused(self, found: list[IndexArray]) -> int:
-        """Return how many of the blocks that sequences of a group found are cached and not used."""
-        distinct = np.unique(np.concatenate(found)) if len(found) > 1 else found[0]
-        return len(distinct) - int(np.count_nonzero(self.allocator.ref_counts[distinct])) if len(distinct) else 0
+    def _longest_prefix(self, sequence: Sequence) -> list[bytes]:
+        """Return the names of the longest prefix that all cache groups have, as far as the token behind it sees."""
+        if self.prefix_cache is None:
+            return []
+        hashes = self.hash_blocks(sequence)
+        if sequence.group.lacks_prompt_logprobs:
+            return []
+        hashes = hashes[: self._max_hit(sequence)]
+        if len(self.groups) == 1 and not self.groups[0].window:
+            return hashes[: len(self.prefix_cache.match(hashes, len(hashes)))]
+        ends = np.logical_and.reduce([group.ends(hashes) for group in self.groups])
+        return hashes[: int(ends.nonzero()[0][-1])]
 
     def _max_hit(self, sequence: Sequence) -> int:
         """Return the most blocks that may be found: one token at least is computed, for its logits."""
         return (len(sequence.token_ids) - 1) // self.block_size
 
     def num_blocks_of(self, sequence: Sequence) -> int:
-        """Return the blocks that a sequence needs as it is now, with nothing of it shared."""
-        return self.num_blocks_for(min(len(sequence.token_ids), self._max_resident_tokens))
+        """Return the blocks of the first group that a sequence needs as it is now, with nothing of it shared."""
+        return self._num_blocks_of(sequence, self.groups[0])
+
+    def _num_blocks_of(self, sequence: Sequence, of: GroupBlocks) -> int:
+        return self.num_blocks_for(min(len(sequence.token_ids), of.max_resident_tokens))
 
     def _num_shared_blocks(self, sequences: Seq[Sequence]) -> int:
         """Return the full blocks that all of several sequences have in common, as long as one needs them."""
@@ -237,25 +252,49 @@ class BlockManager:
     def adopt(self, block_ids: Int32Array, names: bytes) -> None:
         """Find again what the executor has kept from before: blocks, and their names one after the other.
 
-        Nothing may have been allocated.
+        Blocks are numbered as on the wire. Nothing may have been allocated.
         """
-        if self.prefix_cache is not None:
-            self.allocator.adopt(self.prefix_cache.adopt(block_ids, names))
+        for group in self.groups:
+            own = (block_ids >= group.first_id) & (block_ids < group.first_id + group.allocator.num_blocks)
+            if group.prefix_cache is not None and np.count_nonzero(own):
+                kept = [names[HASH_BYTES * place : HASH_BYTES * (place + 1)] for place in own.nonzero()[0].tolist()]
+                ids = block_ids[own] - np.int32(group.first_id)
+                group.allocator.adopt(group.prefix_cache.adopt(ids, b"".join(kept)))
 
-    def register(self, sequence: Sequence, token_ids: Int32Array, block_ids: Int32Array, first: int) -> int:
+    def take_unsent_names(self, max_names: int, written: Container[int]) -> tuple[Int32Array, bytes]:
+        """Return blocks, as on the wire, whose names the executor has not been told, and those; see `PrefixCache`."""
+        if self.prefix_cache is None:
+            return no_slots(), b""
+        if len(self.groups) == 1:
+            return self.prefix_cache.take_unsent_names(max_names, written)
+        block_ids, names = no_slots(), b""
+        for group in self.groups:
+            assert group.prefix_cache is not None
+            more_ids, more_names = group.prefix_cache.take_unsent_names(max_names - len(block_ids), ())
+            block_ids, names = np.concatenate((block_ids, more_ids + np.int32(group.first_id))), names + more_names
+        return block_ids, names
+
+    def register(self, sequence: Sequence, token_ids: Int32Array, tables: Seq[Int32Array], first: int) -> int:
         """Name the computed blocks of a running sequence; return how many are registered.
 
         Args:
             sequence: Whose they are.
             token_ids: Its tokens that are known and computed, as acknowledged.
-            block_ids: Its block table.
+            tables: Its block tables, one a cache group.
             first: How many of its blocks were registered before.
         """
         num_full_blocks = len(token_ids) // self.block_size
         if self.prefix_cache is None or num_full_blocks <= first:
             return first
         self.hasher.extend(sequence.block_hashes, token_ids, sequence.group.cache_salt)
-        self.prefix_cache.register(
-            sequence.block_hashes[first:num_full_blocks], block_ids[first:num_full_blocks].tolist()
-        )
+        names = sequence.block_hashes[first:num_full_blocks]
+        for group, block_ids in zip(self.groups, tables, strict=True):
+            assert group.prefix_cache is not None
+            group.prefix_cache.register(names, block_ids[first:num_full_blocks].tolist())
         return num_full_blocks
+
+
+def _num_unused(group: GroupBlocks, found: list[IndexArray]) -> int:
+    """Return how many of the blocks that sequences found are cached and not used."""
+    distinct = np.unique(np.concatenate(found)) if len(found) > 1 else found[0]
+    return len(distinct) - int(np.count_nonzero(group.allocator.ref_counts[distinct])) if len(distinct) else 0

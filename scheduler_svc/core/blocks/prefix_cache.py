@@ -115,19 +115,19 @@ class PrefixCache:
             found.append(block_id)
         return np.array(found, np.intp) if found else NO_BLOCKS
 
-    def longest_window(self, hashes: list[bytes], first_seen: Callable[[int], int]) -> int:
-        """Return the most blocks, [<= num_hashes], behind which the next token finds all that it sees registered.
+    def ends(self, hashes: list[bytes], first_seen: Callable[[int], int]) -> BoolArray:
+        """Return behind how many blocks the next token finds all that it sees registered, [num_hashes + 1] bool.
 
         Args:
             hashes: Of a sequence's full blocks.
             first_seen: Says which block is the first one that the token behind so many blocks sees.
         """
-        block_of_hash, num_in_a_row, longest = self._block_of_hash, 0, 0
+        block_of_hash, num_in_a_row = self._block_of_hash, 0
+        found: BoolArray = np.ones(len(hashes) + 1, np.bool_)
         for end, block_hash in enumerate(hashes, 1):
             num_in_a_row = num_in_a_row + 1 if block_hash in block_of_hash else 0
-            if num_in_a_row >= end - first_seen(end):
-                longest = end
-        return longest
+            found[end] = num_in_a_row >= end - first_seen(end)
+        return found
 
     def blocks_of(self, hashes: list[bytes]) -> IndexArray:
         """Return the block that is registered under each hash, -1 where none is, [num_hashes]."""

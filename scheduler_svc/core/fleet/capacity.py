@@ -52,7 +52,7 @@ class Footprint(NamedTuple):
         lead = sequences[0]
         if len(sequences) > 1:  # it has forked: what its sequences share, and what is cached of each, takes a plan
             plan = blocks.plan_admission(group)
-            num_tokens = sum(planned.num_new for planned in plan.sequences) * blocks.block_size
+            num_tokens = sum(planned.parts[0].num_new for planned in plan.sequences) * blocks.block_size
             num_lead_tokens = len(lead.token_ids) - plan.sequences[0].num_cached * blocks.block_size
             return cls(requires, blocks.block_size, num_tokens, num_lead_tokens, plan.num_needed, [])
         num_blocks = blocks.num_blocks_of(lead) if group.is_lone else blocks.num_blocks_ever_needed(group)

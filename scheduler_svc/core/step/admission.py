@@ -109,9 +109,9 @@ class Admissions:
             self._prefills.start(
                 plan,
                 back.sequence,
-                back.block_ids,
+                [back.block_ids],
                 back.num_computed_tokens,
-                num_skipped_blocks=back.num_skipped_blocks,
+                [back.num_skipped_blocks],
             )
 
     # From the queue ------------------------------------------------------------------------------
@@ -288,16 +288,16 @@ class Admissions:
         self._batch.add(group)
         tables = self._blocks.allocate(allocation)
         lead = None
-        for blocks, block_ids in zip(allocation.sequences, tables, strict=True):
+        for blocks, of_sequence in zip(allocation.sequences, tables, strict=True):
             num_computed_blocks = blocks.num_cached + blocks.num_shared
             prefill = self._prefills.start(
                 plan,
                 blocks.sequence,
-                block_ids,
+                of_sequence,
                 num_computed_blocks * self._blocks.block_size,
+                [part.num_skipped for part in blocks.parts],
                 lead=lead if blocks.num_shared else None,
                 pending_forks=pending_forks,
-                num_skipped_blocks=blocks.num_skipped,
             )
             lead = lead or prefill
 

@@ -117,7 +117,7 @@ class AdmittedGroups:
             self._preempted.take(group, self._running)
         if sequence.status is SequenceStatus.RUNNING:
             self._batch.register_blocks(sequence.slot)
-            self._batch.blocks.allocator.free(self._batch.held_blocks(sequence.slot))
+            self._batch.free_blocks(sequence.slot)
             self._batch.vacate(sequence)
         else:
             self._swapped.drop_sequence(sequence)

@@ -28,6 +28,7 @@ its slot of the table; `Prefills.start` hands the tokens to the slot, `RunningGr
 import bisect
 from collections import Counter, deque
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from copy import copy
 from operator import attrgetter
 
@@ -36,6 +37,7 @@ import numpy as np
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import NO_LOGPROBS, BoolArray, Int32Array, next_generation, no_slots
 from scheduler_svc.core.blocks.block_manager import BlockManager
+from scheduler_svc.core.blocks.group_blocks import GroupBlocks
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.slotted_things import SlottedThings
@@ -52,7 +54,6 @@ class Batch:
     Attributes:
         num_computed_tokens: Tokens whose keys and values are computed, as acknowledged.
         num_registered_blocks: Blocks that the prefix cache was told of.
-        first_blocks: Blocks that fell out of the sliding window; those before are not ours any more.
         is_decoding: Slots that want a token in every step, until they reach their length limit.
         sequence_in_slot: The sequence that has the slot, or had it last.
         vacated_slots, is_vacated: Slots without a sequence that the next step releases, as a list and as a column.
@@ -66,9 +67,11 @@ class Batch:
 
     def __init__(self, limits: CoreLimits, blocks: BlockManager, policy: Policy) -> None:
         num_slots = limits.max_num_seqs
-        self.table = BatchTable(
-            num_slots, limits.max_model_len, limits.block_size, limits.num_blocks, limits.num_grammar_slots
-        )
+        more_pools = [(limits.block_size, pool.num_blocks) for pool in limits.more_groups]
+        sizes = limits.block_size, limits.num_blocks, limits.num_grammar_slots
+        self.table = BatchTable(num_slots, limits.max_model_len, *sizes, more_pools)
+        for group, tables in zip(blocks.groups, self.table.groups, strict=True):
+            group.tables = tables
         self.things = SlottedThings(limits)
         self.blocks = blocks
         self.stop_checker = StopChecker(num_slots, limits.max_model_len, limits.eos_token_ids)
@@ -76,7 +79,6 @@ class Batch:
         self.running: list[SequenceGroup] = []
         self.num_computed_tokens: Int32Array = np.zeros(num_slots, np.int32)
         self.num_registered_blocks = [0] * num_slots
-        self.first_blocks: Int32Array = np.zeros(num_slots, np.int32)
         self.is_decoding: BoolArray = np.zeros(num_slots, np.bool_)
         self.sequence_in_slot = np.full(num_slots, None, np.object_)
         self.shares_last_block: set[int] = set()
@@ -86,7 +88,7 @@ class Batch:
         self.is_vacated: BoolArray = np.zeros(num_slots, np.bool_)
         self.num_vacated = 0
         self._policy = policy
-        self._window = limits.sliding_window
+        self._windows = [group for group in blocks.groups if group.window]
         self.num_claimed_slots = 0
         self.solo: SequenceGroup | None = None
         self._num_claimed_by: dict[SequenceGroup, int] = {}  # of the groups of several sequences
@@ -166,8 +168,11 @@ class Batch:
 
     # Sequences -----------------------------------------------------------------------------------
 
-    def enter(self, sequence: Sequence, num_computed_tokens: int, num_skipped_blocks: int = 0) -> int:
-        """Give a sequence a slot; return it. The first `num_skipped_blocks` are out of the window already."""
+    def enter(self, sequence: Sequence, num_computed_tokens: int, num_skipped_blocks: Seq[int]) -> int:
+        """Give a sequence a slot; return it.
+
+        Of each cache group the first `num_skipped_blocks` are out of the window already.
+        """
         slot = self.free_slots.pop()
         sequence.slot, sequence.generation = slot, next_generation(int(self.table.generation[slot]))
         sequence.status = SequenceStatus.RUNNING
@@ -177,7 +182,8 @@ class Batch:
         self.stop_checker.set_slot(slot, group.num_prompt_tokens, group.stop_conditions)
         self.num_computed_tokens[slot] = num_computed_tokens
         self.num_registered_blocks[slot] = num_computed_tokens // self.blocks.block_size
-        self.first_blocks[slot] = num_skipped_blocks
+        for blocks, num_skipped in zip(self.blocks.groups, num_skipped_blocks, strict=True):
+            blocks.first_blocks[slot] = num_skipped
         self._tenant_of_slot[slot] = self._tenant_numbers[group.tenant]
         if group.sampling.num_logprobs != NO_LOGPROBS and group.beams is None:
             self.wants_logprobs[slot] = True
@@ -249,38 +255,47 @@ class Batch:
         scheduled = table.num_scheduled_tokens
         return scheduled - table.num_open_tokens if table.has_allowances else scheduled
 
-    def held_blocks(self, slot: int) -> Int32Array:
-        """Return a view of the block table of a slot, without what fell out of the window."""
-        return self.table.block_tables[slot, self.first_blocks[slot] : self.table.num_blocks[slot]]
+    def first_blocks_of(self, slot: int) -> list[int]:
+        """Return how many blocks of a slot fell out of the window, of each cache group."""
+        return [int(group.first_blocks[slot]) for group in self.blocks.groups]
+
+    def share_blocks(self, slot: int, num_references: int = 1) -> None:
+        """Count more block tables that have what a slot holds, of each cache group."""
+        for group in self.blocks.groups:
+            group.allocator.acquire(group.held(slot), num_references)
+
+    def free_blocks(self, slot: int) -> None:
+        """Free what a slot holds, of each cache group."""
+        for group in self.blocks.groups:
+            group.allocator.free(group.held(slot))
 
     def slide_window(self, slot: int, position: int) -> None:
         """Free the blocks of a slot that the token at `position`, its next one, does not see any more.
 
         With a prefix cache only acknowledged ones: they are registered first, and stay until they are evicted.
         """
-        if self._window:
-            if self.blocks.prefix_cache is not None:
-                position = min(position, int(self.num_computed_tokens[slot]))
-            self._move_window(slot, max(0, position - self._window + 1) // self.blocks.block_size)
+        if self._windows and self.blocks.prefix_cache is not None:
+            position = min(position, int(self.num_computed_tokens[slot]))
+        for group in self._windows:
+            self._move_window(group, slot, max(0, position - group.window + 1) // group.block_size)
 
     def slide_windows(self, slots: BoolArray) -> None:
         """Free the blocks that the next tokens of decoding `slots`, [max_num_seqs] bool, do not see any more."""
-        if not self._window:
+        if not self._windows:
             return
         positions = self.num_surely_scheduled()
         if self.blocks.prefix_cache is not None:
             positions = np.minimum(positions, self.num_computed_tokens)
-        firsts = np.maximum(positions - self._window + 1, 0) // self.blocks.block_size
-        for slot in (slots & (firsts > self.first_blocks)).nonzero()[0].tolist():
-            self._move_window(slot, int(firsts[slot]))
+        for group in self._windows:
+            firsts = np.maximum(positions - group.window + 1, 0) // group.block_size
+            for slot in (slots & (firsts > group.first_blocks)).nonzero()[0].tolist():
+                self._move_window(group, slot, int(firsts[slot]))
 
-    def _move_window(self, slot: int, first: int) -> None:
+    def _move_window(self, group: GroupBlocks, slot: int, first: int) -> None:
         """Free the blocks of a slot before `first`, if there are some."""
-        former = int(self.first_blocks[slot])
-        if first > former:
+        if first > group.first_blocks[slot]:
             self.register_blocks(slot)
-            self.blocks.allocator.free(self.table.block_tables[slot, former:first])
-            self.first_blocks[slot] = first
+            group.free_below(slot, first)
 
     def register_blocks(self, slot: int) -> None:
         """Tell the prefix cache of the blocks of a slot that are full, computed and acknowledged."""
@@ -290,7 +305,7 @@ class Batch:
             self.num_registered_blocks[slot] = self.blocks.register(
                 self.sequence_in_slot[slot],
                 self.table.token_ids[slot, :num_tokens],
-                self.table.block_tables[slot],
+                [group.block_ids[slot] for group in self.table.groups],
                 first,
             )
 

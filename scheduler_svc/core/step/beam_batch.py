@@ -110,7 +110,7 @@ class BeamBatch:
             sequence, parent_slot = continuation.sequence, continuation.parent_slot
             num_tokens = int(batch.table.num_tokens[parent_slot])
             if sequence.slot < 0:
-                slot = batch.enter(sequence, num_tokens, int(batch.first_blocks[parent_slot]))
+                slot = batch.enter(sequence, num_tokens, batch.first_blocks_of(parent_slot))
                 batch.num_registered_blocks[slot] = batch.num_registered_blocks[parent_slot]
                 plan.beam_forks.append(Fork(parent_slot, slot, sequence.generation, self.sampling_of(group)))
             plan.appended_tokens.append((sequence.slot, continuation.token_id))
@@ -148,14 +148,14 @@ class BeamBatch:
             if parent in kept:
                 sequence = Sequence(group, 0, former[parent].token_ids, SequenceStatus.RUNNING)
                 sequence.share_hashes_of(former[parent])
-                batch.blocks.allocator.acquire(batch.held_blocks(slot))
+                batch.share_blocks(slot)
             else:
                 kept.add(parent)
                 sequence = former[parent]
             continuations.append(Continuation(sequence, slot, token_id))
         for index, beam in enumerate(former):
             if index not in kept:
-                batch.blocks.allocator.free(batch.held_blocks(beam.slot))
+                batch.free_blocks(beam.slot)
                 batch.vacate(beam)
                 beam.status = SequenceStatus.FINISHED
         group.sequences = [continuation.sequence for continuation in continuations]

@@ -35,7 +35,7 @@ class Decodes:
 
 @dataclass(slots=True)
 class BlockNeeds:
-    """What the next tokens of decodes take: `num_blocks` in all, copies and beams included.
+    """What the next tokens of decodes take of each cache group: `num_blocks` in all, copies and beams included.
 
     `short_slots`, ascending, need one at their end.
     """
@@ -70,9 +70,13 @@ class BlockAppender:
     def append_blocks(self, plan: StepPlan, decodes: Decodes, needs: BlockNeeds) -> None:
         """Give out the blocks that `decodes` need; there must be enough. Beams that are ready go on."""
         if num_appended := len(needs.short_slots):
-            plan.appended_blocks = np.empty((num_appended, 2), np.int32)
-            plan.appended_blocks[:, 0] = needs.short_slots
-            plan.appended_blocks[:, 1] = self._batch.blocks.allocator.allocate(num_appended)
+            groups = self._batch.blocks.groups
+            plan.appended_blocks = np.empty((num_appended * len(groups), 2), np.int32)
+            for index, of in enumerate(groups):
+                rows = plan.appended_blocks[index * num_appended : (index + 1) * num_appended]
+                rows[:, 0] = needs.short_slots
+                rows[:, 1] = of.allocator.allocate(num_appended)
+                rows[:, 1] += of.first_id
         for slot in self._sharing_slots(decodes.slots):
             self._copy_if_shared(plan, slot, slot)
             self._batch.shares_last_block.discard(slot)
@@ -80,7 +84,8 @@ class BlockAppender:
         for group in decodes.beam_groups:
             for slot, parent_slot in self._beam_batch.continue_beams(plan, group):
                 if self._opens_block(parent_slot):
-                    appended.append((slot, int(self._batch.blocks.allocator.allocate(1)[0])))
+                    groups = self._batch.blocks.groups
+                    appended += [(slot, of.first_id + int(of.allocator.allocate(1)[0])) for of in groups]
                 else:
                     self._copy_if_shared(plan, slot, parent_slot)
         if appended:
@@ -88,7 +93,7 @@ class BlockAppender:
 
     def hold_back(self, decodes: Decodes) -> None:
         """Take out of `decodes`, last groups first, what the free blocks do not suffice for."""
-        num_free = self._batch.blocks.allocator.num_free_blocks
+        num_free = min(of.allocator.num_free_blocks for of in self._batch.blocks.groups)
         needs = Counter(self._short_slots(decodes).tolist())
         needs.update(self._sharing_slots(decodes.slots))
         for group in self._batch.running:
@@ -142,11 +147,11 @@ class BlockAppender:
         """Give `slot`, whose block table is that of `parent_slot`, a last block of its own."""
         if self._opens_block(parent_slot):
             return
-        allocator, shared = self._batch.blocks.allocator, self._last_block(parent_slot)
-        if allocator.ref_counts[shared] == 1:
+        if self._batch.blocks.allocator.ref_counts[self._last_block(parent_slot)] == 1:
             return
-        own = int(allocator.allocate(1)[0])
-        allocator.free(np.array([shared], np.int32))
         index = int(self._batch.table.num_scheduled_tokens[parent_slot]) // self._limits.block_size
-        plan.blocks_to_copy.append((shared, own))
-        plan.replaced_blocks.append((slot, index, own))
+        for group in self._batch.blocks.groups:
+            shared, own = int(group.tables.block_ids[parent_slot, index]), int(group.allocator.allocate(1)[0])
+            group.allocator.free(np.array([shared], np.int32))
+            plan.blocks_to_copy.append((group.first_id + shared, group.first_id + own))
+            plan.replaced_blocks.append((slot, index, group.first_id + own))

@@ -93,8 +93,10 @@ class Decoding:
 
     def _has_blocks_for(self, needs: BlockNeeds) -> bool:
         """Return whether the blocks suffice for decodes, and for one more of each prefill that is stuck."""
-        num_needed = needs.num_blocks + len(self._prefills.without_room())
-        return num_needed <= self._batch.blocks.allocator.num_free_blocks
+        for group, num_stuck in zip(self._batch.blocks.groups, self._prefills.num_without_room(), strict=True):
+            if needs.num_blocks + num_stuck > group.allocator.num_free_blocks:
+                return False
+        return True
 
     def _make_room(self, plan: StepPlan) -> bool:
         """Free the blocks of one group; return False if the decodes have to wait for a step in flight."""

@@ -254,10 +254,10 @@ class ExecutorPlanner:
 
     def _name_blocks(self, step: Step, plan: StepPlan) -> None:
         """Tell the executor names of blocks that were registered since the last step, as many as its message holds."""
-        if (cache := self.blocks.prefix_cache) is not None:
+        if self.blocks.prefix_cache is not None:
             written = {block_id for _, block_id in plan.blocks_to_swap_in}
             max_names = plan.num_admissible_bytes // BYTES_OF_A_NAME
-            step.registered_blocks, step.block_names = cache.take_unsent_names(max_names, written)
+            step.registered_blocks, step.block_names = self.blocks.take_unsent_names(max_names, written)
 
     # The result ----------------------------------------------------------------------------------
 

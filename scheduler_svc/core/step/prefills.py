@@ -28,14 +28,14 @@ from scheduler_svc.core.step.step_plan import StepPlan
 class Prefill:
     """A sequence that catches up: tokens from `num_scheduled_tokens` to `num_tokens` are to be sent.
 
-    `block_ids` is its block table. Its first `num_shared_tokens` are computed by `lead`, if there is
+    `tables` are its block tables, one a cache group. Its first `num_shared_tokens` are computed by `lead`, if there is
     one. The `pending_forks` of its group fork off it at the end.
     """
 
     sequence: Sequence
     num_tokens: int
     num_scheduled_tokens: int
-    block_ids: Int32Array
+    tables: list[Int32Array]
     is_long: bool
     num_shared_tokens: int = 0
     lead: "Prefill | None" = None
@@ -77,6 +77,7 @@ class Prefills:
         shares: Shares,
     ) -> None:
         self._limits = limits
+        self._has_window, self._none = limits.has_window, [0] * len(limits.groups)
         self._batch = batch
         self._beam_batch = beam_batch
         self._shares = shares
@@ -113,23 +114,23 @@ class Prefills:
         self,
         plan: StepPlan,
         sequence: Sequence,
-        block_ids: Int32Array,
+        tables: Seq[Int32Array],
         num_computed_tokens: int,
+        num_skipped_blocks: Seq[int],
         *,
         lead: Prefill | None = None,
         pending_forks: Seq[Sequence] = (),
-        num_skipped_blocks: int = 0,
     ) -> Prefill:
         """Admit a sequence to a slot, with its blocks, and send as much of it as the step takes.
 
         Args:
             plan: The step.
             sequence: Has no slot yet, and the hashes of its full blocks if there is a prefix cache.
-            block_ids: Its block table.
+            tables: Its block tables, one a cache group.
             num_computed_tokens: Tokens whose keys and values are in the blocks, or will be by `lead`.
+            num_skipped_blocks: Leading blocks that are out of the window already, of each cache group.
             lead: Who computes the shared ones, if somebody still does.
             pending_forks: The sequences that fork off it.
-            num_skipped_blocks: Leading blocks that are out of the window already.
         """
         group, token_ids = sequence.group, sequence.token_ids
         plan.num_admissible_bytes -= self._batch.blocks.admission_bytes(sequence)
@@ -143,7 +144,7 @@ class Prefills:
                 token_ids,
                 group.num_prompt_tokens,
                 num_computed_tokens,
-                block_ids,
+                self._batch.blocks.wire_ids(tables),
                 self._beam_batch.sampling_of(group) if group.beams else group.sampling_of(sequence),
                 group.cache_salt,
                 group.token_rules,
@@ -156,7 +157,7 @@ class Prefills:
             sequence,
             num_tokens=len(token_ids),
             num_scheduled_tokens=num_computed_tokens,
-            block_ids=block_ids,
+            tables=[*tables],
             is_long=self.is_long(len(token_ids) - num_computed_tokens),
             num_shared_tokens=num_computed_tokens if lead else 0,
             lead=lead,
@@ -180,8 +181,7 @@ class Prefills:
                 break
             if not plan.computes(prefill.sequence.group):
                 continue
-            if self._limits.sliding_window:
-                self._batch.slide_window(prefill.sequence.slot, prefill.num_scheduled_tokens)
+            self._batch.slide_window(prefill.sequence.slot, prefill.num_scheduled_tokens)
             self._send_chunk(plan, prefill)
         self.running = [prefill for prefill in self.running if prefill.num_remaining_tokens]
 
@@ -189,25 +189,22 @@ class Prefills:
         """A group leaves the batch."""
         self.running = [prefill for prefill in self.running if prefill.sequence.group is not group]
 
-    def without_room(self) -> list[Prefill]:
-        """Return the prefills that cannot go on because the next token has no block (sliding windows only).
+    def num_without_room(self) -> list[int]:
+        """Return of each cache group how many prefills cannot go on because the next token has no block there.
 
-        One that waits for a step in flight, which may free some, is not among them.
+        That is under a window only. One that waits for a step in flight, which may free some, is not among them.
         """
-        if not self._limits.sliding_window:
-            return []
-        size, computed = self._batch.blocks.block_size, self._batch.num_computed_tokens
+        if not self._has_window:
+            return self._none
+        stuck = self._none.copy()
+        size, is_cached = self._batch.blocks.block_size, self._batch.blocks.prefix_cache is not None
         for prefill in self.running:
-            self._batch.slide_window(prefill.sequence.slot, prefill.num_scheduled_tokens)
-        return [
-            prefill
-            for prefill in self.running
-            if prefill.num_scheduled_tokens == len(prefill.block_ids) * size
-            and (
-                self._batch.blocks.prefix_cache is None
-                or computed[prefill.sequence.slot] >= prefill.num_scheduled_tokens
-            )
-        ]
+            slot = prefill.sequence.slot
+            self._batch.slide_window(slot, prefill.num_scheduled_tokens)
+            if not is_cached or self._batch.num_computed_tokens[slot] >= prefill.num_scheduled_tokens:
+                for index, table in enumerate(prefill.tables):
+                    stuck[index] += prefill.num_scheduled_tokens == len(table) * size
+        return stuck
 
     def _send_chunk(self, plan: StepPlan, prefill: Prefill) -> None:
         """Give a prefill its next chunk, maybe none."""
@@ -216,7 +213,7 @@ class Prefills:
         num_tokens = min(prefill.num_remaining_tokens, plan.token_budget)
         if prefill.is_long:
             num_tokens = min(num_tokens, self._limits.long_prefill_threshold)
-        if self._limits.sliding_window:
+        if self._has_window:
             num_tokens = min(num_tokens, self._take_room(plan, prefill, num_tokens))
         if not num_tokens:
             return
@@ -235,11 +232,12 @@ class Prefills:
     def _take_room(self, plan: StepPlan, prefill: Prefill, num_tokens: int) -> int:
         """Take blocks for the next tokens, as far as there are some; return for how many tokens there are."""
         blocks, slot = self._batch.blocks, prefill.sequence.slot
-        num_missing = blocks.num_blocks_for(prefill.num_scheduled_tokens + num_tokens) - len(prefill.block_ids)
-        taken = blocks.allocator.allocate(max(0, min(num_missing, blocks.allocator.num_free_blocks)))
-        plan.appended_blocks_of_chunks.extend((slot, block) for block in taken.tolist())
-        prefill.block_ids = np.concatenate((prefill.block_ids, taken))
-        return len(prefill.block_ids) * blocks.block_size - prefill.num_scheduled_tokens
+        for index, group in enumerate(blocks.groups):
+            num_missing = blocks.num_blocks_for(prefill.num_scheduled_tokens + num_tokens) - len(prefill.tables[index])
+            taken = group.allocator.allocate(max(0, min(num_missing, group.allocator.num_free_blocks)))
+            plan.appended_blocks_of_chunks.extend((slot, group.first_id + block) for block in taken.tolist())
+            prefill.tables[index] = np.concatenate((prefill.tables[index], taken))
+        return min(map(len, prefill.tables)) * blocks.block_size - prefill.num_scheduled_tokens
 
     def _catch_up(self, plan: StepPlan, prefill: Prefill) -> None:
         """The last chunk is sent: the sequence gets its token, and its siblings fork off."""
@@ -258,10 +256,10 @@ class Prefills:
         if not prefill.pending_forks:
             return
         batch, parent_slot = self._batch, prefill.sequence.slot
-        first_block = int(batch.first_blocks[parent_slot])
-        batch.blocks.allocator.acquire(prefill.block_ids[first_block:], len(prefill.pending_forks))
+        for group, table in zip(batch.blocks.groups, prefill.tables, strict=True):
+            group.allocator.acquire(table[group.first_blocks[parent_slot] :], len(prefill.pending_forks))
         for sequence in prefill.pending_forks:
-            slot = batch.enter(sequence, prefill.num_tokens, first_block)
+            slot = batch.enter(sequence, prefill.num_tokens, batch.first_blocks_of(parent_slot))
             batch.is_decoding[slot] = True
             sequence.token_ids = no_slots()
             sequence.share_hashes_of(prefill.sequence)

@@ -28,7 +28,7 @@ class RunningGroups:
         """Free the blocks of a group that is about to be removed."""
         for _, slot in self.beam_batch.source_slots(group):
             self.batch.register_blocks(slot)
-            self.batch.blocks.allocator.free(self.batch.held_blocks(slot))
+            self.batch.free_blocks(slot)
 
     def remove(self, group: SequenceGroup, status: SequenceStatus) -> None:
         """Take the sequences of a group out of their slots; their blocks are gone already.

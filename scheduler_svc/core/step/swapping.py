@@ -87,6 +87,8 @@ class SwappedGroups:
         self.tables: dict[Sequence, SwappedTable] = {}
         self._swap_in_plans: dict[SequenceGroup, _SwapInPlan] = {}
         self._batch = batch
+        [self._group, *others] = batch.blocks.groups
+        assert not (others and num_host_blocks), "only blocks of one cache group are swapped"
 
     def __iter__(self) -> Iterator[SequenceGroup]:
         return iter(self.groups)
@@ -118,7 +120,7 @@ class SwappedGroups:
         for (sequence, slot), tokens, blocks in zip(members, num_computed, held, strict=True):
             self.tables[sequence] = self._swapped_table(slot, tokens, blocks, host_of)
             self._batch.register_blocks(slot)
-            all_held = self._batch.held_blocks(slot)
+            all_held = self._group.held(slot)
             stays = np.zeros(len(all_held), np.bool_)
             stays[: len(blocks)] = [block not in host_of for block in blocks.tolist()]
             device.free(all_held[~stays])
@@ -128,12 +130,12 @@ class SwappedGroups:
     def _held_blocks(self, slot: int, num_computed_tokens: int) -> Int32Array:
         """Return the blocks of a slot that hold computed tokens still in the window."""
         num_blocks = self._batch.blocks.num_blocks_for(num_computed_tokens)
-        return self._batch.table.block_tables[slot, self._batch.first_blocks[slot] : num_blocks].copy()
+        return self._batch.table.block_tables[slot, self._group.first_blocks[slot] : num_blocks].copy()
 
     def _swapped_table(
         self, slot: int, num_computed_tokens: int, blocks: Int32Array, host_of: dict[int, int]
     ) -> SwappedTable:
-        first = int(self._batch.first_blocks[slot])
+        first = int(self._group.first_blocks[slot])
         device_blocks = np.full(first + len(blocks), NO_BLOCK, np.int32)
         host_blocks = device_blocks.copy()
         device_blocks[first:] = [NO_BLOCK if block in host_of else block for block in blocks.tolist()]

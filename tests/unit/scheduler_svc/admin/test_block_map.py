@@ -78,10 +78,10 @@ def test_the_counts_of_the_pool_agree_with_the_map() -> None:
 def test_under_a_sliding_window_the_place_in_the_sequence_counts_what_fell_out() -> None:
     bench = Bench(small_limits(sliding_window=4, blocks=8))
     a = bench.add(0, 14, max_tokens(4))
-    while not int(bench.planner.batch.first_blocks[a.sequences[0].slot]):
+    while not int(bench.planner.blocks.groups[0].first_blocks[a.sequences[0].slot]):
         bench.step()
-    first = int(bench.planner.batch.first_blocks[a.sequences[0].slot])
-    block = int(bench.planner.batch.held_blocks(a.sequences[0].slot)[0])
+    first = int(bench.planner.blocks.groups[0].first_blocks[a.sequences[0].slot])
+    block = int(bench.planner.blocks.groups[0].held(a.sequences[0].slot)[0])
     (holder,) = describe_block(bench.planner, block).holders
     assert holder.logical_block == first > 0
 

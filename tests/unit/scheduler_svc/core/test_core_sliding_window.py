@@ -59,7 +59,7 @@ def test_a_block_is_freed_when_the_next_token_sees_none_of_it(position: int, num
     while int(bench.planner.table.num_scheduled_tokens[0]) <= position:
         bench.step()
 
-    assert int(bench.planner.batch.first_blocks[0]) == num_freed
+    assert int(bench.planner.blocks.groups[0].first_blocks[0]) == num_freed
 
 
 @each_row((8, False, [0, 2, 0, 0]), (0, True, [0, 0, 0, 0]))
@@ -73,7 +73,7 @@ def test_the_windows_of_the_named_slots_slide(window: int, is_cached: bool, firs
 
     batch.slide_windows(np.array([False, True, True, False]))
 
-    assert batch.first_blocks.tolist() == first_blocks
+    assert batch.blocks.groups[0].first_blocks.tolist() == first_blocks
     assert batch.blocks.allocator.ref_counts[:12].tolist() == [1] * 4 + [0] * sum(first_blocks) + [1] * (
         8 - sum(first_blocks)
     )
@@ -188,7 +188,7 @@ def test_blocks_that_nobody_sees_may_be_gone(registered: set[int], longest: int)
     cache, names = PrefixCache(8), [bytes([name]) for name in range(6)]
     cache.register([names[block] for block in registered], sorted(registered))
 
-    assert cache.longest_window(names, lambda end: max(0, end - 2)) == longest
+    assert cache.ends(names, lambda end: max(0, end - 2)).nonzero()[0][-1] == longest
 
 
 def test_what_left_the_window_is_found_until_it_is_evicted() -> None:

@@ -159,7 +159,7 @@ def change_the_order_of_a_group(planner: ExecutorPlanner) -> None:
 
 def keep_a_prefill_that_is_over(planner: ExecutorPlanner) -> None:
     sequence = planner.batch.running[0].sequences[0]
-    planner.prefills.running.append(Prefill(sequence, 9, 9, no_slots(), is_long=False))
+    planner.prefills.running.append(Prefill(sequence, 9, 9, [no_slots()], is_long=False))
 
 
 def wake_a_swapped_sequence(planner: ExecutorPlanner) -> None:

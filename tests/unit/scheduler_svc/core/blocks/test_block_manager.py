@@ -30,7 +30,7 @@ def test_a_plan_that_is_ok_hands_out_as_many_blocks_as_the_tokens_need(num_token
     manager = manager_of()
 
     plan = manager.plan_admission(group(0, num_tokens))
-    (blocks,) = manager.allocate(plan)
+    ((blocks,),) = manager.allocate(plan)
 
     assert plan.num_needed <= plan.num_free
     assert blocks.tolist() == list(range(manager.num_blocks_for(num_tokens)))
@@ -96,7 +96,7 @@ def test_full_blocks_that_all_sequences_have_in_common_are_counted_once(
     returned = with_output(group(0, num_prompt_tokens, num_sequences=2), *outputs)
     manager = manager_of()
 
-    lead, other = manager.allocate(manager.plan_admission(returned))
+    (lead,), (other,) = manager.allocate(manager.plan_admission(returned))
 
     assert lead[:num_shared].tolist() == other[:num_shared].tolist()
     assert not set(lead[num_shared:].tolist()) & set(other[num_shared:].tolist())
@@ -111,8 +111,8 @@ def with_cached_prefix(token_ids: list[int], blocks: int = 8) -> BlockManager:
     manager = manager_of(blocks, prefix_caching=True)
     former = group(0, token_ids)
     plan = manager.plan_admission(former)
-    (block_ids,) = manager.allocate(plan)
-    manager.register(former.sequences[0], former.prompt_token_ids, block_ids, first=0)
+    ((block_ids,),) = manager.allocate(plan)
+    manager.register(former.sequences[0], former.prompt_token_ids, [block_ids], first=0)
     manager.allocator.free(block_ids)
     return manager
 
@@ -137,9 +137,9 @@ def test_sequences_of_a_group_find_more_than_they_share() -> None:
     returned = with_output(group(1, [1, 2, 3], num_sequences=2), [4, 5, 6, 7, 8, 9], [4, 5, 6, 7, 8, 10])
 
     plan = manager.plan_admission(returned)
-    lead, other = manager.allocate(plan)
+    (lead,), (other,) = manager.allocate(plan)
 
-    assert [len(blocks.found) for blocks in plan.sequences] == [2, 2]
+    assert [blocks.num_cached for blocks in plan.sequences] == [2, 2]
     assert plan.num_needed == 4
     assert lead[:2].tolist() == other[:2].tolist()
 
@@ -147,12 +147,12 @@ def test_sequences_of_a_group_find_more_than_they_share() -> None:
 def test_full_blocks_are_registered_once() -> None:
     manager = manager_of(prefix_caching=True)
     running = group(0, 9)
-    (blocks,) = manager.allocate(manager.plan_admission(running))
+    ((blocks,),) = manager.allocate(manager.plan_admission(running))
     (sequence,) = running.sequences
 
-    assert manager.register(sequence, running.prompt_token_ids[:7], blocks, first=0) == 1
-    assert manager.register(sequence, running.prompt_token_ids[:7], blocks, first=1) == 1
-    assert manager.register(sequence, running.prompt_token_ids, blocks, first=1) == 2
+    assert manager.register(sequence, running.prompt_token_ids[:7], [blocks], first=0) == 1
+    assert manager.register(sequence, running.prompt_token_ids[:7], [blocks], first=1) == 1
+    assert manager.register(sequence, running.prompt_token_ids, [blocks], first=1) == 2
 
 
 def test_hashes_are_made_again_for_another_block_size() -> None:
