@@ -81,7 +81,8 @@ def fleet_workloads(draw: st.DrawFn) -> FleetWorkload:
     others = [draw(tight_limits(first.max_model_len)) for _ in range(draw(st.sampled_from([2, 1, 1, 0])))]
     kinds = [first, *(of_the_same_model(other, first) for other in others)]
     common = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=first.max_model_len))
-    roomiest = replace(first, max_num_seqs=max(kind.max_num_seqs for kind in kinds), max_num_batched_tokens=99)
+    most_seqs = max(kind.max_num_seqs for kind in kinds)
+    roomiest = replace(first, max_num_seqs=most_seqs, max_num_batched_tokens=99, max_sample_rows=99)
     requests = [draw(eager_requests(roomiest, common)) for _ in range(draw(st.integers(6, 9)))]
     rounds, position = st.integers(0, LAST_CHANGE_ROUND - 1), st.integers(0, 2)
     return FleetWorkload(

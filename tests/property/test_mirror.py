@@ -84,21 +84,32 @@ class Pair:
             has_token = layout.most_tokens > 0
             self.told.append((layout, has_token.astype(np.uint8) if counts is None else counts))
 
+    def num_unseen_flags(self) -> Int32Array:
+        """Return how many rows of each slot got no token, as with a flag, which the truth has not seen."""
+        found = np.zeros(NUM_SLOTS, np.int32)
+        for layout, _, counts in self.unseen:
+            if counts is not None:
+                has_none = (counts == 0) & (layout.most_tokens > 0)
+                is_current = self.truth.is_current(layout.sample_slots, layout.sample_generations)
+                np.add.at(found, layout.sample_slots[has_none & is_current], 1)
+        return found
+
     def check_equal(self) -> None:
         truth, mirror = columns(self.truth), columns(self.mirror)
         live = truth["live"]
+        num_open = self.truth.num_open_tokens + self.num_unseen_flags()
         for name in ("num_tokens", "num_scheduled_tokens"):
             upper, found = truth[name], mirror[name]
-            is_between = (found <= upper) & (found >= upper - self.truth.num_open_tokens)
+            is_between = (found <= upper) & (found >= upper - num_open)
             assert is_between[live].all(), f"{name} is {found}, not up to {upper}"
-            truth[name] = np.where(self.truth.num_open_tokens > 0, found, upper) if self.unseen else upper
+            truth[name] = np.where(num_open > 0, found, upper) if self.unseen else upper
         assert not self.mirror.num_open_tokens[live].any()
         if not self.unseen:
             assert not self.truth.num_open_tokens[live].any()
             assert_same("num_known_tokens", self.mirror.num_known_tokens[live], self.truth.num_known_tokens[live])
         for slot in range(NUM_SLOTS):
             num_tokens = min(truth["num_tokens"][slot], mirror["num_tokens"][slot])
-            if self.truth.num_open_tokens[slot]:
+            if num_open[slot]:
                 num_tokens = self.truth.num_known_tokens[slot]
             known, same = truth["token_ids"][slot, :num_tokens], mirror["token_ids"][slot, :num_tokens]
             if live[slot]:

@@ -286,21 +286,27 @@ class VirtualFleet:
                 "the prompt comes first"
             )
             self.prompts[prompt.group.arrival].append(prompt)
-        for row, sequence in enumerate(updates.sequences):
+        cut_rows: set[int] = set()
+        last_places = updates.last_places()
+        for place, (row, token_id) in enumerate(zip(updates.row_of_each_token(), updates.token_ids, strict=False)):
+            if row in cut_rows:  # what lies behind a stop string
+                continue
+            sequence = updates.sequences[row]
             name = _name_of(sequence)
             output = self.outputs[name]
             assert name not in self.cut_short, "a token came after the client left"
             assert output.reason is None, "a token came after the end"
-            output.token_ids.append(updates.token_ids[row])
+            output.token_ids.append(token_id)
             output.made_by.append(member.planner.numerics)
-            if not math.isnan(logprobs[row]):
-                output.logprobs.append(logprobs[row])
-            if row in updates.alternatives:
-                output.alternatives.append(updates.alternatives[row])
-            if row in updates.finished:
+            if not math.isnan(logprobs[place]):
+                output.logprobs.append(logprobs[place])
+            if place in updates.alternatives:
+                output.alternatives.append(updates.alternatives[place])
+            if place in last_places:
                 assert sequence.status is SequenceStatus.FINISHED
                 output.reason = updates.finished[row]
             elif len(output.token_ids) == self.stop_lengths.get(name):
+                cut_rows.add(row)
                 self.cut_short.add(name)
                 self.fleet.finish(member.planner, sequence)
                 self.check_integrity(member)
