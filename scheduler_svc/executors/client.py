@@ -22,6 +22,7 @@ from octavo_shared.errors import ExecutorFaultError, FencedError, InvalidFieldEr
 from octavo_shared.grpc.certificates import TlsFileError
 from octavo_shared.grpc.grpc_status import failure_text
 from octavo_shared.process.events import Event
+from octavo_shared.step_wire.cache_group import why_unusable
 from octavo_shared.step_wire.capability import Capability, common, names_of
 from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN, ExecutorInfo
 from octavo_shared.step_wire.message_bytes import CheckedAnswers
@@ -30,6 +31,7 @@ from octavo_shared.step_wire.wire_agreement import WireAgreement
 from octavo_shared.step_wire.wire_info import (
     decode_draft_parameters,
     decode_grammar_parameters,
+    decode_group_parameters,
     decode_info,
     decode_pooling_parameters,
     encode_capabilities,
@@ -51,6 +53,7 @@ MAX_SIZES = {
     "block_size_tokens": 2**27,
 }
 
+MAX_GROUPS = 64
 MAX_ID_CHARS = 256
 MAX_REASON_CHARS = 512
 # Those that are told on: clients print them.
@@ -65,6 +68,7 @@ WANTED = frozenset(
         Capability.GRAMMARS_READY,
         Capability.ROW_FLAGS,
         Capability.POOLING,
+        Capability.CACHE_GROUPS,
     }
 )
 
@@ -273,7 +277,10 @@ def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorIn
     of_pooling = attached.capability_parameters if Capability.POOLING in agreement.capabilities else None
     of_drafts = attached.capability_parameters if Capability.VARIABLE_TOKENS in agreement.capabilities else None
     info = replace(info, **decode_grammar_parameters(of_grammars), **decode_pooling_parameters(of_pooling))
-    info = replace(info, **decode_draft_parameters(of_drafts))
+    of_groups = attached.capability_parameters if Capability.CACHE_GROUPS in agreement.capabilities else None
+    info = replace(info, **decode_draft_parameters(of_drafts), **decode_group_parameters(of_groups))
+    if why := why_unusable(info.cache_groups):
+        raise ExecutorRefusedError(why)
     if Capability.NUMERICS in agreement.capabilities:
         return replace(info, why_not_invariant=_one_line(info.why_not_invariant))
     return replace(info, numerics_id="", is_invariant=False, weights_digest="", why_not_invariant="")
@@ -290,6 +297,9 @@ def check_sizes(info: pb.GetExecutorInfoResponse) -> None:
         size = getattr(info, name)
         if size > most:
             raise ExecutorRefusedError(f"it reports {name} {size}; this scheduler accepts at most {most}")
+    groups = info.capability_parameters.cache_groups
+    if len(groups) > MAX_GROUPS or any(group.num_device_blocks > MAX_SIZES["num_device_blocks"] for group in groups):
+        raise ExecutorRefusedError(f"it reports {len(groups)} cache groups, or one of more than 2^24 blocks")
     for name in ("numerics_id", "weights_digest"):
         length = len(getattr(info, name))
         if length > MAX_ID_CHARS:

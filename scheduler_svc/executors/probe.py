@@ -11,7 +11,7 @@ import numpy as np
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import SamplingRow
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.limits import CoreLimits, PoolLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy
@@ -46,12 +46,15 @@ async def probe(session: ExecutorSession, timeout_s: float = PROBE_TIMEOUT_S) ->
 
 def _limits(info: ExecutorInfo) -> CoreLimits:
     """Return limits of a planner for the probe alone: it needs next to nothing of the executor's size."""
+    first, *others = info.groups(agreed=True)
     return CoreLimits(
         max_num_seqs=1,
         max_num_batched_tokens=1,
         max_model_len=min(_NUM_TOKENS, info.max_model_len, info.max_cached_tokens),
         vocab_size=info.vocab_size,
         block_size=info.block_size_tokens,
-        num_blocks=min(_NUM_TOKENS, info.num_device_blocks),
+        # Ids of blocks depend on how many there are in the groups before.
+        num_blocks=first.num_device_blocks if others else min(_NUM_TOKENS, info.num_device_blocks),
+        more_groups=tuple(PoolLimits(group.num_device_blocks) for group in others),
         prefix_caching=False,
     )

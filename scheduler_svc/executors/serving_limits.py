@@ -15,7 +15,7 @@ from octavo_shared.step_wire.token_rules import (
     MAX_STOP_TOKEN_IDS,
     num_mask_bytes,
 )
-from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
+from scheduler_svc.core.limits import CoreLimits, PoolLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.step.step_size import (
     GRAMMAR_LOAD_BYTES,
     admission_bytes,
@@ -72,6 +72,11 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
             f"the executor reports max_allowance {info.max_allowance}, at most {MAX_ALLOWANCE}, and max_sample_rows "
             f"{info.max_sample_rows}, at least its max_num_seqs"
         )
+    groups = info.groups(agreed=True)
+    if any(group.block_size_tokens != info.block_size_tokens for group in groups):
+        raise ExecutorRefusedError("its cache groups have blocks of several sizes, which this scheduler cannot use")
+    # Blocks of several groups are not swapped: their sequences are computed again.
+    num_host_blocks = 0 if len(groups) > 1 else info.num_host_blocks
     token_budget = min(settings.max_num_batched_tokens or NO_LIMIT, info.max_num_batched_tokens)
     max_model_len = longest_sequence(info, token_budget)
     if max_model_len < info.max_model_len:
@@ -91,11 +96,11 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
     most_drafts = info.max_allowance - 1
     num_other_bytes = other_bytes(
         num_slots=max_num_seqs,
-        num_block_appends=max_num_seqs * (2 + most_drafts) + token_budget // info.block_size_tokens,
-        num_block_moves=info.num_host_blocks,
+        num_block_appends=len(groups) * (max_num_seqs * (2 + most_drafts) + token_budget // info.block_size_tokens),
+        num_block_moves=num_host_blocks,
         num_allowances=max_num_seqs * min(1, most_drafts),
     )
-    num_blocks = max_model_len // info.block_size_tokens + 2
+    num_blocks = len(groups) * (max_model_len // info.block_size_tokens + 2)
     largest_step = num_other_bytes + admission_bytes(max_model_len, num_blocks, largest_rules_bytes(info))
     if not info.is_generative:
         most_values = max(info.embedding_size, info.num_scores)
@@ -116,13 +121,14 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         max_model_len=max_model_len,
         vocab_size=info.vocab_size,
         block_size=info.block_size_tokens,
-        num_blocks=info.num_device_blocks,
+        num_blocks=groups[0].num_device_blocks,
         eos_token_ids=info.eos_token_ids,
         watermark=settings.watermark,
-        num_host_blocks=info.num_host_blocks,
+        num_host_blocks=num_host_blocks,
         preemption_mode=settings.preemption_mode,
         prefill_mode=settings.prefill_mode,
-        sliding_window=info.sliding_window_tokens,
+        sliding_window=groups[0].window_tokens,
+        more_groups=tuple(PoolLimits(group.num_device_blocks, group.window_tokens) for group in groups[1:]),
         max_allowance=info.max_allowance,
         max_sample_rows=info.max_sample_rows,
         long_prefill_threshold=settings.long_prefill_threshold,
@@ -161,8 +167,9 @@ def longest_sequence(info: ExecutorInfo, token_budget: int) -> int:
     """
     if not info.is_generative:
         return min(info.max_model_len, token_budget)
-    window = info.sliding_window_tokens
-    num_resident_tokens = window + token_budget + 2 * info.block_size_tokens
-    if window and num_resident_tokens <= info.max_cached_tokens:
-        return info.max_model_len
-    return min(info.max_model_len, info.max_cached_tokens)
+    longest = info.max_model_len
+    for group in info.groups(agreed=True):
+        num_tokens, window = group.num_device_blocks * group.block_size_tokens, group.window_tokens
+        if not (window and window + token_budget + 2 * group.block_size_tokens <= num_tokens):
+            longest = min(longest, num_tokens)
+    return longest

@@ -24,6 +24,7 @@ from octavo_shared.errors import ExecutorFaultError, InvalidStepError, OctavoSer
 from octavo_shared.grpc.grpc_status import failure_text
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
+from octavo_shared.step_wire.cache_group import firsts_of
 from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import Int32Array, Step, StepResult, find_repeated, no_slots
@@ -174,7 +175,7 @@ class ExecutorSession:
         except InvalidStepError as error:
             raise ExecutorFaultError(f"its list of kept blocks is invalid: {error}") from error
         kept = np.concatenate(block_ids)
-        inside = (kept >= 0) & (kept < self.info.num_device_blocks)
+        inside = (kept >= 0) & (kept < firsts_of(self.info.groups(agreed=True))[-1])
         if find_repeated(kept) is not None or not inside.all():
             raise ExecutorFaultError("its list of kept blocks has unknown or duplicate blocks")
         self.kept_blocks = kept, b"".join(names)

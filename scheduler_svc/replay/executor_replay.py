@@ -224,6 +224,8 @@ class _Runner:
         if self._fleet_number != self._attachment.fleet_number or self._number not in replay.planners:
             return
         planner = replay.planners[self._number]
+        if planner.limits.more_groups:
+            raise CannotLoadError("steps of a model with several cache groups cannot be computed again")
         if planner.limits.has_window:
             raise CannotLoadError("a snapshot of a model with sliding windows cannot be computed again")
         self._early.extend(planner.in_flight)
