@@ -12,10 +12,13 @@ from executor_svc.cache.cache_groups import size_groups
 from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, firsts_of, why_unusable
-from octavo_shared.step_wire.step import Int32Array, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.step import Int32Array, SamplingRow, StepResult, TableDelta, pairs
+from scheduler_svc.executors.serving_limits import PlannerSettings
+from scheduler_svc.request.parameters import StopConditions
 from tests.numerics.driver import StepDriver
 from tests.numerics.reference import random_prompt
 from tests.numerics.test_native_forward import Load, load, mixed_steps
+from tests.support.schedules import Play, Request, Schedule
 
 __all__ = ["load"]
 
@@ -74,6 +77,32 @@ def test_moves_of_blocks_stay_in_their_group(load: Load) -> None:
         InvalidStepError, match=r"moves device block 0 to device block \d+, which is of another cache group"
     ):
         grouped.execute(TableDelta(), blocks_to_copy=pairs((0, int(copies[-1]))))
+
+
+def test_a_hit_at_every_boundary_changes_no_bit(load: Load) -> None:
+    """Prompts begin like one that was computed before, and leave it at each block."""
+    driver = load("Gemma3ForCausalLM", is_composed=False, max_num_seqs=16, max_num_batched_tokens=16)
+    assert isinstance(driver.worker, TorchWorker)
+    common, conditions = random_prompt(60), StopConditions(9, ignore_eos=True)
+    sampled = SamplingRow(temperature=1.0, seed=3, num_logprobs=2)
+    prompts = [common, *([*common[:end], *random_prompt(5, seed=end)] for end in range(4, 61, 4))]
+    requests = [Request(prompt, conditions, sampled) for prompt in prompts]
+    alone = Schedule(200, settings=PlannerSettings(prefix_caching=False))
+
+    def emptied() -> TorchWorker:
+        assert isinstance(driver.worker, TorchWorker)
+        driver.worker.reset()
+        return driver.worker
+
+    expected = [Play(alone, [request], emptied).run().outcome_of(0) for request in requests]
+    schedule = Schedule(0, num_steps_in_flight=2, arrival_rounds=[3 * n for n in range(len(prompts))], uses_groups=True)
+    play = Play(schedule, requests, emptied).run()
+
+    assert [play.outcome_of(n) for n in range(len(prompts))] == expected
+    [member] = play.fleet.members
+    assert [len(group.prefix_cache or ()) > 0 for group in member.planner.blocks.groups] == [True, True]
+    cached = [play.fleet.groups[n].num_cached_tokens for n in range(len(prompts))]
+    assert cached[1:] == [min(end, 56) for end in range(4, 61, 4)], "nothing was evicted"
 
 
 def moves(sources: Int32Array, destinations: Int32Array) -> Int32Array:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID
 from executor_svc.fake.worker import FakeWorker
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
 from octavo_shared.step_wire.step import SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
@@ -40,6 +41,8 @@ class Example:
     max_num_seqs: int
     budget: int
     sliding_window: int = 0
+    window_blocks: int = 0
+    """Of a second cache group, whose layers see 8 tokens; 0: there is none."""
 
     def play(self) -> Play:
         return Play(self.schedule, self.requests, self.make_worker).run()
@@ -54,14 +57,21 @@ class Example:
             max_num_batched_tokens=self.budget,
             eos_probability=0.05,
             sliding_window_tokens=self.sliding_window,
+            cache_groups=self.groups if self.window_blocks else (),
             sleep=lambda _: None,
         )
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        full = CacheGroup(CacheKind.FULL, (0,), self.block_size, self.schedule.num_blocks)
+        return full, CacheGroup(CacheKind.WINDOW, (1,), self.block_size, self.window_blocks, window_tokens=8)
 
     def outcome_alone(self, request: Request) -> Outcome:
         """What the request gets from an executor that has room for everything."""
         num_blocks = MAX_SEQUENCES * -(-MAX_LENGTH // 16)
         schedule = Schedule(num_blocks, settings=PlannerSettings(prefix_caching=False))
-        return replace(self, requests=[request], schedule=schedule, budget=100, block_size=16).play().outcome_of(0)
+        alone = replace(self, requests=[request], schedule=schedule, budget=100, block_size=16, window_blocks=0)
+        return alone.play().outcome_of(0)
 
 
 def check_every_request_gets_what_it_gets_alone(example: Example) -> None:
@@ -116,6 +126,9 @@ def examples(draw: st.DrawFn) -> Example:
         long_prefill_threshold=draw(st.sampled_from([0, 0, 5])),
         prefix_caching=draw(st.booleans()),
     )
+    uses_groups = draw(st.booleans())
+    fewest_in_window = min(most_blocks, MAX_SEQUENCES * (-(-(8 + budget) // block_size) + 2))
+    window_blocks = fewest_in_window + draw(st.sampled_from([0, 0, 9])) if uses_groups else 0
     indices = st.integers(0, len(drawn) - 1)
     schedule = Schedule(
         num_blocks=most_blocks + draw(st.sampled_from([0, 0, 9, 300])),
@@ -125,8 +138,10 @@ def examples(draw: st.DrawFn) -> Example:
         arrival_rounds=[0, *draw(st.lists(st.integers(0, 20), max_size=len(drawn) - 1))],
         abort_rounds=draw(st.dictionaries(indices, st.integers(1, 20), max_size=2)),
         loss_round=draw(st.sampled_from([None, None, 1, 6])),
+        uses_groups=uses_groups,
     )
-    return Example(drawn, schedule, block_size, max_num_seqs, budget, draw(st.sampled_from([0, 0, 0, 8])))
+    window = 0 if uses_groups else draw(st.sampled_from([0, 0, 0, 8]))
+    return Example(drawn, schedule, block_size, max_num_seqs, budget, window, window_blocks)
 
 
 @pytest.mark.timeout(300)

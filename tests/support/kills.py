@@ -75,6 +75,7 @@ class Scene:
         info = replace(
             worker.info,
             num_device_blocks=num_blocks,
+            cache_groups=(),
             num_host_blocks=(self.pools.host, 0)[index],
             max_num_seqs=(16, 12)[index],
             max_num_batched_tokens=(40, 24)[index],

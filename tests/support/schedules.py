@@ -59,7 +59,8 @@ class Schedule:
 
     Request i arrives in round `arrival_rounds[i]`, or at once where there is none; the client of
     request i leaves in round `abort_rounds[i]`. In `loss_round` the executor is lost and another one joins.
-    The scheduler is told of so many blocks; the worker may have more.
+    The scheduler is told of so many blocks; the worker may have more. With `uses_groups` its cache groups are used, as
+    it tells them; else all its layers share a block table.
     """
 
     num_blocks: int
@@ -69,10 +70,13 @@ class Schedule:
     arrival_rounds: Sequence[int] = ()
     abort_rounds: Mapping[int, int] = field(default_factory=dict)
     loss_round: int | None = None
+    uses_groups: bool = False
 
     def limits(self, info: ExecutorInfo) -> CoreLimits:
         """Return what the scheduler keeps to on such an executor."""
-        pools = replace(info, num_device_blocks=self.num_blocks, num_host_blocks=self.num_host_blocks)
+        pools = replace(info, num_device_blocks=self.num_blocks, num_host_blocks=self.num_host_blocks, cache_groups=())
+        if self.uses_groups:
+            pools = info
         return serving_limits(pools, self.settings)
 
     def arrives(self, arrival: int, now: int) -> bool:
@@ -164,6 +168,8 @@ class Play:
 
     def _join(self) -> Member:
         worker = self._make_worker()
+        if self.schedule.uses_groups:
+            worker.reset(uses_groups=True)
         return self.fleet.join(self.schedule.limits(worker.info), WiredWorker(worker))
 
     def _send(self) -> None:
