@@ -1,0 +1,128 @@
+"""Layers with a window beside layers that see all tokens: two pools, and one prefix."""
+
+from dataclasses import replace
+
+import pytest
+
+from executor_svc.fake.worker import FakeWorker
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
+from octavo_shared.step_wire.step import Step
+from scheduler_svc.core.limits import CoreLimits, PoolLimits
+from scheduler_svc.executors.client import ExecutorRefusedError
+from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
+from tests.support.driving import Bench, group, max_tokens, small_limits
+
+WINDOW, BLOCK = 6, 4
+
+
+def two_groups(*, blocks: int = 12, window_blocks: int = 8, budget: int = 4, max_num_seqs: int = 4) -> CoreLimits:
+    limits = small_limits(
+        blocks=blocks, budget=budget, max_model_len=24, max_num_seqs=max_num_seqs, prefix_caching=True
+    )
+    return replace(limits, more_groups=(PoolLimits(window_blocks, WINDOW),))
+
+
+def held(bench: Bench, slot: int = 0) -> list[int]:
+    return [len(of.held(slot)) for of in bench.planner.blocks.groups]
+
+
+def keep_going(bench: Bench) -> list[Step]:
+    """Run another request, whose steps tell the names of what the ones before registered last."""
+    bench.add(1, 3, max_tokens(2))
+    return bench.run()
+
+
+def test_each_group_holds_what_the_next_token_of_its_layers_sees() -> None:
+    bench = Bench(two_groups())
+    a, most = bench.add(0, 14, max_tokens(8)), 0
+
+    while a.live_sequences:
+        bench.step()
+        if a.live_sequences:
+            most = max(most, held(bench)[1])
+
+    assert most <= -(-(WINDOW + 4) // BLOCK) + 1, "the window and a chunk"
+    assert bench.outputs["a"] == list(range(114, 122))
+
+
+def test_a_prefix_ends_where_both_groups_have_it() -> None:
+    bench = Bench(two_groups())
+    bench.add(0, 14, max_tokens(1))
+    bench.run()
+    whole, of_window = bench.planner.blocks.groups
+    newcomer = group(0, 14)
+    assert bench.planner.blocks.plan_admission(newcomer).sequences[0].num_cached == 3
+
+    # Of the window the last block is given to somebody else.
+    assert of_window.prefix_cache is not None
+    [last] = of_window.prefix_cache.blocks_of(newcomer.sequences[0].block_hashes[2:3])
+    order = of_window.allocator.cached_block_ids.tolist()
+    of_window.allocator.allocate(of_window.allocator.num_free_blocks - len(order) + order.index(last) + 1)
+
+    planned = bench.planner.blocks.plan_admission(newcomer).sequences[0]
+    assert planned.num_cached < 3
+    assert len(planned.parts[0].found) == planned.num_cached
+    assert whole.allocator.num_cached_blocks == 3, "it is there, and of no use"
+
+
+def test_names_are_given_in_both_groups_and_told_as_on_the_wire() -> None:
+    bench = Bench(replace(two_groups(), names_blocks=True))
+    bench.add(0, 14, max_tokens(4))
+    names: dict[int, bytes] = {}
+    for step in [*bench.run(), *keep_going(bench)]:
+        pairs = zip(step.registered_blocks.tolist(), range(0, len(step.block_names), 16), strict=True)
+        names |= {block: step.block_names[begin : begin + 16] for block, begin in pairs}
+
+    of_first = {name for block, name in names.items() if block < 12}
+    of_second = {name for block, name in names.items() if block >= 12}
+    assert len(of_first) >= 3
+    assert of_first == of_second
+
+
+def test_a_group_without_a_free_block_is_an_obstacle_of_its_own() -> None:
+    bench = Bench(two_groups(blocks=24, window_blocks=6, budget=8))
+    bench.add(0, 8, max_tokens(12))
+    bench.step()
+    window = bench.planner.blocks.groups[1].allocator
+    window.allocate(window.num_free_blocks)
+
+    plan = bench.planner.blocks.plan_admission(group(1, 8))
+
+    assert plan.num_free == 0
+    assert plan.num_needed == 2
+
+
+@pytest.mark.parametrize("num_tokens", [2048, 8000])
+def test_the_memory_of_a_long_sequence(num_tokens: int) -> None:
+    """A shape like Gemma 3's: 22 of 26 layers see 512 tokens."""
+    limits = small_limits(blocks=600, budget=512, block_size=16, max_model_len=9000, prefix_caching=True)
+    bench = Bench(replace(limits, more_groups=(PoolLimits(200, 512),)))
+    bench.add(0, num_tokens, max_tokens(4))
+    while not bench.planner.batch.is_decoding.any():
+        bench.step()
+    bench.step()
+
+    whole, of_window = held(bench)
+    assert of_window <= 512 // 16 + 1
+    if num_tokens == 8000:
+        assert whole * 4 + of_window * 22 <= 0.3 * whole * 26
+
+
+FULL = CacheGroup(CacheKind.FULL, (0,), 16, 1000)
+OF_WINDOW = CacheGroup(CacheKind.WINDOW, (1,), 16, 300, window_tokens=64)
+
+
+def test_limits_come_from_what_the_executor_tells() -> None:
+    info = FakeWorker(num_host_blocks=9, max_num_batched_tokens=512, cache_groups=(FULL, OF_WINDOW)).info
+
+    limits = serving_limits(info, PlannerSettings())
+
+    assert limits.groups == (PoolLimits(1000), PoolLimits(300, 64))
+    assert limits.num_host_blocks == 0
+
+
+def test_blocks_of_several_sizes_are_refused() -> None:
+    info = FakeWorker(cache_groups=(FULL, replace(OF_WINDOW, block_size_tokens=8))).info
+
+    with pytest.raises(ExecutorRefusedError, match="blocks of several sizes"):
+        serving_limits(info, PlannerSettings())
