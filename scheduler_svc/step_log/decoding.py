@@ -165,8 +165,13 @@ def check_group(group: SequenceGroup) -> None:
 
 
 def _from_json(kind: type[Described], text: str) -> Described:
+    described: Described = _described(kind, json.loads(text))
+    return described
+
+
+def _described(kind: Any, values: Any) -> Any:
+    """Return a dataclass of what JSON says of its fields. Raises ValueError: this release knows other ones."""
     hints = typing.get_type_hints(kind)
-    values = json.loads(text)
     if not isinstance(values, dict):
         raise ValueError(f"{kind.__name__} of the log is no object of JSON")
     if unknown := sorted(values.keys() - {field.name for field in dataclasses.fields(kind)}):
@@ -188,6 +193,8 @@ def _restored(name: str, hint: Any, value: Any) -> Any:
         return {key: _restored(name, arguments[1], item) for key, item in value.items()}
     if isinstance(origin, type) and issubclass(origin, enum.Enum):
         return origin(value)
+    if dataclasses.is_dataclass(origin):
+        return _described(origin, value)
     is_number = origin is float and type(value) is int
     if (type(value) is not origin and not is_number) or (origin is int and not 0 <= value < 2**63):
         raise ValueError(f"{name} of an executor of the log is not what this release knows")

@@ -240,4 +240,8 @@ def _json(value: CoreLimits | ExecutorInfo, mask: Mask) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
-    return sorted(value) if isinstance(value, frozenset) else dict(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return dict(value)

@@ -112,6 +112,10 @@ def tight_limits(draw: st.DrawFn, max_model_len: int) -> CoreLimits:
         drawn,
         max_model_len=max_model_len,
         num_blocks=-(-max_model_len // drawn.block_size) + draw(st.integers(0, 4)),
+        more_groups=tuple(
+            replace(pool, num_blocks=max(pool.num_blocks, -(-max_model_len // drawn.block_size)))
+            for pool in drawn.more_groups
+        ),
         watermark=min(drawn.watermark, 0.1),
         stall_after_s=draw(st.sampled_from([0.5, 3.0, 100.0])),
     )

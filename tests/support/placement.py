@@ -139,7 +139,7 @@ class PlacementCheck:
 
 def fits_when_empty(limits: CoreLimits, group: SequenceGroup) -> bool:
     """Return whether an executor that has nothing to do has room for the group, and for one token more of each."""
-    return _fits(limits, group, limits.num_blocks, limits.max_num_seqs)
+    return _fits(limits, group, min(pool.num_blocks for pool in limits.groups), limits.max_num_seqs)
 
 
 def _num_moves(planner: ExecutorPlanner) -> tuple[int, int, int]:
@@ -166,7 +166,12 @@ def _has_room(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
 
 
 def _has_free(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
-    """Return whether a core has slots and blocks for the group beside those that run."""
+    """Return whether a core has slots and blocks for the group beside those that run.
+
+    Of several cache groups only the first one is counted by this arithmetic: then nothing is claimed.
+    """
+    if planner.limits.more_groups:
+        return False
     limits, allocator = planner.limits, planner.blocks.allocator
     num_reserved = math.ceil(limits.num_blocks * limits.watermark) if allocator.num_used_blocks else 0
     num_taken_slots = sum(other.num_slots for other in planner.batch.running)
