@@ -22,7 +22,7 @@ def size_groups(
     max_num_seqs: int,
     max_num_batched_tokens: int,
 ) -> tuple[CacheGroup, ...]:
-    """Return the cache groups of a model in the memory of `blocks` of all layers; none: all its layers are alike.
+    """Return the cache groups of a model in the memory of `blocks` of all layers; none: all are alike, or it has none.
 
     Args:
         shape: What a block of all layers is.
@@ -32,7 +32,7 @@ def size_groups(
         max_num_batched_tokens: Most tokens of a step.
     """
     layers_of = {window: [i for i, other in enumerate(windows) if other == window] for window in windows}
-    if len(layers_of) == 1:
+    if len(layers_of) == 1 or not blocks.device:
         return ()
     bytes_of_layer = shape.bytes_per_block // shape.num_layers
     num_blocks: dict[int | None, int] = {}

@@ -134,6 +134,8 @@ SHAPE = CacheShape(num_layers=6, block_size=16, num_kv_heads=1, head_dim=8, dtyp
     [
         ((None,) * 6, 1000, ()),
         ((64,) * 6, 1000, ()),
+        # A model that generates nothing has no cache.
+        ((64,) * 5 + (None,), 0, ()),
         # Two of (4 sequences x 5 blocks + 128 tokens / 16); the other five layers' share goes to the one that sees all.
         ((64,) * 5 + (None,), 1000, ((1000 * 6 - 56 * 5, 0), (56, 64))),
         # A small pool: as many as one pool would have.
