@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -17,6 +18,7 @@ from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.execution.v1 import step_pb2
 from octavo_shared.errors import ExecutorFaultError
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
 from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Step, TableDelta
@@ -320,6 +322,31 @@ async def test_feature_bits_that_are_not_known_or_not_agreed_on_are_refused_by_n
     name = next((capability.name for capability in Capability if capability == number), str(number))
     details = await refused_step(2, Request(feature_bits=1 << number))
     assert details == f"step 1 has bit {number} of feature_bits, but the capability {name} was not agreed on at Attach"
+
+
+FULL = CacheGroup(CacheKind.FULL, (0, 2), 16, 100)
+OF_WINDOW = CacheGroup(CacheKind.WINDOW, (1,), 16, 40, window_tokens=64)
+
+
+async def test_pools_are_laid_out_as_attach_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = FakeWorker(cache_groups=(FULL, OF_WINDOW))
+    async with executor_here(worker) as executor:
+        async with attached(executor) as session:
+            await run_empty_step(session)
+            assert session.info.cache_groups == (FULL, OF_WINDOW)
+            assert [group.num_device_blocks for group in worker.table.groups] == [100, 40]
+        monkeypatch.setattr("scheduler_svc.executors.client.WANTED", WANTED - {Capability.CACHE_GROUPS})
+        async with attached(executor) as session:
+            await run_empty_step(session)
+            assert session.info.cache_groups == ()
+            assert [group.num_device_blocks for group in worker.table.groups] == [4096]
+
+
+async def test_an_executor_whose_groups_leave_a_layer_out_is_refused() -> None:
+    async with executor_here(FakeWorker(cache_groups=(FULL, replace(OF_WINDOW, layers=(3,))))) as executor:
+        with pytest.raises(ExecutorRefusedError, match="layer 1 is in no cache group, of 2 groups"):
+            async with attached(executor):
+                pass
 
 
 # What a scheduler refuses in an answer
