@@ -28,33 +28,33 @@ BUGS = (
     Bug(
         "the blocks of an output that ended are not freed",
         f"{CORE}/step/admitted_groups.py",
-        "            self._batch.blocks.allocator.free(self._batch.held_blocks(sequence.slot))\n",
+        "            self._batch.free_blocks(sequence.slot)\n",
         "",
     ),
     Bug(
         "a fork does not count its references on the shared blocks",
         f"{CORE}/step/prefills.py",
-        "        batch.blocks.allocator.acquire(prefill.block_ids[first_block:], len(prefill.pending_forks))\n",
-        "",
+        "            group.allocator.acquire(table[group.first_blocks[parent_slot] :], len(prefill.pending_forks))\n",
+        "            pass\n",
     ),
     Bug(
         "a beam that goes on as two holds its blocks once",
         f"{CORE}/step/beam_batch.py",
-        "                batch.blocks.allocator.acquire(batch.held_blocks(slot))\n",
+        "                batch.share_blocks(slot)\n",
         "",
     ),
     Bug(
         "the last but one that shares a block writes into it",
         f"{CORE}/step/block_appender.py",
-        "        if allocator.ref_counts[shared] == 1:\n",
-        "        if allocator.ref_counts[shared] <= 2:\n",
+        "        if self._batch.blocks.allocator.ref_counts[self._last_block(parent_slot)] == 1:\n",
+        "        if self._batch.blocks.allocator.ref_counts[self._last_block(parent_slot)] <= 2:\n",
     ),
     Bug(
         "a block is registered before its step is acknowledged",
         f"{CORE}/step/prefills.py",
         "            cache.start_writing(slot, prefill.sequence.block_hashes[first:last])\n",
         "            cache.register(\n"
-        "                prefill.sequence.block_hashes[first:last], prefill.block_ids[first:last].tolist()\n"
+        "                prefill.sequence.block_hashes[first:last], prefill.tables[0][first:last].tolist()\n"
         "            )\n",
     ),
     Bug(
@@ -96,8 +96,8 @@ BUGS = (
     Bug(
         "the names of kept blocks are taken in the wrong order",
         f"{CORE}/blocks/block_manager.py",
-        "            self.allocator.adopt(self.prefix_cache.adopt(block_ids, names))\n",
-        "            self.allocator.adopt(self.prefix_cache.adopt(block_ids[::-1].copy(), names))\n",
+        '                group.allocator.adopt(group.prefix_cache.adopt(ids, b"".join(kept)))\n',
+        '                group.allocator.adopt(group.prefix_cache.adopt(ids[::-1].copy(), b"".join(kept)))\n',
     ),
     # Grammars
     Bug(

@@ -51,7 +51,7 @@ class _Projection:
         self.num_tokens = table.num_tokens
         self.num_scheduled_tokens = table.num_scheduled_tokens
         self.num_open_tokens = table.num_open_tokens
-        self.num_blocks = [group.counts for group in table.groups]  # by cache group
+        self.num_blocks = table.block_counts
         self.num_candidates = table.num_candidates
         self.allowance = table.allowance
         self.has_grammar: list[bool] | None = None  # by grammar slot, once a load or a drop was checked

@@ -74,7 +74,8 @@ class TableColumns:
     `has_allowances`: whether any slot ever had an allowance above 1. From then on lengths depend on what the two
     tiers know at different times, so the digest leaves them out.
 
-    `groups` has the block tables of each cache group; `block_tables` and `num_blocks` are those of the first one.
+    `groups` has the block tables of each cache group, `block_counts` their `counts`; `block_tables` and `num_blocks` are
+    those of the first one.
 
     `grammars` has an entry a grammar slot, None while it is empty; `grammar_slot` of a sequence is which of them its
     output follows, or `NO_GRAMMAR`.
@@ -98,6 +99,7 @@ class TableColumns:
         for pool in ((block_size, num_device_blocks), *self.more_pools):
             first_id = sum(group.num_device_blocks for group in self.groups)
             self.groups.append(BlockTables(max_num_seqs, max_model_len, pool, first_id))
+        self.block_counts = [group.counts for group in self.groups]
         self.live: BoolArray = np.zeros(max_num_seqs, np.bool_)
         self.active: BoolArray = np.zeros(max_num_seqs, np.bool_)
         self.generation: Int32Array = np.zeros(max_num_seqs, np.int32)
