@@ -74,8 +74,8 @@ class TableColumns:
     `has_allowances`: whether any slot ever had an allowance above 1. From then on lengths depend on what the two
     tiers know at different times, so the digest leaves them out.
 
-    `groups` has the block tables of each cache group, `block_counts` their `counts`; `block_tables` and `num_blocks` are
-    those of the first one.
+    `groups` has the block tables of each cache group, `block_counts` their `counts`; `block_tables` and `num_blocks`
+    are those of the first one.
 
     `grammars` has an entry a grammar slot, None while it is empty; `grammar_slot` of a sequence is which of them its
     output follows, or `NO_GRAMMAR`.
