@@ -141,7 +141,7 @@ class StepRunner:
         self._names = BlockNames(self._worker.info.num_device_blocks)
 
     async def device_lost(self) -> DeviceLostError:
-        """Return when a step has found that the device computes nothing any more."""
+        """Return when a step, or a new epoch, has found that the device computes nothing any more."""
         await self._device_is_lost.wait()
         assert self._lost_device is not None
         return self._lost_device
@@ -159,7 +159,11 @@ class StepRunner:
             self._require_device()
             uses_groups = Capability.CACHE_GROUPS in agreement.capabilities
             is_laid_out = uses_groups is (Capability.CACHE_GROUPS in self._agreement.capabilities)
-            worker.reset(uses_groups=uses_groups)
+            try:
+                worker.reset(uses_groups=uses_groups)
+            except DeviceLostError as error:
+                self._lose_device(error)
+                raise
             # A step that failed may have written anything.
             if not (keeps_names and is_laid_out) or self._failure is not None:
                 self._names = BlockNames(worker.table.num_block_ids)
@@ -339,9 +343,12 @@ class StepRunner:
             self._failure = f"step {message.step_id} failed ({type(error).__name__})"
             _logger.error(Event("step_failed", epoch=message.epoch, step_id=message.step_id, error=str(error)))
             if isinstance(error, DeviceLostError):
-                self._lost_device = error
-                self._loop.call_soon_threadsafe(self._device_is_lost.set)
+                self._lose_device(error)
             raise
+
+    def _lose_device(self, error: DeviceLostError) -> None:
+        self._lost_device = error
+        self._loop.call_soon_threadsafe(self._device_is_lost.set)
 
     def _require_device(self) -> None:
         """Raise UnavailableError if the device is lost: no epoch that begins now could run a step."""

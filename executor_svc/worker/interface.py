@@ -81,6 +81,8 @@ class Worker(Protocol):
 
         Args:
             uses_groups: Whether CACHE_GROUPS is agreed; without it all layers share one block table and one pool.
+
+        Raises: DeviceLostError: the layout changes, and there is no memory for the new one.
         """
 
     def launch(self, step: Step) -> RunningStep:

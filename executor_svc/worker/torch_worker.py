@@ -29,7 +29,7 @@ from executor_svc.worker.launched_step import LaunchedStep
 from executor_svc.worker.model_runner import Runner, SampleLogits
 from executor_svc.worker.step_answer import answer_step, flag_guided_rows, follow_answer, is_sampled_alone, no_answer
 from executor_svc.worker.step_timer import StepTimer, start_timer
-from octavo_shared.errors import InvalidStepError, StepFailedError
+from octavo_shared.errors import DeviceLostError, InvalidStepError, StepFailedError
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import GrammarLoaded, RowFlag, Step, StepResult
@@ -106,7 +106,12 @@ class TorchWorker:
         if (uses_groups and bool(info.cache_groups)) is not self._uses_groups:
             self._uses_groups = not self._uses_groups
             del self._runner, self._cache_engine  # the next ones lie in the same memory
-            self._runner, self._cache_engine = self._lay_out(self._uses_groups)
+            try:
+                self._runner, self._cache_engine = self._lay_out(self._uses_groups)
+            except Exception as error:  # as when it loads, no process goes on without pools
+                raise DeviceLostError(
+                    f"laying out the KV cache anew failed: {type(error).__name__}: {error}"
+                ) from error
         self._table = table_of(info, uses_groups=self._uses_groups)
         if self._grammar_masks is not None:
             self._grammar_masks.reset()

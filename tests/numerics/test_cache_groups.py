@@ -10,7 +10,7 @@ from executor_svc.cache.block_count import BlockCounts
 from executor_svc.cache.cache_engine import CacheShape
 from executor_svc.cache.cache_groups import size_groups
 from executor_svc.worker.torch_worker import TorchWorker
-from octavo_shared.errors import InvalidStepError
+from octavo_shared.errors import DeviceLostError, InvalidStepError
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, firsts_of, why_unusable
 from octavo_shared.step_wire.step import Int32Array, SamplingRow, StepResult, TableDelta, pairs
 from scheduler_svc.executors.serving_limits import PlannerSettings
@@ -33,6 +33,17 @@ def check_same(our: StepResult, their: StepResult) -> None:
     for field in fields(StepResult):
         if field.name != "execute_duration_us":
             np.testing.assert_array_equal(getattr(our, field.name), getattr(their, field.name), field.name)
+
+
+def test_without_memory_for_another_layout_the_device_is_lost(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = load("Gemma3ForCausalLM", is_composed=False).worker
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(worker, "_lay_out", fail)
+    with pytest.raises(DeviceLostError, match="laying out the KV cache anew failed: RuntimeError: no memory"):
+        worker.reset(uses_groups=True)
 
 
 @pytest.mark.parametrize("kernels", ["native", "composed", "torch"])

@@ -25,11 +25,18 @@ from tests.support.tables import admission
 class WorkerOfDevice(FakeWorker):
     """A fake whose steps run on until the test ends them, but for those of `done_step_ids`."""
 
+    reset_error: Exception | None = None
+
     def __init__(self) -> None:
         super().__init__(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
         self.launched: list[StepOnDevice] = []
         self.done_step_ids: set[int] = set()
         self.launches = threading.Semaphore(0)
+
+    def reset(self, *, uses_groups: bool = False) -> None:
+        super().reset(uses_groups=uses_groups)
+        if self.reset_error is not None:
+            raise self.reset_error
 
     def launch(self, step: Step) -> RunningStep:
         result = self.execute(step)
@@ -182,6 +189,16 @@ async def test_an_attach_that_finds_the_device_lost_begins_no_epoch(steps: Runne
     steps.end(0)
     with pytest.raises(UnavailableError, match="the device is lost"):
         await reset
+
+
+async def test_an_attach_that_finds_no_memory_for_another_layout_ends_the_process(steps: Runner) -> None:
+    told = asyncio.create_task(steps.runner.device_lost())
+    steps.worker.reset_error = DeviceLostError("laying out the KV cache anew failed: no memory")
+    with pytest.raises(DeviceLostError, match="no memory"):
+        await steps.runner.reset(WireAgreement())
+    assert await told is steps.worker.reset_error
+    with pytest.raises(UnavailableError, match="the process exits to be restarted"):
+        await steps.runner.reset(WireAgreement())
 
 
 async def test_a_step_that_fails_on_a_device_that_computes_loses_nothing(steps: Runner) -> None:
