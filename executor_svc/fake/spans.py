@@ -38,7 +38,7 @@ class Spans:
         self._token_ids: list[list[int]] = [[] for _ in range(num_rows)]
         self._logprobs: list[list[float]] = [[] for _ in range(num_rows)]
         self._alternatives: list[list[tuple[Int32Array, Float32Array]]] = [[] for _ in range(num_rows)]
-        self._add(layout, np.arange(num_rows), first)
+        self.add(layout, np.arange(num_rows), first)
 
     def going_on(self, num_wanted: Int32Array, num_tokens: int) -> IndexArray:
         """Return the rows that have so many tokens and are to get more, ascending."""
@@ -68,11 +68,8 @@ class Spans:
             allowances=None,
         )
 
-    def add(self, part: StepLayout, rows: IndexArray, result: StepResult) -> None:
+    def add(self, layout: StepLayout, rows: npt.NDArray[np.integer], result: StepResult) -> None:
         """Take the next token of each of some rows; one with a flag has none, and gets it again as its first one."""
-        self._add(part, rows, result)
-
-    def _add(self, layout: StepLayout, rows: npt.NDArray[np.integer], result: StepResult) -> None:
         has_token = layout.most_tokens > 0
         if result.row_flags is not None:
             has_token &= result.row_flags == 0
