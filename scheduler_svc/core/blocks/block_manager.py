@@ -25,7 +25,7 @@ from octavo_shared.step_wire.batch_table import IndexArray
 from octavo_shared.step_wire.step import Int32Array, no_slots
 from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.blocks.group_blocks import GroupBlocks
-from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, BlockHasher
+from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, NO_BLOCKS, BlockHasher
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.step_size import admission_bytes, rules_bytes
@@ -93,6 +93,7 @@ class BlockManager:
         self.allocator, self.prefix_cache = self.groups[0].allocator, self.groups[0].prefix_cache
         self.num_watermark_blocks = self.groups[0].num_watermark_blocks
         self.hasher = BlockHasher(prefix_key, limits.block_size)
+        self._nothing_found: Seq[IndexArray] = (NO_BLOCKS,) * len(self.groups)
         self._max_resident_tokens = min(group.max_resident_tokens for group in self.groups)
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -192,32 +193,38 @@ class BlockManager:
         return hashes
 
     def _plan_sequence(self, sequence: Sequence, num_shared: int) -> SequenceBlocks:
-        prefix = self._longest_prefix(sequence)
-        if len(prefix) >= num_shared:
+        num_cached, found_in = self._find_prefix(sequence)
+        if num_cached >= num_shared:
             num_shared = 0
         else:
-            prefix = []
+            num_cached, found_in = 0, self._nothing_found
         parts = []
-        for group in self.groups:
-            num_skipped, found = group.first_seen(len(prefix)), group.found(prefix)
+        for group, found in zip(self.groups, found_in, strict=True):
+            num_skipped = group.first_seen(num_cached)
             num_resident_tokens = num_skipped * self.block_size + group.max_resident_tokens
             num_blocks = self.num_blocks_for(min(len(sequence.token_ids), num_resident_tokens))
-            num_new = max(0, num_blocks - len(prefix) - num_shared)
+            num_new = max(0, num_blocks - num_cached - num_shared)
             parts.append(GroupPart(num_skipped, found, num_new))
-        return SequenceBlocks(sequence, len(prefix), num_shared, parts)
+        return SequenceBlocks(sequence, num_cached, num_shared, parts)
 
-    def _longest_prefix(self, sequence: Sequence) -> list[bytes]:
-        """Return the names of the longest prefix that all cache groups have, as far as the token behind it sees."""
+    def _find_prefix(self, sequence: Sequence) -> tuple[int, Seq[IndexArray]]:
+        """Find the longest prefix that all cache groups have, as far as the token behind it sees.
+
+        Returns:
+            Its length in blocks, and the blocks of each group that the token sees.
+        """
         if self.prefix_cache is None:
-            return []
+            return 0, self._nothing_found
         hashes = self.hash_blocks(sequence)
         if sequence.group.lacks_prompt_logprobs:
-            return []
+            return 0, self._nothing_found
         hashes = hashes[: self._max_hit(sequence)]
         if len(self.groups) == 1 and not self.groups[0].window:
-            return hashes[: len(self.prefix_cache.match(hashes, len(hashes)))]
+            found = self.prefix_cache.match(hashes, len(hashes))
+            return len(found), [found]
         ends = np.logical_and.reduce([group.ends(hashes) for group in self.groups])
-        return hashes[: int(ends.nonzero()[0][-1])]
+        prefix = hashes[: int(ends.nonzero()[0][-1])]
+        return len(prefix), [group.found(prefix) for group in self.groups]
 
     def _max_hit(self, sequence: Sequence) -> int:
         """Return the most blocks that may be found: one token at least is computed, for its logits."""

@@ -19,7 +19,7 @@ from octavo_shared.step_wire.step import BoolArray, Int32Array
 from octavo_shared.step_wire.table_columns import BlockTables
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.block_holders import BlockHolders
-from scheduler_svc.core.blocks.prefix_cache import NO_BLOCKS, PrefixCache
+from scheduler_svc.core.blocks.prefix_cache import PrefixCache
 from scheduler_svc.core.limits import CoreLimits, PoolLimits
 
 
@@ -71,8 +71,7 @@ class GroupBlocks:
 
     def found(self, hashes: list[bytes]) -> IndexArray:
         """Return the blocks of a prefix that the token behind it sees; they are there."""
-        if not hashes or self.prefix_cache is None:
-            return NO_BLOCKS
+        assert self.prefix_cache is not None
         return self.prefix_cache.match(hashes[self.first_seen(len(hashes)) :], len(hashes))
 
     # Slots ---------------------------------------------------------------------------------------
