@@ -30,7 +30,7 @@ for each beam, whatever their length. Next: `sequence.py`, `executor_planner.py`
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -144,31 +144,6 @@ class BeamSearch:
         self.limit_length(max_num_tokens)
         self._live = [Beam(0.0)]
         self._ended: list[_Ended] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state with all nodes in one list, parents first: a history may be long, and is shared."""
-        beams = [*self._live, *(ended.beam for ended in self._ended)]
-        nodes: dict[_Node, int] = {}
-        for beam in beams:
-            for node in beam._history():
-                nodes.setdefault(node, len(nodes))
-        return self.__dict__ | {
-            "_live": len(self._live),
-            "_ended": [(ended.score, ended.finish_reason) for ended in self._ended],
-            "parents": [-1 if node.parent is None else nodes[node.parent] for node in nodes],
-            "tokens": [(node.token_id, node.logprob) for node in nodes],
-            "beams": [(beam.score, -1 if beam.last is None else nodes[beam.last]) for beam in beams],
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        nodes: list[_Node] = []
-        for parent, (token_id, logprob) in zip(state.pop("parents"), state.pop("tokens"), strict=True):
-            nodes.append(_Node(None if parent < 0 else nodes[parent], token_id, logprob))
-        beams = [Beam(score, None if last < 0 else nodes[last]) for score, last in state.pop("beams")]
-        num_live, ended = state.pop("_live"), state.pop("_ended")
-        self.__dict__.update(state)
-        self._live = beams[:num_live]
-        self._ended = [_Ended(beam, *rest) for beam, rest in zip(beams[num_live:], ended, strict=True)]
 
     def limit_length(self, max_num_tokens: int) -> None:
         """Let hypotheses have at most so many tokens, prompt and output; more than the live beams have."""

@@ -1,40 +1,44 @@
 """A fleet as bytes, with everything that its decisions depend on, and back.
 
 The header of a file says how the queue and the planners of the fleet are made; a snapshot has what they hold, as
-`state_fields.py` declares it and `state_codec.py` writes it. It is read back by the same sources of the core only
-(`core_digest`), as data: what it says is checked, and none of it is the name of anything.
+`state.py` writes it. It is read back by the same sources of the core only (`core_digest`), as data: what it says is
+checked, and none of it is the name of anything that is called.
 """
 
 import functools
 import hashlib
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import octavo_shared
-import scheduler_svc.core
-import scheduler_svc.request
+import numpy as np
+
 from octavo.steplog.v1 import step_log_pb2 as pb
+from octavo.values.sampling_parameters import MAX_ALTERNATIVES
+from octavo_shared.grammar.grammar import Grammar
+from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.delta_check import MAX_ALLOWANCE
+from octavo_shared.step_wire.step import Admission, PoolingInput, TableDelta
+from octavo_shared.step_wire.token_rules import TokenRules
+from scheduler_svc.core.beam_search import BeamSearch, Candidates, _Node
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.step.beam_batch import Continuation
+from scheduler_svc.core.step.slotted_things import GrammarSlots
+from scheduler_svc.core.stopping import StopChecker
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
-from scheduler_svc.step_log import decoding
-from scheduler_svc.step_log.masking import TokenMask
+from scheduler_svc.request.continuation import ContinuedOutput
+from scheduler_svc.request.parameters import StopConditions
+from scheduler_svc.step_log import decoding, state
+from scheduler_svc.step_log.masking import MASKED_ERROR, TokenMask
 from scheduler_svc.step_log.replayed_fleet import ReplayedFleet
-from scheduler_svc.step_log.state_codec import SnapshotError as SnapshotError
-from scheduler_svc.step_log.state_codec import StateReader, StateWriter
-from scheduler_svc.step_log.state_fields import FORMS, Surroundings, masks_of
+from scheduler_svc.step_log.state import Masks, SnapshotError, StateReader, StateWriter
 
-# What the planner imports of other rooms and decides with.
-_STEP_WIRE_SOURCES = (
-    *("batch_table", "delta_check", "executor_info", "sampling_row", "step", "step_layout"),
-    *("table_columns", "token_rules"),
-)
-_REQUEST_SOURCES = ("continuation", "life", "outputs", "parameters", "provenance")
-
+# That one row of a step is answered with, and all that a step is answered with, at most.
+MAX_CANDIDATES = 2**16
+_MAX_ANSWERS = 2**24
 
 AnyFleet = TypeVar("AnyFleet", bound=Fleet)
 
@@ -45,7 +49,7 @@ class Snapshot(Generic[AnyFleet]):
 
     Attributes:
         fleet: Its `is_complete` is to be set by whoever restores it.
-        core_numbers: Those of `fleet.cores`, in order.
+        planner_numbers: Those of `fleet.planners`, in order.
         outside: Live groups that no planner has and that do not wait, by arrival.
     """
 
@@ -56,19 +60,13 @@ class Snapshot(Generic[AnyFleet]):
 
 @functools.cache
 def core_digest() -> str:
-    """Return the SHA-256 of the sources of the core, in hexadecimal digits."""
-    planner, request, shared = (
-        Path(package.__path__[0]) for package in (scheduler_svc.core, scheduler_svc.request, octavo_shared)
-    )
-    paths = [
-        *sorted(planner.rglob("*.py")),
-        *(request / f"{name}.py" for name in _REQUEST_SOURCES),
-        *(shared / "step_wire" / f"{name}.py" for name in _STEP_WIRE_SOURCES),
-        shared / "grammar" / "grammar.py",
-        *(Path(__file__).with_name(f"{name}.py") for name in ("state_codec", "state_fields")),
+    """Return the SHA-256 of the sources of the core and of what it imports, in hexadecimal digits."""
+    rooms = [Path(room.__file__ or "") for room in state.ROOMS]
+    found = [
+        path.parent.rglob("*.py") if path.name == "__init__.py" else [path] for path in [*rooms, Path(state.__file__)]
     ]
     digest = hashlib.sha256()
-    for path in paths:
+    for path in sorted(path for of_room in found for path in of_room):
         content = path.read_bytes()
         digest.update(f"{path.parent.name}/{path.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
@@ -79,9 +77,14 @@ def dump(snapshot: Snapshot[Any], mask: TokenMask | None = None) -> pb.Snapshot:
 
     Blocks have the names that they have in the fleet: `LogNames` gives them others.
     """
-    surroundings = Surroundings(snapshot.planner_numbers, snapshot.outside, snapshot.fleet._past_preemptions)
-    rows, arrays, names = StateWriter(FORMS, masks_of(mask)).write([surroundings, *_parts(snapshot.fleet)])
+    fleet = snapshot.fleet
+    root = [*_roots(fleet), fleet._past_preemptions, snapshot.planner_numbers, snapshot.outside]
+    rows, arrays, names = StateWriter(_masks_of(mask)).write(root)
     return pb.Snapshot(rows=rows, arrays=arrays, names=names)
+
+
+def _roots(fleet: Fleet) -> list[Any]:
+    return [fleet.queue, fleet.dispatcher, *fleet.planners]
 
 
 def empty_fleet(header: pb.LogHeader) -> ReplayedFleet:
@@ -107,45 +110,96 @@ def load(content: bytes, header: pb.LogHeader) -> Snapshot[ReplayedFleet]:
         fleet = empty_fleet(header)
         for joined in header.cores:
             decoding.join(fleet, joined)
-        surroundings = Surroundings((), {}, Counter())
-        reader = StateReader(FORMS, message.rows, message.arrays, message.names)
-        for value in reader.read([surroundings, *_parts(fleet)]):
-            if isinstance(value, SequenceGroup):
-                decoding.check_group(value)
-        fleet._past_preemptions = surroundings.past_preemptions
-        _check(fleet, surroundings)
-        return Snapshot(fleet, surroundings.planner_numbers, surroundings.outside)
+        reader = StateReader(message.rows, message.arrays, message.names)
+        *roots, fleet._past_preemptions, planner_numbers, outside = reader.read()
+        state.complete(_roots(fleet), roots)
+        for value in reader.objects:
+            _check_value(value)
+        fleet.queue, fleet.dispatcher, *fleet.planners = roots
+        _check(fleet, planner_numbers)
+        return Snapshot(fleet, planner_numbers, outside)
     except Exception as error:  # whatever somebody wrote
         said = f"{type(error).__name__}: {error}" if not isinstance(error, SnapshotError) else str(error)
         raise SnapshotError(f"the snapshot cannot be read: {said}") from error
 
 
-def _parts(fleet: Fleet) -> list[Any]:
-    """Return what a fleet, and each planner that joins, has from the beginning, in an order."""
-    queue, dispatcher = fleet.queue, fleet.dispatcher
-    parts = [queue, queue.work, queue._fair_share, dispatcher, *dispatcher.inboxes]
-    for planner in fleet.planners:
-        batch, host = planner.batch, planner.swapped.host
-        parts += [planner, planner.step_cost, planner.pace, batch, batch.table, batch.stop_checker, planner.beam_batch]
-        parts += [*batch.things.pools, planner.prefills, planner.preempted, planner.preemption, planner.swapped]
-        parts += [planner.pooled]
-        for group in planner.blocks.groups:
-            parts += [group, group.allocator, group.allocator._cached_blocks]
-        parts += [host, host._cached_blocks]
-        parts += [group.prefix_cache for group in planner.blocks.groups if group.prefix_cache is not None]
-    return parts
-
-
-def _check(fleet: Fleet, surroundings: Surroundings) -> None:
+def _check(fleet: Fleet, planner_numbers: tuple[int, ...]) -> None:
     """See that the parts fit each other. Raises SnapshotError, or AssertionError."""
-    if len(set(surroundings.planner_numbers)) != len(fleet.planners) or len(surroundings.planner_numbers) != len(
-        fleet.planners
-    ):
+    if len(set(planner_numbers)) != len(fleet.planners) or len(planner_numbers) != len(fleet.planners):
         raise SnapshotError("its cores and their numbers differ")
-    caches = [planner.blocks.prefix_cache for planner in fleet.planners if planner.blocks.prefix_cache is not None]
-    bits = [cache.bit for cache in caches]
-    if len(set(bits)) != len(bits):
+    bits = [cache.bit for planner in fleet.planners if (cache := planner.blocks.prefix_cache) is not None]
+    if len(set(bits)) != len(bits) or any(bit.bit_count() != 1 for bit in bits):
         raise SnapshotError("two cores have one bit")
-    fleet.dispatcher.holders._bits = sum(bits)
     for planner in fleet.planners:
         check_integrity(planner, has_key=False)
+
+
+def _check_value(value: Any) -> None:
+    """See that a value asks for no more than a scheduler lets it. Raises SnapshotError, or ValueError."""
+    if isinstance(value, SequenceGroup):
+        decoding.check_group(value)
+    elif isinstance(value, StepLayout):
+        asked = value.num_candidates, value.num_alternatives, value.num_prompt_logprobs, value.num_prompt_alternatives
+        for counts in asked:
+            if counts is not None and counts.size and (counts.min() < 0 or counts.sum(dtype=np.int64) > _MAX_ANSWERS):
+                raise SnapshotError("a step asks for more numbers than an executor answers")
+        alternatives = value.num_prompt_alternatives
+        if alternatives is not None and alternatives.max(initial=0) > MAX_ALTERNATIVES:
+            raise SnapshotError(f"a step asks for more than {MAX_ALTERNATIVES} alternatives")
+    elif isinstance(value, BatchTable):
+        lengths = value.num_tokens, value.num_scheduled_tokens, value.num_known_tokens, value.num_open_tokens
+        counted = [(counts, value.max_model_len) for counts in lengths]
+        counted += [(group.counts, group.block_ids.shape[1]) for group in value.groups]
+        counted += [(value.allowance, MAX_ALLOWANCE)]
+        asked = value.num_prompt_logprobs, value.num_logprobs, value.num_candidates
+        too_many = any(counts.max() > MAX_CANDIDATES for counts in asked)
+        if too_many or any(counts.min() < 0 or counts.max() > most for counts, most in counted):
+            raise SnapshotError("a slot has more tokens, blocks or candidates than it can have, or less than none")
+        for group in value.groups:
+            if not 0 <= group.block_ids.min(initial=0) <= group.block_ids.max(initial=0) < group.num_device_blocks:
+                raise SnapshotError("a batch table names a block that is not there")
+
+
+def _masks_of(mask: TokenMask | None) -> Masks:
+    """Return what becomes of all attributes that tell of tokens; None: they stay."""
+    if mask is None:
+        return {}
+
+    def ids(_: Any, token_ids: Any) -> Any:
+        return mask.ids(token_ids)
+
+    def one(_: Any, token_id: int) -> int:
+        return mask.id(token_id)
+
+    return {
+        SequenceGroup: {"prompt_token_ids": ids},
+        Sequence: {"token_ids": ids},
+        ContinuedOutput: {"token_ids": ids},
+        StopConditions: {"stop_token_ids": lambda _, token_ids: mask.id_set(token_ids)},
+        StopChecker: {
+            "_stop_token_ids": lambda _, sets: list(map(mask.id_set, sets)),
+            "_eos_token_ids": lambda _, token_ids: mask.id_tuple(token_ids),
+        },
+        BatchTable: {"token_ids": ids},
+        Grammar: {
+            "body": lambda _, body: mask.grammar_body(body),
+            "digest": lambda grammar, _: mask.grammar(grammar).digest,
+        },
+        GrammarSlots: {
+            "errors": lambda _, errors: [MASKED_ERROR if error else "" for error in errors],
+            "_slot_of": lambda slots, _: {
+                mask.grammar(key).digest: slot for slot, key in enumerate(slots.keys) if key is not None
+            },
+        },
+        Candidates: {"token_ids": ids},
+        Continuation: {"token_id": one},
+        Admission: {"token_ids": ids},
+        PoolingInput: {"token_ids": ids},
+        TableDelta: {"appended_tokens": lambda _, pairs: np.column_stack((pairs[:, 0], mask.ids(pairs[:, 1])))},
+        BeamSearch: {"_stop_token_ids": lambda _, token_ids: np.sort(mask.ids(token_ids))},
+        _Node: {"token_id": one},
+        TokenRules: {
+            **dict.fromkeys(("biased_token_ids", "stop_token_ids", "banned_token_ids", "banned_words"), ids),
+            "allowed_mask": lambda _, content: mask.allowed_mask(content),
+        },
+    }

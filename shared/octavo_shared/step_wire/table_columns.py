@@ -13,18 +13,9 @@ from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
 from octavo_shared.step_wire.step import NO_LOGPROBS, BoolArray, Int32Array
 from octavo_shared.step_wire.step_layout import IndexArray
-from octavo_shared.step_wire.token_rules import TokenRules
 
-# What of a table has a value of fixed size for each slot; views of others, and what is long, are left out.
-_COPIED_COLUMNS = (
-    *("live", "active", "generation", "num_prompt_tokens", "num_tokens", "num_scheduled_tokens"),
-    *("num_known_tokens", "num_open_tokens", "allowance"),
-    *("sampling", "num_prompt_logprobs", "cache_salt", "grammar_slot"),
-)
 # Of a cache group's device pool: tokens in a block, and number of blocks.
 BlockPool: TypeAlias = tuple[int, int]
-_Row: TypeAlias = tuple[Int32Array, list[Int32Array], TokenRules | None]
-_State: TypeAlias = tuple[dict[str, npt.NDArray[np.generic]], dict[int, _Row], list[Grammar | None], bool]
 
 NO_GRAMMAR = -1
 
@@ -121,27 +112,6 @@ class TableColumns:
         self.cache_salt: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, np.uint64)
         self.grammar_slot: Int32Array = np.full(max_num_seqs, NO_GRAMMAR, np.int32)
         self.grammars: list[Grammar | None] = [None] * num_grammar_slots
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Reduce to the sizes and what the live slots hold: the rest is garbage, and views are made anew."""
-        columns = {name: getattr(self, name) for name in _COPIED_COLUMNS}
-        slots = self.live.nonzero()[0].tolist()
-        rows = {
-            slot: (self.tokens_of(slot), [group.of_slot(slot) for group in self.groups], self.token_rules[slot])
-            for slot in slots
-        }
-        sizes = self.max_num_seqs, self.max_model_len, self.block_size, self.num_device_blocks, len(self.grammars)
-        return type(self), (*sizes, self.more_pools), (columns, rows, self.grammars, self.has_allowances)
-
-    def __setstate__(self, state: _State) -> None:
-        columns, rows, self.grammars, self.has_allowances = state
-        for name, column in columns.items():
-            getattr(self, name)[:] = column
-        for slot, (token_ids, tables, rules) in rows.items():
-            self.token_ids[slot, : len(token_ids)] = token_ids
-            for group, block_ids in zip(self.groups, tables, strict=True):
-                group.fill(slot, block_ids)
-            self.token_rules[slot] = rules
 
     def is_current(self, slots: Int32Array | IndexArray, generations: Int32Array) -> BoolArray:
         """Return which slots still belong to the sequence that had them at that generation."""
