@@ -128,7 +128,7 @@ def _parts(fleet: Fleet) -> list[Any]:
         batch, host = planner.batch, planner.swapped.host
         parts += [planner, planner.step_cost, planner.pace, batch, batch.table, batch.stop_checker, planner.beam_batch]
         parts += [*batch.things.pools, planner.prefills, planner.preempted, planner.preemption, planner.swapped]
-        parts += [planner.pooled]
+        parts += [planner.admissions]
         for group in planner.blocks.groups:
             parts += [group, group.allocator, group.allocator._cached_blocks]
         parts += [host, host._cached_blocks]

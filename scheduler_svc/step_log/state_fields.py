@@ -30,11 +30,11 @@ from scheduler_svc.core.fleet.dispatcher import Dispatcher
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.step.admission import Admissions
 from scheduler_svc.core.step.batch import Batch
 from scheduler_svc.core.step.beam_batch import BeamBatch
 from scheduler_svc.core.step.beam_batch import Continuation as BeamContinuation
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.pooled_groups import PooledGroups
 from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
 from scheduler_svc.core.step.prefills import Prefill, Prefills
 from scheduler_svc.core.step.slot_pool import SlotPool, SlotState
@@ -146,7 +146,7 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
         "ready": dict[SequenceGroup, list[BeamContinuation]],
     },
     Prefills: {"running": list[Prefill]},
-    PooledGroups: {"groups": list[SequenceGroup], "needs_step": bool},
+    Admissions: {"text_needs_step": bool},
     Preemption: {"num_preemptions": dict[PreemptionMode, int]},
 }
 # That one row of a step is answered with, and all that a step is answered with, at most.
