@@ -57,7 +57,6 @@ def locations_in(executor: str, planner: ExecutorPlanner) -> Iterator[tuple[Sequ
     """Yield the groups that the planner of an executor has, and where they are there."""
     for groups, status in (
         (planner.batch.running, admin_pb2.REQUEST_STATUS_RUNNING),
-        (planner.pooled.groups, admin_pb2.REQUEST_STATUS_RUNNING),
         (planner.swapped.groups, admin_pb2.REQUEST_STATUS_SWAPPED),
         (planner.preempted.groups, admin_pb2.REQUEST_STATUS_PREEMPTED),
     ):
@@ -99,7 +98,7 @@ def set_core_state(state: admin_pb2.ExecutorState, planner: ExecutorPlanner, now
     device, host = planner.blocks.allocator, planner.swapped.host
     state.status = admin_pb2.EXECUTOR_STATUS_ATTACHED
     state.epoch = planner.epoch
-    state.num_running_requests = len(planner.batch.running) + len(planner.pooled)
+    state.num_running_requests = len(planner.batch.running)
     state.num_swapped_requests = len(planner.swapped)
     state.num_preempted_requests = len(planner.preempted.groups)
     state.num_blocks = device.num_blocks

@@ -172,13 +172,13 @@ def _check_order(planner: ExecutorPlanner) -> None:
 
 
 def _check_pooled(planner: ExecutorPlanner) -> None:
-    """Every pooling group that was admitted is in one step in flight, whole, and has neither a slot nor blocks."""
+    """Every text that runs is in one step in flight, whole, and has neither a slot nor blocks."""
     in_flight = [group for sent in planner.in_flight for group in sent.pooling_groups]
     assert len(set(in_flight)) == len(in_flight), "two steps compute one text"
-    for group in planner.pooled.groups:
+    for group in set(planner.batch.running).difference(planner.batch.with_slots):
         assert group in in_flight, "no step computes a text that was admitted"
         assert group.sequences[0].status is SequenceStatus.RUNNING, "a text that is computed is somewhere else"
-        assert group not in planner.batch, "a text has a place in the batch"
+        assert not group.sequences[0].has_slot, "a text has a slot"
     for sent in planner.in_flight:
         texts = [text.token_ids.tolist() for text in sent.step.pooling_inputs]
         wanted = [group.prompt_token_ids.tolist() for group in sent.pooling_groups]

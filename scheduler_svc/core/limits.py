@@ -68,7 +68,6 @@ class CoreLimits:
         pooling_tasks: What the executor makes of whole texts, ascending.
         embedding_size: Numbers of a vector.
         num_scores: Scores of a text.
-        is_generative: Whether it generates; else it has no blocks, and pooling groups only.
         max_admitted_bytes: Size of the admissions of one step, which must fit into a message with all else
             (`core/step/step_size.py`); any one sequence fits, a group of several that does not never runs.
         stall_after_s: A planner whose oldest step takes so much longer than it should gets no new group while
@@ -102,7 +101,6 @@ class CoreLimits:
     pooling_tasks: tuple[PoolingTask, ...] = ()
     embedding_size: int = 0
     num_scores: int = 0
-    is_generative: bool = True
     max_admitted_bytes: int = 2**31 - 1
     stall_after_s: float = 1.0
 
@@ -115,6 +113,11 @@ class CoreLimits:
         assert not (self.more_groups and self.num_host_blocks)
         assert self.max_long_prefills >= 1
         assert self.max_allowance == 1 or self.max_sample_rows >= self.max_num_seqs
+
+    @property
+    def is_generative(self) -> bool:
+        """Whether the executor generates: else it has no blocks, and pools only."""
+        return self.num_blocks > 0
 
     @property
     def groups(self) -> tuple[PoolLimits, ...]:

@@ -342,10 +342,10 @@ class Engine:
         pools = [(planner.blocks.allocator, planner.limits.block_size) for planner in planners]
         return EngineLoad(
             num_requests=len(self.requests),
-            num_running=sum(len(planner.batch.running) + len(planner.pooled) for planner in planners),
+            num_running=sum(len(planner.batch.running) for planner in planners),
             num_waiting_prompt_tokens=self.queue.num_prompt_tokens,
             max_num_seqs=sum(planner.limits.max_num_seqs for planner in planners),
-            num_taken_slots=sum(planner.limits.max_num_seqs - planner.batch.num_free_slots for planner in planners),
+            num_taken_slots=sum(planner.batch.num_rows for planner in planners),
             num_cache_tokens=sum(pool.num_blocks * block_size for pool, block_size in pools),
             num_used_cache_tokens=sum(pool.num_used_blocks * block_size for pool, block_size in pools),
         )

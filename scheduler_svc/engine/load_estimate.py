@@ -132,7 +132,7 @@ class LoadEstimate:
 
     def _shortest_rest(self, planners: Sequence[ExecutorPlanner]) -> int:
         """Return after how many steps the first of those that run is expected to end."""
-        return min((self._rest(group) for planner in planners for group in planner.batch.running), default=0)
+        return min((self._rest(group) for planner in planners for group in planner.batch.with_slots), default=0)
 
     def _rest(self, group: SequenceGroup) -> int:
         return max(0, group.expected_len - max(self._requests.of(group).num_tokens_of))
@@ -140,7 +140,9 @@ class LoadEstimate:
     def _mean_length(self) -> int:
         """Return how long answers are; before any has ended, how long those are that run."""
         lengths = self._requests.latest_lengths or [
-            self._requests.of(group).mean_length for planner in self._fleet.planners for group in planner.batch.running
+            self._requests.of(group).mean_length
+            for planner in self._fleet.planners
+            for group in planner.batch.with_slots
         ]
         return sum(lengths) // max(1, len(lengths))
 

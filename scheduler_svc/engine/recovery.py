@@ -38,7 +38,7 @@ class Recovery:
         Returns whether it is open if a request is to blame that has got nothing there; see `DriverOwner`.
         """
         now_s, is_open = monotonic_s(), False
-        running, computed = {*planner.batch.running, *planner.pooled.groups}, planner.groups_in_flight
+        running, computed = set(planner.batch.running), planner.groups_in_flight
         for group in self._fleet.leave(planner):
             request = self._requests.of(group)
             request.life.add(LifeEvent(EventKind.EXECUTOR_LOST, now_s, address, cause=cause))

@@ -121,7 +121,7 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         max_model_len=max_model_len,
         vocab_size=info.vocab_size,
         block_size=info.block_size_tokens,
-        num_blocks=groups[0].num_device_blocks,
+        num_blocks=groups[0].num_device_blocks if info.is_generative else 0,
         eos_token_ids=info.eos_token_ids,
         watermark=settings.watermark,
         num_host_blocks=num_host_blocks,
@@ -137,7 +137,6 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         pooling_tasks=tuple(sorted(info.pooling_tasks)),
         embedding_size=info.embedding_size,
         num_scores=info.num_scores,
-        is_generative=info.is_generative,
         num_grammar_slots=info.num_grammar_slots,
         matcher_id=info.matcher_id,
         # Beside any one sequence; any one request fits.

@@ -66,7 +66,7 @@ def decode_limits(message: pb.CoreJoined) -> CoreLimits:
         ("max_model_len", 1, MAX_MODEL_LEN),
         ("max_allowance", 1, MAX_ALLOWANCE),
         ("max_sample_rows", 0, MAX_BLOCKS),
-        ("num_blocks", int(limits.is_generative), MAX_BLOCKS),
+        ("num_blocks", 0, MAX_BLOCKS),
         ("num_grammar_slots", 0, _MAX_GRAMMAR_SLOTS),
     ):
         if not least <= (found := getattr(limits, name)) <= most:

@@ -246,7 +246,7 @@ def scheduler_families(engine: Engine) -> Iterator[Family]:
     """Yield the metrics of a scheduler as they are now."""
     drivers = list(engine.drivers.values())
     planners = {driver.address: driver.planner for driver in drivers if driver.planner is not None}
-    running = {address: len(planner.batch.running) for address, planner in planners.items()}
+    running = {address: len(planner.batch.with_slots) for address, planner in planners.items()}
     yield WAITING.single(engine.waiting.num_waiting)
     yield RUNNING.family(by_label(running))
     yield SWAPPED.single(sum(len(planner.swapped) for planner in planners.values()))

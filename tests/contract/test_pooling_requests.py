@@ -170,7 +170,7 @@ async def test_a_text_waits_in_words_and_numbers_while_its_executor_is_gone() ->
         assert explained.status == admin_pb2.REQUEST_STATUS_WAITING
         assert "waits" in explained.explanation
         await until(lambda: stack.num_groups_on(stack.executor))
-        running = next(group.request_id for group in stack.driver.planner.pooled.groups)  # type: ignore[union-attr]
+        running = next(group.request_id for group in stack.driver.planner.batch.running)  # type: ignore[union-attr]
         explained = await stack.admin.ExplainRequest(admin.ExplainRequestRequest(request_id=running))
         assert explained.explanation.endswith("a step computes all its 60 tokens")
         await stack.engine.abort_request("text 3", None)

@@ -112,7 +112,7 @@ class EngineChecks:
     def _look_at_groups(self) -> None:
         requests = self.engine.requests
         for planner in self.engine.fleet.planners:
-            for group in (*planner.batch.running, *planner.groups.returning, *planner.pooled.groups):
+            for group in (*planner.batch.running, *planner.groups.returning):
                 if requests._live(group) is None:
                     self.accuse(f"{planner.name} computes for {group.request_id}, which has ended")
 

@@ -125,26 +125,26 @@ BUGS = (
     Bug(
         "texts of a lost executor are forgotten with it",
         f"{CORE}/step/admitted_groups.py",
-        "[*self._batch.running, *self.returning, *self._pooled.groups]",
         "[*self._batch.running, *self.returning]",
+        "[*self._batch.with_slots, *self.returning]",
     ),
     Bug(
         "a text is given the answer of its neighbour",
-        f"{CORE}/step/pooled_groups.py",
+        f"{CORE}/step/results.py",
         "                pooled.append((group, output.values))\n",
         "                pooled.append((group, result.pooling_outputs[0].values))\n",
     ),
     Bug(
         "texts go beyond the token budget of a step",
-        f"{CORE}/step/pooled_groups.py",
+        f"{CORE}/step/admission.py",
         "        plan.token_budget -= num_tokens\n",
         "",
     ),
     Bug(
         "a text whose client left is answered all the same",
-        f"{CORE}/step/admitted_groups.py",
-        "            self._pooled.drop(group)\n",
-        "            pass\n",
+        f"{CORE}/step/results.py",
+        "            if group not in self._groups:\n                continue\n",
+        "",
     ),
     # Tokens
     Bug(

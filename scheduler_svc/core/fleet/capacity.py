@@ -123,7 +123,7 @@ class Capacity:
             planner,
             0 if blocks.prefix_cache is None else blocks.prefix_cache.bit,
             planner.load + inbox.num_tokens + inbox.num_slots,
-            planner.num_rows + inbox.num_slots,
+            planner.batch.num_rows + inbox.num_slots,
             planner.batch.num_free_slots - inbox.num_slots,
             num_free_blocks,
             _NO_LIMIT if is_serving else limits.max_num_batched_tokens - planner.num_claimed_tokens - inbox.num_tokens,

@@ -304,7 +304,7 @@ class Dispatcher:
             others = [inbox for inbox in self.inboxes if inbox.assignments and inbox is not server]
             if not others:
                 return
-            busiest = max(others, key=lambda inbox: (inbox.planner.num_rows, inbox.planner.load))
+            busiest = max(others, key=lambda inbox: (inbox.planner.batch.num_rows, inbox.planner.load))
             group, level = busiest.assignments[0].group, busiest.assignments[0].turn.level
             if group.runs_alone or not placement.claim(busiest, self._turn_of(group, level)):
                 return

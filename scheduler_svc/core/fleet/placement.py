@@ -198,7 +198,7 @@ class Placement:
         own = footprint.assignment(turn, capacity, num_cached_blocks)
         row_cost = self._row_cost(assignment.group)
         cost = capacity.cost(row_cost) + own.num_tokens
-        cost_there = there.load + there.num_rows * row_cost + assignment.num_tokens
+        cost_there = there.load + there.batch.num_rows * row_cost + assignment.num_tokens
         is_obstructed = self._obstacle(capacity, turn, footprint, num_cached_blocks) is not None
         if is_obstructed or cost >= cost_there:
             return False

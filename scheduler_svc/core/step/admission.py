@@ -7,27 +7,33 @@ it waits too, or a large request would starve. Three kinds of groups are passed 
 what they wait for is sure to end: those whose prefix a step in flight computes, long prefills while
 `max_long_prefills` of them run, and those whose grammar is being loaded, or finds no slot while running groups use all.
 The rule is in `demand.py`.
-Texts to be pooled need neither slots nor blocks, and so pass groups that wait for these.
+Texts to be pooled need neither slots nor blocks, and so pass groups that wait for these. A step computes a text whole.
+While one is longer than what those that run leave of the budget, one step goes to texts alone; the next one has
+everybody else again, so that no stream waits for more than one such step.
 """
 
 from collections.abc import Iterable
 from contextlib import closing
+from itertools import takewhile
 
 from octavo.values.wording import counted
+from octavo_shared.step_wire.step import PoolingTask
 from scheduler_svc.core.blocks.block_manager import AdmissionPlan, BlockManager
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.sequence import Requirements, SequenceGroup
+from scheduler_svc.core.sequence import Requirements, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
 from scheduler_svc.core.step.demand import Demand, Obstacle, Wait, fit, obstacle_of_batch
-from scheduler_svc.core.step.pooled_groups import PooledGroups, pooled_words
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepPlan
+from scheduler_svc.core.step.step_size import pooled_bytes, pooling_bytes
 from scheduler_svc.core.step.swapping import SwappedGroups
 from scheduler_svc.request.life import EventKind
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 
 # Groups that a step passes over. A look costs the time of a prefix lookup, and the next step looks again.
 MAX_PASSED_GROUPS = 64
+
+_ANSWERS = {PoolingTask.EMBED: "vectors", PoolingTask.SCORE: "scores"}
 
 
 class Admissions:
@@ -38,9 +44,11 @@ class Admissions:
         queue: Where new groups come from.
         running: Where they are admitted to.
         swapped: The host pool.
-        pooled: Those that are pooled.
         groups: Those that come back first, or are computed again.
         numerics: Of the executor.
+
+    Attributes:
+        text_needs_step: Whether a text waits that is longer than what those that run leave of a step.
     """
 
     def __init__(
@@ -49,7 +57,6 @@ class Admissions:
         queue: AdmissionQueue,
         running: RunningGroups,
         swapped: SwappedGroups,
-        pooled: PooledGroups,
         groups: AdmittedGroups,
         numerics: Numerics = UNKNOWN,
     ) -> None:
@@ -60,10 +67,10 @@ class Admissions:
         self._prefills = running.prefills
         self._beam_batch = running.beam_batch
         self._swapped = swapped
-        self._pooled = pooled
         self._groups = groups
         self._numerics = numerics
         self._things = running.batch.things
+        self.text_needs_step = False
 
     # From the host pool --------------------------------------------------------------------------
 
@@ -76,19 +83,19 @@ class Admissions:
                 self._things.load_ahead(plan, group)
                 continue
             demand = self.demand_to_swap_in(group)
-            if not self._batch.running and demand.obstacle_of_blocks is not None:
+            if not self._batch.num_rows and demand.obstacle_of_blocks is not None:
                 self._groups.recompute_swapped(plan, group)
                 return
             if not self._can_ever_be_sent(group):  # it has grown out of a message; the queue ends it
                 self._groups.recompute_swapped(plan, group)
                 continue
-            if self.obstacle_to_swap_in(demand) is not None or not self._fits_message(plan, group):
+            if self.obstacle_to_swap_in(demand) is not None or not self._fits_step(plan, group):
                 return
             self._swap_in_group(plan, group)
 
     def demand_to_swap_in(self, group: SequenceGroup) -> Demand:
         """Return what the way back of a swapped group takes. While anything runs, the watermark is not free for it."""
-        reserve = self._blocks.num_watermark_blocks if self._batch.running else 0
+        reserve = self._blocks.num_watermark_blocks if self._batch.num_rows else 0
         num_free_blocks = max(0, self._blocks.allocator.num_free_blocks - reserve)
         return Demand(group.requires, self._swapped.num_blocks_to_swap_in(group), num_free_blocks)
 
@@ -127,24 +134,11 @@ class Admissions:
             self._admit_all(plan, groups)
 
     def admit_texts(self, plan: StepPlan) -> None:
-        """Admit the waiting texts that stand before everybody else, while budget and message last."""
-        with closing(self._queue.in_order()) as groups:
-            for group in groups:
-                if group.pooling is None or self.judge(group) is not None or not self._admit_text(plan, group):
-                    return
-
-    def _admit_text(self, plan: StepPlan, group: SequenceGroup) -> bool:
-        """Compute a text in this step, if it fits; return whether it does."""
-        if group.num_prompt_tokens > plan.token_budget:
-            self._pooled.needs_step = not plan.pooling_groups
-            return False
-        if self._pooled.message_bytes(group) > plan.num_admissible_bytes:
-            return False
-        self._queue.remove(group)
-        self._note_admission(plan, group, 0)
-        group.order = self._batch.order_of(group)
-        self._pooled.start(plan, group)
-        return True
+        """Give the step to the texts that stand before everybody else, since one needs it; the next one is for all."""
+        self.text_needs_step = False
+        if not plan.is_closed:
+            with closing(self._queue.in_order()) as groups:
+                self._admit_all(plan, takewhile(lambda group: group.pooling is not None, groups))
 
     def _admit_all(self, plan: StepPlan, groups: Iterable[SequenceGroup]) -> None:
         num_passed = 0
@@ -152,15 +146,14 @@ class Admissions:
             if num_passed == MAX_PASSED_GROUPS or not (plan.token_budget or group.pooling is not None):
                 return
             verdict = self.judge(group)
-            if verdict is None:
-                if not self._admit_text(plan, group):
-                    return
-            elif isinstance(verdict, Demand):
-                if not self._fits_message(plan, group):
+            if isinstance(verdict, Demand):
+                if not self._fits_step(plan, group):
                     return
                 self._queue.remove(group)
-                assert verdict.plan is not None
-                self._admit_group(plan, group, verdict.plan)
+                if verdict.plan is None:
+                    self._admit_text(plan, group)
+                else:
+                    self._admit_group(plan, group, verdict.plan)
             elif verdict.wait is Wait.SKIPPED:
                 self._things.load_ahead(plan, group)
                 num_passed += 1
@@ -171,8 +164,11 @@ class Admissions:
                 group.end()
                 plan.fail(group, verdict.reason, flag)
 
-    def _fits_message(self, plan: StepPlan, group: SequenceGroup) -> bool:
-        """Return whether the message of the step can carry the group as well."""
+    def _fits_step(self, plan: StepPlan, group: SequenceGroup) -> bool:
+        """Return whether the message of the step can carry the group as well, and the budget all of a text."""
+        if group.pooling is not None and group.num_prompt_tokens > plan.token_budget:
+            self.text_needs_step = not plan.pooling_groups
+            return False
         return self._message_bytes(group) <= plan.num_admissible_bytes
 
     def _can_ever_be_sent(self, group: SequenceGroup) -> bool:
@@ -180,6 +176,11 @@ class Admissions:
         return group.is_lone or self._message_bytes(group) <= self._limits.max_admitted_bytes
 
     def _message_bytes(self, group: SequenceGroup) -> int:
+        """Return a bound of what the group takes of the message of a step; of a text, with its answer."""
+        if group.pooling is not None:
+            limits = self._limits
+            num_values = limits.embedding_size if group.pooling is PoolingTask.EMBED else limits.num_scores
+            return pooling_bytes(group.num_prompt_tokens) + pooled_bytes(num_values)
         num_bytes = sum(self._blocks.admission_bytes(sequence) for sequence in group.sequences_to_compute)
         return num_bytes + self._things.load_bytes(group)
 
@@ -189,7 +190,7 @@ class Admissions:
 
     def lacks_blocks_only(self, group: SequenceGroup) -> bool:
         """Return whether the sequences of a group need more than the whole cache, and nothing else keeps it out."""
-        if group.pooling is not None or group.is_lone:
+        if group.is_lone:
             return False
         return not self._why_never_but_for_blocks(group) and not self._blocks.can_ever_allocate(group)
 
@@ -204,8 +205,8 @@ class Admissions:
         requires = group.requires
         return bool(self._things.why_never(requires)) or requires.numerics not in (None, self._numerics)
 
-    def judge(self, group: SequenceGroup) -> Demand | Obstacle | None:
-        """Return what the group takes that could be admitted now, or why it cannot be; None: a text takes nothing."""
+    def judge(self, group: SequenceGroup) -> Demand | Obstacle:
+        """Return what the group takes that could be admitted now, or why it cannot be."""
         if why := self.why_never(group):
             return Obstacle(Wait.NEVER, why)
         requires, uses_things = group.requires, bool(self._things.used_by(group))
@@ -236,7 +237,7 @@ class Admissions:
     def why_never(self, group: SequenceGroup) -> str:
         """Say which rule of `can_ever_admit` the group breaks, with the numbers; empty: none."""
         if group.pooling is not None:
-            return self._pooled.why_never(group)
+            return self._why_never_pooled(group)
         if why := self._why_never_but_for_blocks(group):
             return why
         if group.is_lone or self._blocks.can_ever_allocate(group):
@@ -251,7 +252,7 @@ class Admissions:
     def _why_never_but_for_blocks(self, group: SequenceGroup) -> str:
         limits = self._limits
         if not limits.is_generative:
-            return f"the model generates nothing; it gives {pooled_words(limits.pooling_tasks)}"
+            return f"the model generates nothing; it {self._offered}"
         if self.must_not_go_on(group):
             return self._things.why_never(group.requires) or (
                 f"{group.provenance.spans[-1].numerics.described} computed its tokens so far, this one is "
@@ -277,6 +278,43 @@ class Admissions:
                 "--max-message-bytes of the scheduler or the executor"
             )
         return ""
+
+    def _why_never_pooled(self, group: SequenceGroup) -> str:
+        limits, num_tokens = self._limits, group.num_prompt_tokens
+        assert group.pooling is not None
+        if group.pooling not in limits.pooling_tasks:
+            return f"the model gives no {_ANSWERS[group.pooling]}; it {self._offered}"
+        if num_tokens > limits.max_model_len:
+            return f"the text has {num_tokens} tokens; the model takes {limits.max_model_len} (max_model_len)"
+        if num_tokens > limits.max_num_batched_tokens:
+            return (
+                f"the text has {num_tokens} tokens; a step computes it whole, and has {limits.max_num_batched_tokens} "
+                "(--max-num-batched-tokens of the scheduler or the executor)"
+            )
+        if self._message_bytes(group) <= limits.max_admitted_bytes:
+            return ""
+        return (
+            f"the text and its answer take up to {self._message_bytes(group)} bytes; {limits.max_admitted_bytes} are "
+            "left of --max-message-bytes of the scheduler or the executor"
+        )
+
+    @property
+    def _offered(self) -> str:
+        """What the model does, in words."""
+        answers = " and ".join(_ANSWERS[task] for task in self._limits.pooling_tasks)
+        offered = [f"gives {answers}"] if answers else []
+        return " and ".join([*offered, "generates"] if self._limits.is_generative else offered)
+
+    def _admit_text(self, plan: StepPlan, group: SequenceGroup) -> None:
+        """Compute a text in this step: its only chunk is all of it."""
+        num_tokens = group.num_prompt_tokens
+        self._note_admission(plan, group, 0)
+        self._batch.add(group)
+        group.sequences[0].status = SequenceStatus.RUNNING
+        plan.token_budget -= num_tokens
+        plan.num_admissible_bytes -= self._message_bytes(group)
+        plan.pooling_groups += (group,)
+        self._queue.charge(group.tenant, num_tokens)
 
     def _admit_group(self, plan: StepPlan, group: SequenceGroup, allocation: AdmissionPlan) -> None:
         pending_forks = () if group.is_lone else group.live_sequences[len(allocation.sequences) :]

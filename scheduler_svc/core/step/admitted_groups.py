@@ -1,8 +1,7 @@
 """The groups that a planner has admitted, and how they end, are given up, or move to another executor.
 
 An admitted group is in exactly one place, each of which has its own things to give back: it runs, it is swapped
-out, it was preempted and waits for its last tokens in flight, or a step in flight pools it. From there it ends, or goes
-back to the queue.
+out, or it was preempted and waits for its last tokens in flight. From there it ends, or goes back to the queue.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -10,7 +9,6 @@ from typing import Protocol
 
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.batch import BY_ORDER
-from scheduler_svc.core.step.pooled_groups import PooledGroups
 from scheduler_svc.core.step.preemption import PreemptedGroups
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepPlan
@@ -54,7 +52,6 @@ class AdmittedGroups:
         running: Those that run.
         swapped: Those that are swapped out.
         preempted: Those that wait for tokens in flight.
-        pooled: Those that are pooled.
         queue: Where groups go that are to be computed again.
     """
 
@@ -63,23 +60,20 @@ class AdmittedGroups:
         running: RunningGroups,
         swapped: SwappedGroups,
         preempted: PreemptedGroups,
-        pooled: PooledGroups,
         queue: AdmissionQueue,
     ) -> None:
         self._running = running
         self._batch = running.batch
         self._swapped = swapped
         self._preempted = preempted
-        self._pooled = pooled
         self._queue = queue
 
     def __contains__(self, group: object) -> bool:
         """Return whether the group was admitted and has not ended."""
-        is_here = group in self._batch or group in self._swapped.groups or group in self._preempted.groups
-        return is_here or group in self._pooled
+        return group in self._batch or group in self._swapped.groups or group in self._preempted.groups
 
     def __len__(self) -> int:
-        return len(self._batch.running) + len(self._swapped) + len(self._preempted.groups) + len(self._pooled)
+        return len(self._batch.running) + len(self._swapped) + len(self._preempted.groups)
 
     @property
     def returning(self) -> list[SequenceGroup]:
@@ -134,8 +128,6 @@ class AdmittedGroups:
             self._swapped.drop(group)
         elif group in self._preempted.groups:
             self._preempted.groups.remove(group)
-        elif group in self._pooled:
-            self._pooled.drop(group)
         else:
             self._queue.remove(group)
         for sequence in group.sequences:
@@ -169,8 +161,7 @@ class AdmittedGroups:
 
         Their blocks are not given back: the executor is lost, and the planner goes with it.
         """
-        groups = sorted([*self._batch.running, *self.returning, *self._pooled.groups], key=BY_ORDER)
-        self._pooled.groups.clear()
+        groups = sorted([*self._batch.running, *self.returning], key=BY_ORDER)
         for group in list(self._batch.running):
             self._running.remove(group, SequenceStatus.WAITING)
         for group in groups:

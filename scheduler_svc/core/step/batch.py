@@ -52,6 +52,7 @@ class Batch:
     """The running groups, in order, with their slots and blocks. All columns are [max_num_seqs].
 
     Attributes:
+        running: The groups, in order. Texts to be pooled are among them, without slots and blocks.
         num_computed_tokens: Tokens whose keys and values are computed, as acknowledged.
         num_registered_blocks: Blocks that the prefix cache was told of.
         is_decoding: Slots that want a token in every step, until they reach their length limit.
@@ -137,6 +138,16 @@ class Batch:
 
     def _position(self, group: SequenceGroup) -> int:
         return bisect.bisect_left(self.running, group.order, key=BY_ORDER)
+
+    @property
+    def with_slots(self) -> list[SequenceGroup]:
+        """The running groups that have slots: all but texts."""
+        return [group for group in self.running if group.pooling is None]
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that run here, and those that will fork off them: each decodes, or will."""
+        return len(self.sequence_in_slot) - self.num_free_slots
 
     @property
     def num_free_slots(self) -> int:

@@ -100,10 +100,10 @@ class Decoding:
 
     def _make_room(self, plan: StepPlan) -> bool:
         """Free the blocks of one group; return False if the decodes have to wait for a step in flight."""
-        victim = self._batch.running[-1]
+        *others, victim = self._batch.with_slots
         if self._beam_batch.is_in_flight(victim):
             return False
-        if len(self._batch.running) > 1:
+        if others:
             self._preemption.preempt(plan, victim)
         elif plan.has_steps_in_flight:
             return False  # what comes in may end a sequence

@@ -49,7 +49,7 @@ class Demand(NamedTuple):
         num_blocks, num_free_blocks: Blocks that it takes, and those that are there for it.
         has_too_many_long: Whether it is a long prefill, and so many run already.
         is_prefix_coming: Whether a step in flight computes the next block of its prefix.
-        plan: How it would get its blocks; None: these are numbers only.
+        plan: How it would get its blocks; None: these are numbers only, or it is a text to be pooled, which takes none.
     """
 
     requires: Requirements
@@ -83,8 +83,8 @@ def fit(
     returning: Obstacle | None,
     things: Obstacle | None,
     has_budget: bool = True,
-) -> Demand | Obstacle | None:
-    """Return what a group takes that fits, or why it does not fit now; None: it fits, and is a text to be pooled.
+) -> Demand | Obstacle:
+    """Return what a group takes that fits, or why it does not fit now.
 
     Args:
         requires: What the group takes of any executor.
@@ -96,7 +96,7 @@ def fit(
         has_budget: Whether there are tokens left in the step.
     """
     if requires.pooling is not None:
-        return None if has_budget else FULL
+        return Demand(requires, 0, 0) if has_budget else FULL
     obstacle = loads or returning or obstacle_of_batch(requires, num_free_slots) or things
     if obstacle is not None:
         return obstacle
@@ -105,6 +105,4 @@ def fit(
         return _LONG
     if demand.is_prefix_coming:
         return _PREFIX_IS_COMING
-    if demand.num_blocks > demand.num_free_blocks:
-        return demand.obstacle_of_blocks
-    return demand if has_budget else FULL
+    return demand.obstacle_of_blocks or (demand if has_budget else FULL)

@@ -18,8 +18,8 @@ The order of a decision:
     1. decodes, and beams whose candidates are in; if blocks lack, the last groups are preempted
     2. running prefills, chunk by chunk
     3. swapped groups come back, unless somebody was preempted in this step
-    4. groups of the queue are admitted, unless somebody was preempted or is still swapped out; texts to be pooled
-       are computed whole, in what is left of the budget (`pooled_groups.py`)
+    4. groups of the queue are admitted, unless somebody was preempted or is still swapped out; a text to be pooled
+       is computed whole at once, in what is left of the budget
 
 With `PrefillMode.FIRST`, 2 and 4 go first, and decodes run only in steps without prefill chunks; after
 `MAX_PREFILL_STEPS` in a row that kept somebody from decoding comes one without.
@@ -65,7 +65,6 @@ from scheduler_svc.core.step.batch import BY_ORDER, Batch
 from scheduler_svc.core.step.block_appender import Decodes
 from scheduler_svc.core.step.decoding import Decoding
 from scheduler_svc.core.step.demand import HALF_OPEN, Obstacle, Wait
-from scheduler_svc.core.step.pooled_groups import PooledGroups
 from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
 from scheduler_svc.core.step.result_check import check_result
 from scheduler_svc.core.step.results import Results, StepUpdates
@@ -136,12 +135,11 @@ class ExecutorPlanner:
         self.prefills, self.beam_batch = running.prefills, running.beam_batch
         self.swapped = SwappedGroups(self.batch, limits.num_host_blocks)
         self.preempted = PreemptedGroups()
-        self.pooled = PooledGroups(limits, queue)
-        self.groups = AdmittedGroups(running, self.swapped, self.preempted, self.pooled, queue)
+        self.groups = AdmittedGroups(running, self.swapped, self.preempted, queue)
         self.preemption = Preemption(limits, running, self.swapped, self.preempted)
-        self.admissions = Admissions(limits, queue, running, self.swapped, self.pooled, self.groups, numerics)
+        self.admissions = Admissions(limits, queue, running, self.swapped, self.groups, numerics)
         self._decoding = Decoding(limits, running, self.preemption, self.groups)
-        self._results = Results(running, self.preempted, self.pooled, self.groups)
+        self._results = Results(running, self.preempted, self.groups)
         self.in_flight: deque[StepInFlight] = self.batch.in_flight
         self.now_s = 0.0
         self._progress_at_s = 0.0  # the first decision after the last result
@@ -172,8 +170,8 @@ class ExecutorPlanner:
             self.admissions.admit_solo(plan)
         elif not is_mixed:
             self._prefill_first(plan)
-        elif self.pooled.needs_step:
-            self._pool_first(plan)
+        elif self.admissions.text_needs_step:
+            self.admissions.admit_texts(plan)
         if plan.prefill_chunks or plan.pooling_groups:
             decodes = Decodes(np.zeros_like(self.batch.is_decoding), [])
         else:
@@ -195,18 +193,12 @@ class ExecutorPlanner:
             else:
                 self.groups.recompute_swapped(plan, group, DRAINING)
 
-    def _pool_first(self, plan: StepPlan) -> None:
-        """Give the step to texts if one waits that those that run leave no room for; the next one is theirs again."""
-        self.pooled.needs_step = False
-        if not plan.is_closed:
-            self.admissions.admit_texts(plan)
-
     def _prefill_first(self, plan: StepPlan) -> None:
         """Give the step to prefills if there are some, and to decodes when it is their turn."""
         wants_decode = self._decoding.is_wanted(plan)
         if not wants_decode or self._num_prefill_steps < MAX_PREFILL_STEPS:
-            if self.pooled.needs_step:
-                self._pool_first(plan)
+            if self.admissions.text_needs_step:
+                self.admissions.admit_texts(plan)
             self.prefills.continue_all(plan)
             if not plan.is_closed:
                 self.admissions.admit(plan)
@@ -328,14 +320,12 @@ class ExecutorPlanner:
     def solo(self) -> SequenceGroup | None:
         """The group that is computed alone now; None: all are."""
         solo = self.batch.solo
-        if solo is None and self.pooled.groups:
-            return self.pooled.solo
         return solo if solo is not None and solo.runs_alone else None
 
     @property
     def movable(self) -> list[SequenceGroup]:
         """The groups that can be given away now, in order: nobody waits for candidates or late tokens of theirs."""
-        running = (group for group in self.batch.running if not self.beam_batch.is_in_flight(group))
+        running = (group for group in self.batch.with_slots if not self.beam_batch.is_in_flight(group))
         swapped = (group for group in self.swapped if not group.has_inflight_rows)
         return sorted([*running, *swapped], key=BY_ORDER)
 
@@ -349,7 +339,7 @@ class ExecutorPlanner:
             groups.update(self.batch.sequence_in_slot[slot].group for slot in slots)
             if len(slots) < len(is_current):
                 groups.add(None)
-            groups.update(group if group in self.pooled else None for group in sent.pooling_groups)
+            groups.update(group if group in self.batch else None for group in sent.pooling_groups)
         return groups
 
     def offers(self, group: SequenceGroup) -> bool:
@@ -403,11 +393,6 @@ class ExecutorPlanner:
     def num_claimed_tokens(self) -> int:
         """What those that run still want of the budget: the rest of prefills, and a token for each slot."""
         return self.prefills.num_remaining_tokens + self.limits.max_num_seqs - len(self.batch.free_slots)
-
-    @property
-    def num_rows(self) -> int:
-        """Sequences that run here, and those that will fork off them: each decodes, or will."""
-        return self.limits.max_num_seqs - self.batch.num_free_slots
 
     @property
     def load(self) -> int:

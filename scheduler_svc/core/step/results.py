@@ -12,16 +12,17 @@ from itertools import count
 import numpy as np
 
 from octavo_shared.step_wire.batch_table import StepLayout
-from octavo_shared.step_wire.step import BoolArray, Int32Array, RowFlag, RowFlags, StepResult
+from octavo_shared.step_wire.step import BoolArray, Int32Array, PoolingTask, RowFlag, RowFlags, StepResult
 from scheduler_svc.core.beam_search import Candidates
 from scheduler_svc.core.group_event import FlaggedGroup
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmittedGroups
-from scheduler_svc.core.step.pooled_groups import PooledGroups
 from scheduler_svc.core.step.preemption import PreemptedGroups
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array
+
+_ANSWERS = {PoolingTask.EMBED: "the vector of the text", PoolingTask.SCORE: "the scores of the text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +85,13 @@ class Results:
     Args:
         running: Gets tokens and candidates.
         preempted: Get the tokens that were in flight.
-        pooled: Get their answers.
         groups: Ends what is complete.
     """
 
-    def __init__(
-        self, running: RunningGroups, preempted: PreemptedGroups, pooled: PooledGroups, groups: AdmittedGroups
-    ) -> None:
+    def __init__(self, running: RunningGroups, preempted: PreemptedGroups, groups: AdmittedGroups) -> None:
         self._batch = running.batch
         self._beam_batch = running.beam_batch
         self._preempted = preempted
-        self._pooled = pooled
         self._groups = groups
 
     def take(self, sent: StepInFlight, result: StepResult) -> StepUpdates:
@@ -129,8 +126,7 @@ class Results:
         for failure in failures:
             self._end(failure.group)
         if sent.pooling_groups:
-            updates.pooled, flagged = self._pooled.take(sent, result)
-            updates.failures += flagged
+            self._take_answers(sent, result, updates)
         return updates
 
     def _failures(
@@ -328,6 +324,20 @@ class Results:
                 self._groups.finish_group(sequence.group)
             elif sequence.group in self._beam_batch.ready:
                 updates.advanced_searches.append(sequence.group)
+
+    def _take_answers(self, sent: StepInFlight, result: StepResult, updates: StepUpdates) -> None:
+        """End the texts of a step with their answers; those of texts that have ended meanwhile are dropped."""
+        pooled: list[tuple[SequenceGroup, Float32Array]] = []
+        for group, output in zip(sent.pooling_groups, result.pooling_outputs, strict=True):
+            if group not in self._groups:
+                continue
+            assert group.pooling is not None
+            self._groups.finish_group(group)
+            if output.flag:
+                updates.failures.append(FlaggedGroup(group, RowFlag(output.flag), _ANSWERS[group.pooling]))
+            else:
+                pooled.append((group, output.values))
+        updates.pooled = pooled
 
 
 def _alternatives_of(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.step_wire.step import PoolingOutput, PoolingTask, RowFlag, Step, StepResult
 from scheduler_svc.core.integrity import check_integrity
-from scheduler_svc.core.limits import CoreLimits, PrefillMode
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import SequenceGroup
 from tests.support.driving import Bench, group, max_tokens, small_limits
 from tests.support.each_row import each_row
@@ -28,7 +28,7 @@ def limits(budget: int = 16, **changes: Any) -> CoreLimits:
 
 def encoder(budget: int = 16) -> CoreLimits:
     """Return limits of an executor without a cache."""
-    return replace(limits(budget), num_blocks=0, is_generative=False, prefix_caching=True, pooling_tasks=(EMBED, SCORE))
+    return replace(limits(budget), num_blocks=0, prefix_caching=True, pooling_tasks=(EMBED, SCORE))
 
 
 def text(arrival: int, num_tokens: int, task: PoolingTask = EMBED, **fields: object) -> SequenceGroup:
@@ -142,10 +142,38 @@ def test_with_prefills_first_texts_go_before_decodes_and_take_turns_with_them() 
     assert seen == [(0, 1)] * 4 + [(1, 0)] + [(0, 1)]
 
 
+def test_a_text_is_neither_preempted_nor_given_away() -> None:
+    bench = bench_with(replace(limits(), num_blocks=6), group(0, 10), group(1, 10))
+    bench.step()
+    bench.step()
+    bench.planner.queue.add(text(2, 1))
+    bench.schedule()
+    assert [one.arrival for one in bench.planner.movable] == [0, 1]
+    bench.schedule()
+    assert [one.arrival for one in bench.planner.batch.running] == [0, 2]
+    assert [one.arrival for one, _ in bench.process().pooled] == [2]
+
+
+def test_a_swapped_group_comes_back_beside_texts_as_if_nobody_ran() -> None:
+    swaps = {"num_host_blocks": 8, "preemption_mode": PreemptionMode.SWAP}
+    bench = bench_with(
+        replace(limits(), num_blocks=6, watermark=0.5, **swaps),
+        group(0, 3, max_tokens(20)),
+        group(1, 3, max_tokens(20)),
+    )
+    for _ in range(11):
+        bench.step()
+    assert len(bench.planner.swapped) == 1
+    bench.planner.queue.add(text(2, 1))
+    bench.schedule()
+    bench.planner.abort(bench.planner.batch.running[0])
+    assert len(bench.schedule().blocks_to_swap_in), "the watermark is for those that grow"
+
+
 def test_the_answer_of_one_whose_client_left_is_dropped_and_a_lost_executor_gives_the_others_back() -> None:
     bench = bench_with(encoder(), text(0, 5), text(1, 4), text(2, 3))
     bench.schedule()
-    left, *others = bench.planner.pooled.groups
+    left, *others = bench.planner.batch.running
     bench.planner.abort(left)
     check_integrity(bench.planner)
     assert bench.planner.groups_in_flight == {None, *others}
@@ -189,7 +217,7 @@ def test_answers_that_do_not_fit_the_texts_are_refused_whole(change: object) -> 
     result = answer(bench.schedule())
     with pytest.raises(ExecutorFaultError):
         bench.planner.process(replace(result, pooling_outputs=change(result.pooling_outputs)))  # type: ignore[operator]
-    assert len(bench.planner.pooled) == 2
+    assert len(bench.planner.batch.running) == 2
 
 
 def test_answers_that_nobody_asked_for_are_refused() -> None:

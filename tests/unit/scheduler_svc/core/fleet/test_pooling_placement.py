@@ -44,7 +44,7 @@ def test_texts_pass_those_that_wait_for_slots_and_these_come_first_when_one_is_f
     for arrival in range(4, 7):
         bench.add(text(arrival))
     bench.step(member)
-    assert [one.arrival for one in member.planner.pooled.groups] == [4, 5, 6]
+    assert [one.arrival for one in member.planner.batch.running] == [0, 4, 5, 6]
     assert [one.arrival for one in bench.queue.in_order()] == [1, 2, 3]
     assert isinstance(bench.fleet.place(next(bench.queue.in_order()), 0.0), Obstacle)
     bench.run()
@@ -62,8 +62,7 @@ def test_who_waits_for_slots_keeps_others_out_though_texts_pass() -> None:
     bench.add(text(3))
     bench.add(group(4, 2, max_tokens(2)))
     bench.step(member)
-    assert [one.arrival for one in member.planner.pooled.groups] == [3]
-    assert [one.arrival for one in member.planner.batch.running] == [0, 1], "else the wide one never comes"
+    assert [one.arrival for one in member.planner.batch.running] == [0, 1, 3], "else the wide one never comes"
 
 
 def test_texts_are_spread_over_executors_by_what_these_have_to_compute() -> None:
@@ -74,7 +73,7 @@ def test_texts_are_spread_over_executors_by_what_these_have_to_compute() -> None
         bench.fleet.dispatch(0.0)
     for member in bench.members:
         bench.step(member)
-    assert [len(member.planner.pooled) for member in bench.members] == [3, 3]
+    assert [len(member.planner.batch.running) for member in bench.members] == [3, 3]
 
 
 def test_an_executor_that_drains_or_is_in_doubt_gets_as_much_as_any_request() -> None:
@@ -87,7 +86,7 @@ def test_an_executor_that_drains_or_is_in_doubt_gets_as_much_as_any_request() ->
     assert bench.fleet.place(text(2), 0.0) is other.planner
     bench.fleet.set_probing(other.planner, True)
     bench.step(other)
-    assert len(other.planner.pooled) == 1, "until a step has finished"
+    assert len(other.planner.batch.running) == 1, "until a step has finished"
     waiting = bench.fleet.place(text(3), 0.0)
     assert isinstance(waiting, Obstacle)
     assert waiting.wait is Wait.IN_LINE
@@ -117,4 +116,4 @@ def test_slots_of_a_tenant_do_not_bound_its_texts() -> None:
     bench.add(text(1, tenant="x"))
     bench.add(text(2, tenant="x"))
     bench.step(member)
-    assert len(member.planner.pooled) == 2
+    assert len(member.planner.batch.running) == 3
