@@ -151,7 +151,8 @@ class HistoryCache:
 
         Raises: StepFailedError: a place is unwritten or holds another history.
         """
-        begins, ends = self._first_read(layout.starts), (layout.starts + layout.lengths).astype(np.intp)
+        begins = self.first_read(layout.starts) if self._window_tokens else None
+        ends = (layout.starts + layout.lengths).astype(np.intp)
         num_blocks = (ends + (self._block_size - 1)) // self._block_size
         last_blocks = num_blocks - 1
         if begins is not None:
@@ -177,11 +178,16 @@ class HistoryCache:
                 f"from block {block_ids[block]}, which {what} there"
             )
 
-    def _first_read(self, starts: Int32Array) -> IndexArray | None:
-        """Return the first position that the token at each of `starts` sees; None: it sees all."""
+    def first_read(self, starts: Int32Array | IndexArray) -> IndexArray:
+        """Return the first position that the token at each of `starts` sees."""
         if not self._window_tokens:
-            return None
+            return np.zeros(len(starts), np.intp)
         return np.maximum(starts - (self._window_tokens - 1), 0).astype(np.intp)
+
+    def content_of(self, block_id: int) -> bytes:
+        """Return the histories that a device block holds, as bytes."""
+        content: bytes = self._device[block_id].tobytes()
+        return content
 
 
 def _counting_up(lengths: Int32Array | IndexArray) -> IndexArray:

@@ -89,13 +89,13 @@ class PoolMachine(RuleBasedStateMachine):
         self.unused_registered = [block for block in self.unused_registered if block not in found.tolist()]
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), goes_first=st.booleans())
+    def free(self, data: st.DataObject, goes_first: bool) -> None:
         table = self.pick(data)
         self.tables.remove(table)
-        self.pool.free(blocks_of(table))
-        gone = [block for block in reversed(table) if not self.ref_counts[block]]
-        self.unused_registered += [block for block in gone if block in self.content.values()]
+        self.pool.free(blocks_of(table), goes_first=goes_first)
+        gone = [block for block in reversed(table) if not self.ref_counts[block] and block in self.content.values()]
+        self.unused_registered = gone + self.unused_registered if goes_first else self.unused_registered + gone
 
     @precondition(lambda self: self.cache is not None)
     @rule(name=st.integers(1, 30))

@@ -314,7 +314,9 @@ class Checks:
             "parked requests": len(engine.requests.suspects.parked),
             "groups": sum(len(planner.groups) for planner in engine.fleet.planners),
             "live slots": sum(int(planner.table.live.sum()) for planner in engine.fleet.planners),
-            "used blocks": sum(planner.blocks.allocator.num_used_blocks for planner in engine.fleet.planners),
+            "used blocks": sum(
+                group.allocator.num_used_blocks for planner in engine.fleet.planners for group in planner.blocks.groups
+            ),
             "used host blocks": sum(planner.swapped.host.num_used_blocks for planner in engine.fleet.planners),
             "requests that count as waiting": engine.waiting.num_waiting,
         }

@@ -95,6 +95,14 @@ _MANY_TOKENS = 24
 # Of the seeds have executors that draft.
 _DRAFTS_SHARE = 0.4
 
+# Of the seeds have a model whose layers differ in their caches: the windows of its groups, and how many blocks a pool
+# has more than its longest sequence takes of it.
+_GROUPS_SHARE = 0.4
+_WINDOWS = (4, 8, 16, 24, 40)
+_MORE_BLOCKS = (0, 0, 2, 8, 40)
+# Of its executors know nothing of groups.
+_UNGROUPED_SHARE = 0.15
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -146,7 +154,7 @@ def draw_plan(seed: int, mode: str) -> Plan:
     if drafts.random() < _DRAFTS_SHARE:  # some of a fleet may draft more than others, or nothing
         executors = tuple(replace(executor, max_allowance=drafts.choice((1, 2, 4, 8))) for executor in executors)
     num_clients = workload.randint(1, 4)
-    return Plan(
+    plan = Plan(
         seed=seed,
         mode=mode,
         quiet_at_s=LONGEST_S,
@@ -167,6 +175,8 @@ def draw_plan(seed: int, mode: str) -> Plan:
         requests=_draw_requests(workload, load, seed, num_schedulers, num_clients),
         faults=_draw_faults(faults, load, _fault_kinds(num_fronts, cell, is_seamless=is_seamless)),
     )
+    groups = random.Random(f"groups {seed}")
+    return _with_groups(plan, groups) if groups.random() < _GROUPS_SHARE else plan
 
 
 def _draw_executors(draw: random.Random, load: Load) -> tuple[ExecutorPlan, ...]:
@@ -198,6 +208,24 @@ def _draw_executors(draw: random.Random, load: Load) -> tuple[ExecutorPlan, ...]
             }
         executors.append(ExecutorPlan(f"executor{number}:1", load_s=draw.uniform(0.05, 1.0), **first))
     return tuple(executors)
+
+
+def _with_groups(plan: Plan, draw: random.Random) -> Plan:
+    """Return a plan whose model has layers that see different windows; most of its executors have groups for them."""
+    window, other = draw.sample(_WINDOWS, 2)
+    windows = draw.choice(((0, window), (0, window), (0, window), (window, 0), (window,), (window, other)))
+    executors = []
+    for executor in plan.executors:
+        groups = []
+        for seen in windows:
+            size, most = executor.block_size_tokens, executor.num_device_blocks
+            if seen:  # the smallest pool holds the longest sequence: its window and one step's chunk
+                fewest = -(-(seen + executor.max_num_batched_tokens) // size) + 2
+                most = min(fewest, -(-MAX_MODEL_LEN // size)) + draw.choice(_MORE_BLOCKS)
+            groups.append((seen, most))
+        has_groups = draw.random() >= _UNGROUPED_SHARE
+        executors.append(replace(executor, cache_groups=tuple(groups) if has_groups else ()))
+    return replace(plan, executors=tuple(executors), sliding_window_tokens=0 if 0 in windows else max(windows))
 
 
 def _draw_settings(draw: random.Random, load: Load, num_executors: int, num_schedulers: int) -> dict[str, Any]:

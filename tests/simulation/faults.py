@@ -144,6 +144,7 @@ async def _shrink_executor(world: World, plan: FaultPlan) -> bool:
     machine.plan = replace(
         machine.plan,
         num_device_blocks=max(2, machine.plan.num_device_blocks // 2),
+        cache_groups=tuple((window, max(2, num_blocks // 2)) for window, num_blocks in machine.plan.cache_groups),
         max_num_seqs=max(1, machine.plan.max_num_seqs // 2),
         num_host_blocks=0,
     )

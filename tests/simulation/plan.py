@@ -75,6 +75,7 @@ class ExecutorPlan:
 
     `has_device`: whether a device computes its steps, while later ones are launched, or its own thread does.
     `max_allowance`: most tokens that a sequence may get in a step.
+    `cache_groups`: of each cache group the window in tokens, 0: none, and the device blocks; empty: it offers none.
     """
 
     address: str
@@ -88,6 +89,7 @@ class ExecutorPlan:
     load_s: float
     has_device: bool = False
     max_allowance: int = 1
+    cache_groups: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Plans as JSON and back, exactly: a failing one is kept as a file, and its run with it."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,10 @@ def plan_from_json(text: str) -> Plan:
     fields["weather"] = Weather(**fields["weather"])
     for name, part in _PARTS.items():
         fields[name] = tuple(part(**values) for values in fields[name])
+    fields["executors"] = tuple(
+        replace(executor, cache_groups=tuple((window, num_blocks) for window, num_blocks in executor.cache_groups))
+        for executor in fields["executors"]
+    )
     return Plan(**fields)
 
 

@@ -99,6 +99,25 @@ BUGS = (
         '                group.allocator.adopt(group.prefix_cache.adopt(ids, b"".join(kept)))\n',
         '                group.allocator.adopt(group.prefix_cache.adopt(ids[::-1].copy(), b"".join(kept)))\n',
     ),
+    # Cache groups
+    Bug(
+        "a prefix counts as found where the first cache group has it",
+        f"{CORE}/blocks/block_manager.py",
+        "np.logical_and.reduce([group.ends(hashes) for group in self.groups])",
+        "np.logical_and.reduce([group.ends(hashes) for group in self.groups[:1]])",
+    ),
+    Bug(
+        "the blocks that a chunk takes of a later cache group are sent without its offset",
+        f"{CORE}/step/prefills.py",
+        "((slot, group.first_id + block) for block in taken.tolist())",
+        "((slot, block) for block in taken.tolist())",
+    ),
+    Bug(
+        "names are told of a later cache group's blocks without its offset",
+        f"{CORE}/blocks/block_manager.py",
+        "(block_ids, more_ids + np.int32(group.first_id))",
+        "(block_ids, more_ids)",
+    ),
     # Grammars
     Bug(
         "a grammar that a sequence follows is dropped",

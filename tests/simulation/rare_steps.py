@@ -35,7 +35,37 @@ RARE_DECISIONS: tuple[Rare[Decided], ...] = (
         "outputs forked while an earlier step was under way",
         lambda it: bool(it.step.delta.forks) and len(it.planner.in_flight) > 1,
     ),
-    Rare("pool full", "not one block of a device was free", lambda it: not it.planner.blocks.allocator.num_free_blocks),
+    Rare(
+        "pool full",
+        "not one block of a pool was free",
+        lambda it: any(not group.allocator.num_free_blocks for group in it.planner.blocks.groups),
+    ),
+    Rare(
+        "several tokens in cache groups",
+        "rows that may get several tokens had blocks in several cache groups",
+        lambda it: len(it.planner.blocks.groups) > 1 and len(it.step.delta.allowances) > 0,
+    ),
+    Rare(
+        "found behind a window",
+        "a request began with cached blocks of several cache groups, and with no others of a window than it saw",
+        lambda it: (
+            len(it.planner.blocks.groups) > 1
+            and any(
+                group.first_blocks[admission.slot] > 0
+                for admission in it.step.delta.admissions
+                for group in it.planner.blocks.groups
+            )
+        ),
+    ),
+    Rare(
+        "blocks kept of cache groups",
+        "an executor had cached blocks of each of several cache groups of before its attachment",
+        lambda it: (
+            it.step.step_id == 1
+            and len(it.planner.blocks.groups) > 1
+            and all(group.prefix_cache is not None and len(group.prefix_cache) for group in it.planner.blocks.groups)
+        ),
+    ),
     Rare(
         "many steps in flight",
         "four steps of one executor were under way",

@@ -12,9 +12,10 @@ from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.worker.interface import DoneStep, RunningStep
 from octavo_shared.errors import StepFailedError
 from octavo_shared.step_wire.batch_table import StepLayout
-from octavo_shared.step_wire.cache_group import split_moves
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, split_moves
 from octavo_shared.step_wire.step import Step, StepResult
 from tests.simulation.alone import EOS_PROBABILITY
+from tests.simulation.block_checks import BlockChecks
 from tests.simulation.plan import ExecutorPlan
 from tests.simulation.remembered import keys_of, remember, remembered
 from tests.simulation.shapes import MAX_MODEL_LEN, NAN_TOKEN, NUM_GRAMMAR_SLOTS, POISON_TOKEN, POISONED
@@ -25,7 +26,7 @@ GARBAGE = 1
 
 
 class SimulatedWorker(FakeWorker):
-    """See `FakeWorker`, which checks every block that a step reads.
+    """See `FakeWorker`, which checks every block that a step reads; `BlockChecks` looks at the others.
 
     Args:
         plan: What it is like.
@@ -53,6 +54,7 @@ class SimulatedWorker(FakeWorker):
         accuse: Callable[[str], None],
         on_step: Callable[[], None],
     ) -> None:
+        self._contents: dict[bytes, bytes] = {}
         super().__init__(
             block_size_tokens=plan.block_size_tokens,
             num_device_blocks=plan.num_device_blocks,
@@ -64,6 +66,7 @@ class SimulatedWorker(FakeWorker):
             token_us=plan.token_us,
             eos_probability=EOS_PROBABILITY,
             sliding_window_tokens=sliding_window_tokens,
+            cache_groups=_cache_groups(plan),
             nan_token_id=NAN_TOKEN,
             max_allowance=plan.max_allowance,
             max_grammar_slots=NUM_GRAMMAR_SLOTS,
@@ -90,8 +93,10 @@ class SimulatedWorker(FakeWorker):
             raise StepFailedError("a fault of the simulation")
         if any(admission.token_ids[:1].tolist() == [POISON_TOKEN] for admission in step.delta.admissions):
             raise StepFailedError(POISONED)
+        self._launched = step
         try:
             running = super().launch(step)
+            self._checks.after_step(step, self._layout)
         except Exception as error:
             self._accuse(f"step {step.step_id} on {self.info.instance_id}: {type(error).__name__}: {error}")
             raise
@@ -106,6 +111,16 @@ class SimulatedWorker(FakeWorker):
             result = running.finish()
             running = DoneStep(replace(result, sampled_token_ids=result.sampled_token_ids[:-1]))
         return DeviceStep(running.finish(), done_at_s, self._thread.clock) if self._has_device else running
+
+    def reset(self, *, uses_groups: bool = False) -> None:
+        """See `FakeWorker`."""
+        super().reset(uses_groups=uses_groups)
+        self._checks = BlockChecks(self._table, self._histories, self._caches, self._contents)
+
+    def _write_and_read(self, layout: StepLayout) -> None:
+        self._layout = layout
+        self._checks.before_writes(self._launched, layout)
+        super()._write_and_read(layout)
 
     def _write_half(self, step: Step) -> None:
         """Leave behind what a step may that fails in its midst: blocks that it writes have something else in them."""
@@ -146,6 +161,21 @@ class SimulatedWorker(FakeWorker):
             self._thread.compute(duration_s * self.slowness)
         else:
             self._thread.occupy(duration_s * self.slowness)
+
+
+def _cache_groups(plan: ExecutorPlan) -> tuple[CacheGroup, ...]:
+    """Return the groups that an executor offers, each of one layer."""
+    return tuple(
+        CacheGroup(
+            CacheKind.WINDOW if window else CacheKind.FULL,
+            (layer,),
+            plan.block_size_tokens,
+            num_blocks,
+            plan.num_host_blocks,
+            window_tokens=window,
+        )
+        for layer, (window, num_blocks) in enumerate(plan.cache_groups)
+    )
 
 
 @dataclass(frozen=True, slots=True)

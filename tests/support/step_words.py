@@ -69,19 +69,21 @@ def token_lines(updates: StepUpdates) -> list[str]:
 
 def state_lines(core: ExecutorPlanner, queue: Iterable[SequenceGroup]) -> list[str]:
     """Say where every sequence is, and how full the pools are; `queue`: the groups that no core has, in their order."""
-    allocator, lines = core.blocks.allocator, []
+    lines = []
     for sequence in _running_sequences(core):
         slot = sequence.slot
         is_beam = sequence.group.beams is not None
         num_known = core.table.num_tokens[slot] if is_beam else core.table.num_known_tokens[slot]
         counts = f"{num_known} tokens, {core.batch.num_computed_tokens[slot]} computed"
-        lines.append(f"running  {name_of(sequence)}: {counts}, {_blocks(core.blocks.groups[0].held(slot))}")
+        held = [group.held(slot) for group in core.blocks.groups]
+        lines.append(f"running  {name_of(sequence)}: {counts}, {_blocks(core.blocks.wire_ids(held))}")
     for swapped in core.swapped:
         lines += [f"swapped  {_carried(sequence)}" for sequence in swapped.live_sequences]
     for waiting in [*core.preempted.groups, *queue]:
         lines += [f"waiting  {_carried(sequence)}" for sequence in waiting.sequences_to_compute]
-    cached = f", {allocator.num_cached_blocks} of them cached" if allocator.num_cached_blocks else ""
-    lines.append(f"free     {allocator.num_free_blocks} of {allocator.num_blocks} blocks{cached}")
+    for allocator in (group.allocator for group in core.blocks.groups):
+        cached = f", {allocator.num_cached_blocks} of them cached" if allocator.num_cached_blocks else ""
+        lines.append(f"free     {allocator.num_free_blocks} of {allocator.num_blocks} blocks{cached}")
     host = core.swapped.host
     if host.num_used_blocks:
         lines.append(f"host     {host.num_free_blocks} of {host.num_blocks} blocks free")

@@ -87,10 +87,11 @@ class BlockAllocator:
             self._cached_blocks.remove(index[counts == 0])
         self.ref_counts[index] = counts + num_references
 
-    def free(self, block_ids: Int32Array) -> None:
+    def free(self, block_ids: Int32Array, *, goes_first: bool = False) -> None:
         """Count one block table less for each of the distinct `block_ids`, in the order of a table.
 
-        Those at count 0 are free; of a cached prefix, the last block will be evicted first.
+        Those at count 0 are free; of a cached prefix, the last block will be evicted first. With `goes_first` they are
+        evicted before all that are cached already.
         """
         unused = index = block_ids.astype(np.intp)[::-1]
         counts = self.ref_counts[index] - 1
@@ -100,7 +101,8 @@ class BlockAllocator:
         self.ref_counts[index] = counts
         if self.prefix_cache is not None:
             is_registered = self.prefix_cache.is_registered[unused]
-            self._cached_blocks.append(unused[is_registered])
+            put = self._cached_blocks.prepend if goes_first else self._cached_blocks.append
+            put(unused[is_registered])
             unused = unused[~is_registered]
         self._push(unused)
 

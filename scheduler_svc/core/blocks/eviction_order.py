@@ -1,7 +1,8 @@
 """The cached blocks of a pool, in the order in which they will be evicted.
 
-A queue in an array: blocks are appended at its end and evicted from its beginning. A block that is used
-again leaves a stale entry behind, which is skipped, so that every operation works on whole arrays.
+A queue in an array: blocks are appended at its end and evicted from its beginning; those that nobody is likely to
+want again are put there at once. A block that is used again leaves a stale entry behind, which is skipped, so that
+every operation works on whole arrays.
 
 Pure. Read next: `block_allocator.py`.
 """
@@ -21,12 +22,11 @@ class EvictionOrder:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        # Twice as long as needed: the stale entries are dropped once in `num_blocks` appended ones.
-        self._queue: IndexArray = np.empty(2 * num_blocks, np.intp)
-        self._positions: IndexArray = np.arange(2 * num_blocks)
+        # With as much room at both ends: the stale entries are dropped once in `num_blocks` that are put there.
+        self._queue: IndexArray = np.empty(3 * num_blocks, np.intp)
+        self._positions: IndexArray = np.arange(3 * num_blocks)
         self._position_of: IndexArray = np.full(num_blocks, NOT_QUEUED, np.intp)  # an entry elsewhere is stale
-        self._begin = 0
-        self._end = 0
+        self._begin = self._end = self._middle = num_blocks
         self._num_blocks = 0
 
     def __len__(self) -> int:
@@ -47,6 +47,16 @@ class EvictionOrder:
         self._queue[self._end : end] = block_ids
         self._position_of[block_ids] = self._positions[self._end : end]
         self._end = end
+        self._num_blocks += len(block_ids)
+
+    def prepend(self, block_ids: IndexArray) -> None:
+        """Put distinct blocks at the beginning, the first one first, of which none is there yet."""
+        if len(block_ids) > self._begin:
+            self._drop_stale_entries()
+        begin = self._begin - len(block_ids)
+        self._queue[begin : self._begin] = block_ids
+        self._position_of[block_ids] = self._positions[begin : self._begin]
+        self._begin = begin
         self._num_blocks += len(block_ids)
 
     def remove(self, block_ids: IndexArray) -> None:
@@ -73,5 +83,6 @@ class EvictionOrder:
 
     def _drop_stale_entries(self) -> None:
         block_ids = self.block_ids
-        self._begin, self._end, self._num_blocks = 0, 0, 0
+        self._begin = self._end = self._middle
+        self._num_blocks = 0
         self.append(block_ids)

@@ -80,9 +80,16 @@ class GroupBlocks:
         """Return a view of the block table of a slot, without what fell out of the window."""
         return self.tables.block_ids[slot, self.first_blocks[slot] : self.tables.counts[slot]]
 
-    def free_below(self, slot: int, first: int) -> None:
-        """Free the blocks of a slot before `first`, if it has some."""
-        former = int(self.first_blocks[slot])
+    def free_below(self, slot: int, first: int, num_prompt_blocks: int) -> None:
+        """Free the blocks of a slot before `first`, if it has some.
+
+        Those behind the prompt's are evicted before all others: a prompt seldom ends in the midst of an output, and
+        what decodes would else push the windows at the ends of prompts out of a small pool.
+        """
+        former, block_ids = int(self.first_blocks[slot]), self.tables.block_ids[slot]
         if first > former:
-            self.allocator.free(self.tables.block_ids[slot, former:first])
+            middle = min(max(former, num_prompt_blocks), first)
+            for begin, end, goes_first in ((former, middle, False), (middle, first, True)):
+                if begin < end:
+                    self.allocator.free(block_ids[begin:end], goes_first=goes_first)
             self.first_blocks[slot] = first

@@ -240,6 +240,10 @@ class Dispatcher:
                         return
                     lacks_room = True
                     continue
+                for group in skipped:  # the room may be for one that was passed over
+                    queue.release(group)
+                skipped.clear()
+                lacking.clear()
                 if cap is not None:
                     cap.count(made_way, -1)
                     for other in closed:

@@ -306,7 +306,7 @@ class Batch:
         """Free the blocks of a slot before `first`, if there are some."""
         if first > group.first_blocks[slot]:
             self.register_blocks(slot)
-            group.free_below(slot, first)
+            group.free_below(slot, first, int(self.table.num_prompt_tokens[slot]) // group.block_size)
 
     def register_blocks(self, slot: int) -> None:
         """Tell the prefix cache of the blocks of a slot that are full, computed and acknowledged."""

@@ -92,6 +92,20 @@ def test_a_group_without_a_free_block_is_an_obstacle_of_its_own() -> None:
     assert plan.num_needed == 2
 
 
+def test_windows_at_the_ends_of_prompts_outlast_what_decodes_beside_them() -> None:
+    """Ten sequences whose outputs take the pool of the window twice; if unused blocks go by age, nothing is found."""
+    limits = small_limits(
+        blocks=4000, budget=256, block_size=16, max_model_len=1024, max_num_seqs=10, prefix_caching=True
+    )
+    bench = Bench(replace(limits, more_groups=(PoolLimits(80, 64),)))
+    rounds = []
+    for _ in range(2):
+        rounds.append([bench.add(number, 60, max_tokens(120)) for number in range(10)])
+        bench.run()
+
+    assert [request.num_cached_tokens for request in rounds[1]] == [48] * 10
+
+
 @pytest.mark.parametrize("num_tokens", [2048, 8000])
 def test_the_memory_of_a_long_sequence(num_tokens: int) -> None:
     """A shape like Gemma 3's: 22 of 26 layers see 512 tokens."""

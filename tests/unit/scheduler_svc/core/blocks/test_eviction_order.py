@@ -1,7 +1,5 @@
 """The order in which cached blocks are evicted."""
 
-from collections import OrderedDict
-
 import numpy as np
 import pytest
 
@@ -58,17 +56,17 @@ def test_more_than_there_are_cannot_be_taken() -> None:
 
 
 def test_however_often_blocks_come_and_go_the_order_is_that_of_a_list() -> None:
-    generator, order, expected = np.random.default_rng(0), EvictionOrder(8), OrderedDict[int, None]()
+    generator, order, expected = np.random.default_rng(0), EvictionOrder(8), list[int]()
     for _ in range(300):
         absent = [block for block in range(8) if block not in expected]
         added = generator.permutation(absent)[: generator.integers(0, 4)].astype(np.intp)
-        order.append(added)
-        expected.update(dict.fromkeys(added.tolist()))
-        removed = generator.permutation(list(expected))[: generator.integers(0, 3)].astype(np.intp)
+        goes_first = generator.random() < 0.5
+        (order.prepend if goes_first else order.append)(added)
+        expected = [*added.tolist(), *expected] if goes_first else [*expected, *added.tolist()]
+        removed = generator.permutation(expected)[: generator.integers(0, 3)].astype(np.intp)
         order.remove(removed)
-        for block in removed.tolist():
-            del expected[block]
+        expected = [block for block in expected if block not in removed]
         if expected and generator.random() < 0.3:
-            assert order.take_first(1).tolist() == [expected.popitem(last=False)[0]]
-        assert order.block_ids.tolist() == list(expected)
+            assert order.take_first(1).tolist() == [expected.pop(0)]
+        assert order.block_ids.tolist() == expected
         assert len(order) == len(expected)

@@ -94,6 +94,22 @@ def test_who_makes_way_in_vain_has_its_place_again_and_wakes_nobody() -> None:
     assert inboxes_of(bench) == [["a", "b"]]
 
 
+def test_the_room_of_one_that_made_way_is_for_one_that_was_passed_over_before() -> None:
+    bench = FleetBench(small_limits(max_num_seqs=2, budget=8, blocks=24), policy=PriorityPolicy())
+    bench.add(group(0, 2))
+    bench.step(bench.members[0])
+    bench.attach(small_limits(max_num_seqs=2, budget=8, blocks=24, long_prefill_threshold=4))
+    bench.add(group(1, 20))
+    bench.step(bench.members[1])
+    bench.add(group(2, 2, priority=5))
+    assert dispatch(bench) == [["c"], []]
+
+    bench.add(group(3, 12, priority=1))  # one core has no slot, and the other one computes a long prompt
+    bench.add(group(4, 2, priority=2, num_sequences=2))  # no core has two slots, and "c" makes way in vain
+
+    assert dispatch(bench) == [["d"], []]
+
+
 def test_what_a_step_does_not_admit_stands_in_line_again_where_it_stood() -> None:
     bench = FleetBench(small_limits(budget=4))
     [member] = bench.members
