@@ -94,7 +94,8 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
     Inbox: {
         "assignments": list[Assignment],
         "refused": set[SequenceGroup],
-        **dict.fromkeys(("num_slots", "num_blocks", "num_tokens", "num_long"), int),
+        "num_blocks": list[int],
+        **dict.fromkeys(("num_slots", "num_tokens", "num_long"), int),
     },
     ExecutorPlanner: {
         "in_flight": deque[StepInFlight],

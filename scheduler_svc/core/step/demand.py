@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from octavo.values.wording import counted
-from scheduler_svc.core.blocks.block_manager import AdmissionPlan
+from scheduler_svc.core.blocks.block_manager import AdmissionPlan, Scarcest
 from scheduler_svc.core.sequence import Requirements
 
 
@@ -46,15 +46,14 @@ class Demand(NamedTuple):
 
     Attributes:
         requires: What it takes of any executor.
-        num_blocks, num_free_blocks: Blocks that it takes, and those that are there for it.
+        blocks: That it takes, and those that are there for it.
         has_too_many_long: Whether it is a long prefill, and so many run already.
         is_prefix_coming: Whether a step in flight computes the next block of its prefix.
         plan: How it would get its blocks; None: these are numbers only.
     """
 
     requires: Requirements
-    num_blocks: int
-    num_free_blocks: int
+    blocks: Scarcest
     has_too_many_long: bool = False
     is_prefix_coming: bool = False
     plan: AdmissionPlan | None = None
@@ -62,9 +61,10 @@ class Demand(NamedTuple):
     @property
     def obstacle_of_blocks(self) -> Obstacle | None:
         """Why the blocks do not suffice; None: they do."""
-        if self.num_blocks <= self.num_free_blocks:
+        num_needed, num_free, cache_group = self.blocks
+        if num_needed <= num_free:
             return None
-        return Obstacle(Wait.IN_LINE, f"needs {counted(self.num_blocks, 'block')}, {self.num_free_blocks} free")
+        return Obstacle(Wait.IN_LINE, f"needs {counted(num_needed, 'block')}{cache_group}, {num_free} free")
 
 
 def obstacle_of_batch(requires: Requirements, num_free_slots: int) -> Obstacle | None:
@@ -105,6 +105,6 @@ def fit(
         return _LONG
     if demand.is_prefix_coming:
         return _PREFIX_IS_COMING
-    if demand.num_blocks > demand.num_free_blocks:
-        return demand.obstacle_of_blocks
+    if (lack := demand.obstacle_of_blocks) is not None:
+        return lack
     return demand if has_budget else FULL

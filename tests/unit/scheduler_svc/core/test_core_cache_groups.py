@@ -88,8 +88,10 @@ def test_a_group_without_a_free_block_is_an_obstacle_of_its_own() -> None:
 
     plan = bench.planner.blocks.plan_admission(group(1, 8))
 
-    assert plan.num_free == 0
-    assert plan.num_needed == 2
+    assert plan.scarcest == (2, 0, " of cache group 1 (window of 6 tokens)")
+    demand = bench.planner.admissions.demand_of(late := group(1, 8), late.requires)
+    assert demand.obstacle_of_blocks is not None
+    assert demand.obstacle_of_blocks.reason == "needs 2 blocks of cache group 1 (window of 6 tokens), 0 free"
 
 
 @pytest.mark.parametrize("num_tokens", [2048, 8000])
