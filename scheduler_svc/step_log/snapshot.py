@@ -125,13 +125,14 @@ def _parts(fleet: Fleet) -> list[Any]:
     queue, dispatcher = fleet.queue, fleet.dispatcher
     parts = [queue, queue.work, queue._fair_share, dispatcher, *dispatcher.inboxes]
     for planner in fleet.planners:
-        batch, host = planner.batch, planner.swapped.host
+        batch = planner.batch
         parts += [planner, planner.step_cost, planner.pace, batch, batch.table, batch.stop_checker, planner.beam_batch]
         parts += [*batch.things.pools, planner.prefills, planner.preempted, planner.preemption, planner.swapped]
         parts += [planner.pooled]
         for group in planner.blocks.groups:
             parts += [group, group.allocator, group.allocator._cached_blocks]
-        parts += [host, host._cached_blocks]
+        for pool in planner.swapped.pools:
+            parts += [pool, pool.host, pool.host._cached_blocks]
         parts += [group.prefix_cache for group in planner.blocks.groups if group.prefix_cache is not None]
     return parts
 

@@ -42,7 +42,7 @@ from scheduler_svc.core.step.slotted_things import GrammarSlots
 from scheduler_svc.core.step.step_cost import StepCost, Sums
 from scheduler_svc.core.step.step_pace import StepPace
 from scheduler_svc.core.step.step_plan import StepInFlight
-from scheduler_svc.core.step.swapping import SwappedGroups, SwappedTable, _SwapInPlan
+from scheduler_svc.core.step.swapping import HostPool, SwappedGroups, SwappedTable, _SwapInPlan
 from scheduler_svc.core.stopping import StopChecker
 from scheduler_svc.core.waiting.policy import FairShare, _Level, _Tenant
 from scheduler_svc.core.waiting.waiting_lines import GroupsByArrival, Level
@@ -135,8 +135,8 @@ _PARTS: Mapping[type, Mapping[str, Any]] = {
     },
     GroupBlocks: {"first_blocks": Int32Array},
     BlockAllocator: {"ref_counts": Int32Array, "_free_blocks": IndexArray, "_num_uncached_free_blocks": int},
-    SwappedGroups: {
-        "groups": list[SequenceGroup],
+    SwappedGroups: {"groups": list[SequenceGroup]},
+    HostPool: {
         "tables": dict[Sequence, SwappedTable],
         "_swap_in_plans": dict[SequenceGroup, _SwapInPlan],
     },

@@ -15,7 +15,7 @@ again. Forks also share the last, partial block: whoever writes into it first ge
 last one that is left writes in place (copy-on-write; Kwon et al. 2023, section 4.4).
 """
 
-from collections.abc import Container
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -288,8 +288,11 @@ class BlockManager:
                 ids = block_ids[own] - np.int32(group.first_id)
                 group.allocator.adopt(group.prefix_cache.adopt(ids, b"".join(kept)))
 
-    def take_unsent_names(self, max_names: int, written: Container[int]) -> tuple[Int32Array, bytes]:
-        """Return blocks, as on the wire, whose names the executor has not been told, and those; see `PrefixCache`."""
+    def take_unsent_names(self, max_names: int, written: Collection[int]) -> tuple[Int32Array, bytes]:
+        """Return blocks whose names the executor has not been told, and those; see `PrefixCache`.
+
+        Blocks are numbered as on the wire, those of `written` too.
+        """
         if self.prefix_cache is None:
             return no_slots(), b""
         if len(self.groups) == 1:
@@ -297,7 +300,8 @@ class BlockManager:
         block_ids, names = no_slots(), b""
         for group in self.groups:
             assert group.prefix_cache is not None
-            more_ids, more_names = group.prefix_cache.take_unsent_names(max_names - len(block_ids), ())
+            own = {block_id - group.first_id for block_id in written}
+            more_ids, more_names = group.prefix_cache.take_unsent_names(max_names - len(block_ids), own)
             block_ids, names = np.concatenate((block_ids, more_ids + np.int32(group.first_id))), names + more_names
         return block_ids, names
 

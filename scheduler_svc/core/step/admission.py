@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import closing
 
 from octavo.values.wording import counted
-from scheduler_svc.core.blocks.block_manager import AdmissionPlan, BlockManager, Scarcest
+from scheduler_svc.core.blocks.block_manager import AdmissionPlan, BlockManager
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Requirements, SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
@@ -88,9 +88,13 @@ class Admissions:
 
     def demand_to_swap_in(self, group: SequenceGroup) -> Demand:
         """Return what the way back of a swapped group takes. While anything runs, the watermark is not free for it."""
-        reserve = self._blocks.num_watermark_blocks if self._batch.running else 0
-        num_free_blocks = max(0, self._blocks.allocator.num_free_blocks - reserve)
-        return Demand(group.requires, Scarcest(self._swapped.num_blocks_to_swap_in(group), num_free_blocks))
+        num_free_blocks = [
+            max(0, of.allocator.num_free_blocks - (of.num_watermark_blocks if self._batch.running else 0))
+            for of in self._blocks.groups
+        ]
+        return Demand(
+            group.requires, self._blocks.scarcest(self._swapped.num_blocks_to_swap_in(group), num_free_blocks)
+        )
 
     def obstacle_to_swap_in(self, demand: Demand) -> Obstacle | None:
         """Return what is in the way of a swapped group; None: nothing but budget and message."""
@@ -109,9 +113,9 @@ class Admissions:
             self._prefills.start(
                 plan,
                 back.sequence,
-                [back.block_ids],
+                back.tables,
                 back.num_computed_tokens,
-                [back.num_skipped_blocks],
+                back.num_skipped_blocks,
             )
 
     # From the queue ------------------------------------------------------------------------------

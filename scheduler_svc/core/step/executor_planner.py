@@ -134,7 +134,7 @@ class ExecutorPlanner:
         self.table = self.batch.table
         running = RunningGroups(limits, self.batch, queue)
         self.prefills, self.beam_batch = running.prefills, running.beam_batch
-        self.swapped = SwappedGroups(self.batch, limits.num_host_blocks)
+        self.swapped = SwappedGroups(limits, self.batch)
         self.preempted = PreemptedGroups()
         self.pooled = PooledGroups(limits, queue)
         self.groups = AdmittedGroups(running, self.swapped, self.preempted, self.pooled, queue)

@@ -67,7 +67,7 @@ def test_what_of_a_core_changes_is_in_the_table() -> None:
             while member.results:
                 bench.process(member)
     fields = {(kind, name) for kind, form in FORMS.items() for name in form.hints}
-    of_the_fleet = {name for _, name in changed if name in ("cores", "inboxes")}  # made by joining
+    of_the_fleet = {name for _, name in changed if name in ("cores", "inboxes", "pools")}  # made by joining
     missing = {(kind.__name__, name) for kind, name in changed - fields if name not in of_the_fleet}
     assert not missing
     assert len(changed) > 40, "something has happened"
