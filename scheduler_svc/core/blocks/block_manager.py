@@ -24,6 +24,7 @@ import numpy as np
 
 from octavo_shared.step_wire.batch_table import IndexArray
 from octavo_shared.step_wire.step import Int32Array, no_slots
+from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.blocks.group_blocks import GroupBlocks
 from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, NO_BLOCKS, BlockHasher
@@ -115,6 +116,12 @@ class BlockManager:
         self.nothing = (0,) * len(self.groups)
         self._nothing_found: Seq[IndexArray] = (NO_BLOCKS,) * len(self.groups)
         self._max_resident_tokens = min(group.max_resident_tokens for group in self.groups)
+
+    @property
+    def fullest(self) -> BlockAllocator:
+        """The pool of which the largest share is in use: it is the first one to lack a block."""
+        pools = [group.allocator for group in self.groups]
+        return max(pools, key=lambda pool: pool.num_used_blocks / max(1, pool.num_blocks))
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that hold `num_tokens` computed tokens."""

@@ -174,6 +174,17 @@ def test_a_swapped_group_waits_for_blocks_of_each_cache_group() -> None:
     assert "blocks of cache group 1 (window of 6 tokens), 0 free" in obstacle.reason
 
 
+def test_the_fullest_pool_is_the_one_that_lacks_a_block_first() -> None:
+    bench = Bench(two_groups(blocks=24, window_blocks=6, budget=8))
+    bench.add(0, 8, max_tokens(2))
+    bench.step()
+
+    blocks = bench.planner.blocks
+    assert blocks.fullest is blocks.groups[1].allocator
+    blocks.allocator.allocate(blocks.allocator.num_free_blocks)
+    assert blocks.fullest is blocks.allocator
+
+
 @pytest.mark.parametrize("num_tokens", [2048, 8000])
 def test_the_memory_of_a_long_sequence(num_tokens: int) -> None:
     """A shape like Gemma 3's: 22 of 26 layers see 512 tokens."""
