@@ -224,6 +224,9 @@ class _Parts:
 
         def lay_out(uses_groups: bool) -> tuple[Runner, MovesBlocks]:
             caches = self._make_caches(shape, blocks, groups if uses_groups else ())
+            for group in groups if uses_groups else ():
+                sizes = {"num_blocks": group.num_device_blocks, "num_host_blocks": group.num_host_blocks}
+                _logger.info(Event("cache_group", kind=group.kind.name, layers=len(group.layers), **sizes))
             forward = native_forward(model, backend, chosen.library, caches.layers)
             if forward is not None and not sampler.samples_on_device:  # it reads all tokens from the batch table
                 return NativeRunner(model, forward, config.max_num_seqs), caches

@@ -181,8 +181,8 @@ def _fit_of(planner: ExecutorPlanner, executor: str, reason: str, demand: Demand
     return admin_pb2.ExecutorFit(
         executor=executor,
         obstacle=reason,
-        num_needed_blocks=0 if demand is None else demand.num_blocks,
-        num_free_blocks=planner.blocks.allocator.num_free_blocks if demand is None else demand.num_free_blocks,
+        num_needed_blocks=0 if demand is None else demand.blocks.num_needed,
+        num_free_blocks=planner.blocks.allocator.num_free_blocks if demand is None else demand.blocks.num_free,
         num_needed_slots=0 if demand is None else demand.requires.num_slots,
         num_free_slots=planner.batch.num_free_slots,
     )

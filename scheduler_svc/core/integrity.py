@@ -37,20 +37,22 @@ def _check_blocks(planner: ExecutorPlanner) -> None:
         named: Counter[int] = Counter()
         for slot in slots:
             named.update(of.held(slot).tolist())
-        for table in planner.swapped.tables.values() if not index else ():
+        for table in planner.swapped.pools[index].tables.values():
             named.update(block for block in table.device_blocks.tolist() if block != NO_BLOCK)
         counted = {block: int(count) for block, count in enumerate(of.allocator.ref_counts.tolist()) if count}
         assert dict(named) == counted, f"block tables name {dict(named)}, reference counts are {counted}"
 
 
 def _check_host_blocks(planner: ExecutorPlanner) -> None:
-    """1, for the host pool."""
-    host, named = planner.swapped.host, Counter[int]()
-    host.check_integrity()
-    for table in planner.swapped.tables.values():
-        named.update(block for block in table.host_blocks.tolist() if block != NO_BLOCK)
-    counted = {block: int(count) for block, count in enumerate(host.ref_counts.tolist()) if count}
-    assert dict(named) == counted, f"swapped groups name {dict(named)}, reference counts are {counted}"
+    """1, for the host pools; and every cache group has the same sequences there."""
+    for pool in planner.swapped.pools:
+        named = Counter[int]()
+        pool.host.check_integrity()
+        for table in pool.tables.values():
+            named.update(block for block in table.host_blocks.tolist() if block != NO_BLOCK)
+        counted = {block: int(count) for block, count in enumerate(pool.host.ref_counts.tolist()) if count}
+        assert dict(named) == counted, f"swapped groups name {dict(named)}, reference counts are {counted}"
+        assert pool.tables.keys() == planner.swapped.tables.keys(), "a sequence is swapped out of some groups only"
 
 
 def _check_slots(planner: ExecutorPlanner) -> None:

@@ -30,10 +30,11 @@ class PrefillMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """The device pool of a cache group. `sliding_window`: its layers see only so many last tokens; 0: all."""
+    """The pools of a cache group. `sliding_window`: its layers see only so many last tokens; 0: all."""
 
     num_blocks: int
     sliding_window: int = 0
+    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,12 @@ class CoreLimits:
             and one step's chunk), so that a sequence that has the pool for itself can always grow to its end.
         watermark: Share of the device pool that admissions and swap-ins leave free for the growth of
             what runs already: without it the newest group is preempted as soon as it is admitted.
-        num_host_blocks: Blocks of the executor's host pool; 0: preemption always recomputes.
+        num_host_blocks: Blocks of the executor's host pool. A cache group has 0: preemption always recomputes.
         preemption_mode: None: RECOMPUTE for a group with one live sequence (its prefix is often still
             cached, and moving blocks costs both ways), SWAP for several.
         sliding_window: The layers of the first cache group see only so many last tokens; 0: all.
-        more_groups: Cache groups beside the first one, which `num_blocks` and `sliding_window` are of. A planner with
-            several has no host pool.
+        more_groups: Cache groups beside the first one, which `num_blocks`, `num_host_blocks` and `sliding_window` are
+            of.
         max_allowance: Most tokens that a slot may get in a step; 1: one, and nothing is drafted.
         max_sample_rows: Most tokens that a step may sample, where slots may get several.
         long_prefill_threshold: A sequence with more tokens to compute is a long prefill: it gets at
@@ -110,7 +111,6 @@ class CoreLimits:
             num_resident_tokens = pool.sliding_window + self.max_num_batched_tokens + 2 * self.block_size
             slides = pool.sliding_window > 0 and num_resident_tokens <= pool.num_blocks * self.block_size
             assert slides or self.max_model_len <= pool.num_blocks * self.block_size
-        assert not (self.more_groups and self.num_host_blocks)
         assert self.max_long_prefills >= 1
         assert self.max_allowance == 1 or self.max_sample_rows >= self.max_num_seqs
 
@@ -122,7 +122,7 @@ class CoreLimits:
     @property
     def groups(self) -> tuple[PoolLimits, ...]:
         """The pools of all cache groups."""
-        return PoolLimits(self.num_blocks, self.sliding_window), *self.more_groups
+        return PoolLimits(self.num_blocks, self.sliding_window, self.num_host_blocks), *self.more_groups
 
     @property
     def has_window(self) -> bool:

@@ -339,7 +339,7 @@ class Engine:
     def load(self) -> EngineLoad:
         """What it has to do now."""
         planners = self.fleet.planners
-        pools = [(planner.blocks.allocator, planner.limits.block_size) for planner in planners]
+        pools = [(planner.blocks.fullest, planner.limits.block_size) for planner in planners]
         return EngineLoad(
             num_requests=len(self.requests),
             num_running=sum(len(planner.batch.running) for planner in planners),

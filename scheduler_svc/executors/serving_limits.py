@@ -75,8 +75,6 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
     groups = info.groups(agreed=True)
     if any(group.block_size_tokens != info.block_size_tokens for group in groups):
         raise ExecutorRefusedError("its cache groups have blocks of several sizes, which this scheduler cannot use")
-    # Blocks of several groups are not swapped: their sequences are computed again.
-    num_host_blocks = 0 if len(groups) > 1 else info.num_host_blocks
     token_budget = min(settings.max_num_batched_tokens or NO_LIMIT, info.max_num_batched_tokens)
     max_model_len = longest_sequence(info, token_budget)
     if max_model_len < info.max_model_len:
@@ -97,7 +95,7 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
     num_other_bytes = other_bytes(
         num_slots=max_num_seqs,
         num_block_appends=len(groups) * (max_num_seqs * (2 + most_drafts) + token_budget // info.block_size_tokens),
-        num_block_moves=num_host_blocks,
+        num_block_moves=sum(group.num_host_blocks for group in groups),
         num_allowances=max_num_seqs * min(1, most_drafts),
     )
     num_blocks = len(groups) * (max_model_len // info.block_size_tokens + 2)
@@ -124,11 +122,13 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         num_blocks=groups[0].num_device_blocks if info.is_generative else 0,
         eos_token_ids=info.eos_token_ids,
         watermark=settings.watermark,
-        num_host_blocks=num_host_blocks,
+        num_host_blocks=groups[0].num_host_blocks,
         preemption_mode=settings.preemption_mode,
         prefill_mode=settings.prefill_mode,
         sliding_window=groups[0].window_tokens,
-        more_groups=tuple(PoolLimits(group.num_device_blocks, group.window_tokens) for group in groups[1:]),
+        more_groups=tuple(
+            PoolLimits(group.num_device_blocks, group.window_tokens, group.num_host_blocks) for group in groups[1:]
+        ),
         max_allowance=info.max_allowance,
         max_sample_rows=info.max_sample_rows,
         long_prefill_threshold=settings.long_prefill_threshold,

@@ -53,8 +53,8 @@ def join(fleet: Fleet, message: pb.CoreJoined) -> ExecutorPlanner:
 
 
 def _num_blocks(limits: CoreLimits) -> int:
-    num_blocks = sum(pool.num_blocks for pool in limits.groups)
-    return num_blocks + limits.num_host_blocks + _BLOCKS_OF_A_SLOT * limits.max_num_seqs
+    num_blocks = sum(pool.num_blocks + pool.num_host_blocks for pool in limits.groups)
+    return num_blocks + _BLOCKS_OF_A_SLOT * limits.max_num_seqs
 
 
 def decode_limits(message: pb.CoreJoined) -> CoreLimits:
@@ -73,6 +73,8 @@ def decode_limits(message: pb.CoreJoined) -> CoreLimits:
             raise ValueError(f"an executor of the log has {name} {found}; it is from {least} to {most}")
     if not all(1 <= pool.num_blocks <= MAX_BLOCKS for pool in limits.more_groups):
         raise ValueError(f"a cache group of the log has more than {MAX_BLOCKS} blocks, or none")
+    if not all(0 <= pool.num_host_blocks <= MAX_BLOCKS for pool in limits.groups):
+        raise ValueError(f"a cache group of the log has more than {MAX_BLOCKS} host blocks, or less than none")
     return limits
 
 

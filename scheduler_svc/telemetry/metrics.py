@@ -28,13 +28,14 @@ SWAPPED = Metric(
 KV_USAGE = Metric(
     "octavo_kv_cache_usage_ratio",
     "gauge",
-    "Fraction of device blocks in use by requests, 0 to 1; unused cached prefixes do not count.",
+    "Fraction of device blocks in use by requests, 0 to 1, of the fullest cache group; unused cached prefixes do not "
+    "count.",
     _EXECUTOR,
 )
 KV_BLOCKS = Metric(
     "octavo_kv_cache_blocks",
     "gauge",
-    "Device blocks by state: used by requests, cached (unused, but holding a prefix), or free.",
+    "Device blocks of all cache groups by state: used by requests, cached (unused, but holding a prefix), or free.",
     (*_EXECUTOR, "state"),
 )
 QUERIED_TOKENS = Metric(
@@ -267,13 +268,15 @@ def by_label(values: dict[str, int] | dict[str, float]) -> dict[LabelValues, flo
 
 
 def _cache_families(planners: dict[str, ExecutorPlanner]) -> Iterator[Family]:
-    pools = {address: planner.blocks.allocator for address, planner in planners.items()}
+    pools = {address: planner.blocks.fullest for address, planner in planners.items()}
     yield KV_USAGE.family({(address,): pool.num_used_blocks / pool.num_blocks for address, pool in pools.items()})
     blocks: dict[LabelValues, float] = {}
-    for address, pool in pools.items():
-        blocks[address, "used"] = pool.num_used_blocks
-        blocks[address, "cached"] = pool.num_cached_blocks
-        blocks[address, "free"] = pool.num_free_blocks - pool.num_cached_blocks
+    for address, planner in planners.items():
+        allocators = [group.allocator for group in planner.blocks.groups]
+        num_cached = sum(pool.num_cached_blocks for pool in allocators)
+        blocks[address, "used"] = sum(pool.num_used_blocks for pool in allocators)
+        blocks[address, "cached"] = num_cached
+        blocks[address, "free"] = sum(pool.num_free_blocks for pool in allocators) - num_cached
     yield KV_BLOCKS.family(blocks)
 
 

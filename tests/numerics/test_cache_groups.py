@@ -1,6 +1,7 @@
 """Layers with a window among layers without: in pools of their own they compute the same bits as in one pool."""
 
 from dataclasses import fields, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.errors import DeviceLostError, InvalidStepError
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, firsts_of, why_unusable
 from octavo_shared.step_wire.step import Int32Array, SamplingRow, StepResult, TableDelta, pairs
+from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.request.parameters import StopConditions
 from tests.numerics.driver import StepDriver
 from tests.numerics.reference import random_prompt
 from tests.numerics.test_native_forward import Load, load, mixed_steps
+from tests.support.fleet import Outcome
 from tests.support.schedules import Play, Request, Schedule
 
 __all__ = ["load"]
@@ -114,6 +117,47 @@ def test_a_hit_at_every_boundary_changes_no_bit(load: Load) -> None:
     assert [len(group.prefix_cache or ()) > 0 for group in member.planner.blocks.groups] == [True, True]
     cached = [play.fleet.groups[n].num_cached_tokens for n in range(len(prompts))]
     assert cached[1:] == [*range(4, 61, 4)], "nothing was evicted"
+
+
+@pytest.mark.parametrize("kernels", ["native", "composed", "torch"])
+def test_swaps_change_no_bit(kernels: str, load: Load) -> None:
+    """More requests than the pools of both groups hold: all but the first leave for the host, and come back."""
+    settings = {"cpu_kernels": "torch"} if kernels == "torch" else {}
+    pools = {"num_device_blocks": 24, "num_host_blocks": 60, "max_num_seqs": 6, "max_num_batched_tokens": 24}
+    driver = load("Gemma3ForCausalLM", is_composed=kernels != "native", max_model_len=64, **settings, **pools)
+    sampled, conditions = SamplingRow(temperature=1.0, seed=3, num_logprobs=2), StopConditions(24, ignore_eos=True)
+    counts = [1, 1, 2, 1, 1]
+    prompts = [random_prompt(30, seed=seed) for seed in range(len(counts))]
+    requests = [Request(prompt, conditions, sampled, n) for prompt, n in zip(prompts, counts, strict=True)]
+
+    def emptied() -> TorchWorker:
+        assert isinstance(driver.worker, TorchWorker)
+        driver.worker.reset()
+        return driver.worker
+
+    def run(schedule: Schedule, some: list[Request]) -> Play:
+        return Play(schedule, some, emptied).run()
+
+    alone = Schedule(24, settings=PlannerSettings(prefix_caching=False))
+    expected = [run(alone, [request]).outcome_of(0) for request in requests]
+    for depth, caches in product([1, 3], [False, True]):
+        ways = PlannerSettings(preemption_mode=PreemptionMode.SWAP, watermark=0.0, prefix_caching=caches)
+        play = run(Schedule(0, settings=ways, num_steps_in_flight=depth, uses_groups=True), requests)
+
+        for n, alone_outcome in enumerate(expected):
+            check_outcome(play.outcome_of(n), alone_outcome, is_invariant=kernels != "torch")
+        modes = [preempted.mode for preempted in play.preemptions]
+        assert modes.count(PreemptionMode.SWAP) > 1
+
+
+def check_outcome(found: Outcome, expected: Outcome, *, is_invariant: bool) -> None:
+    """Assert that a client gets the same: bit for bit, or, of kernels that are not invariant, but for rounding."""
+    if is_invariant:
+        assert found == expected
+        return
+    for ours, theirs in zip(found.outputs, expected.outputs, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
 
 
 def moves(sources: Int32Array, destinations: Int32Array) -> Int32Array:

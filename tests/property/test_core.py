@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 
-from scheduler_svc.core.limits import CoreLimits, PreemptionMode
+from scheduler_svc.core.limits import CoreLimits, PoolLimits, PreemptionMode
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from tests.support.each_row import each_row
 from tests.support.workloads import VOCAB_SIZE, Request, Workload, play, workloads
@@ -35,9 +35,9 @@ def test_every_output_is_the_one_computed_alone_over_thousands_of_workloads(work
     check_outputs_at_every_depth(workload)
 
 
-@each_row(*product([1, 2, 4], PreemptionMode))
+@each_row(*product([1, 2, 4], PreemptionMode, [(), (PoolLimits(10, 4, 40),), (PoolLimits(16, 4, 40),)]))
 def test_a_pool_far_too_small_for_all_preempts_and_changes_no_output(
-    num_steps_in_flight: int, mode: PreemptionMode
+    num_steps_in_flight: int, mode: PreemptionMode, more_groups: tuple[PoolLimits, ...]
 ) -> None:
     bounds = CoreLimits(
         max_num_seqs=4,
@@ -49,6 +49,7 @@ def test_a_pool_far_too_small_for_all_preempts_and_changes_no_output(
         watermark=0.0,
         num_host_blocks=40,
         preemption_mode=mode,
+        more_groups=more_groups,
     )
     requests = [Request([i, i + 1], StopConditions(max_tokens=15)) for i in range(6)]
 

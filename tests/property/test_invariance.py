@@ -63,8 +63,10 @@ class Example:
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
-        full = CacheGroup(CacheKind.FULL, (0,), self.block_size, self.schedule.num_blocks)
-        return full, CacheGroup(CacheKind.WINDOW, (1,), self.block_size, self.window_blocks, window_tokens=8)
+        pools = (self.schedule.num_blocks, self.schedule.num_host_blocks)
+        window_pools = (self.window_blocks, self.schedule.num_host_blocks // 2)
+        full = CacheGroup(CacheKind.FULL, (0,), self.block_size, *pools)
+        return full, CacheGroup(CacheKind.WINDOW, (1,), self.block_size, *window_pools, window_tokens=8)
 
     def outcome_alone(self, request: Request) -> Outcome:
         """What the request gets from an executor that has room for everything."""

@@ -270,3 +270,9 @@ def only_admission(step: Step) -> Admission:
 def with_logprobs(result: StepResult, logprobs: list[float]) -> StepResult:
     """Return a result that has these log-probabilities as well."""
     return replace(result, logprobs=np.array(logprobs, np.float32))
+
+
+def check_pools_are_free(planner: ExecutorPlanner) -> None:
+    """Assert that nobody has a block of any cache group, on the device or on the host."""
+    pools = [group.allocator for group in planner.blocks.groups] + [pool.host for pool in planner.swapped.pools]
+    assert all(pool.num_free_blocks == pool.num_blocks for pool in pools), "a block is not free"

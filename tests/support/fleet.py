@@ -27,6 +27,7 @@ from scheduler_svc.core.waiting.tenant_shares import TenantShares
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
+from tests.support.driving import check_pools_are_free
 from tests.support.toy_executor import over_the_wire, result_over_the_wire
 from tests.support.waiting import shares_of
 
@@ -351,8 +352,7 @@ class VirtualFleet:
         assert not len(self.queue)
         for member in self.members:
             self._count_preemptions(member)
-            for allocator in (member.planner.blocks.allocator, member.planner.swapped.host):
-                assert allocator.num_free_blocks == allocator.num_blocks
+            check_pools_are_free(member.planner)
             assert not member.executor.table.live.any()
 
     def _count_preemptions(self, member: Member) -> None:

@@ -131,7 +131,7 @@ class PlacementCheck:
             if step is None:
                 return not planner.groups
             return len(step.delta.prefill_chunks) > 0 or len(step.pooling_inputs) > 0
-        if planner.limits.sliding_window and planner.prefills.running:
+        if planner.limits.has_window and planner.prefills.running:
             return False  # one of them may lack a block
         rests = planner.batch.is_decoding & (planner.table.num_scheduled_tokens == self._num_scheduled_tokens)
         return not (planner.beam_batch.ready or np.any(self._wanted & rests))
@@ -166,20 +166,18 @@ def _has_room(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
 
 
 def _has_free(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
-    """Return whether a core has slots and blocks for the group beside those that run.
-
-    Of several cache groups only the first one is counted by this arithmetic: then nothing is claimed.
-    """
-    if planner.limits.more_groups:
-        return False
-    limits, allocator = planner.limits, planner.blocks.allocator
-    num_reserved = math.ceil(limits.num_blocks * limits.watermark) if allocator.num_used_blocks else 0
+    """Return whether a core has slots and blocks of each cache group for the group beside those that run."""
+    limits = planner.limits
+    free = []
+    for allocator in (of.allocator for of in planner.blocks.groups):
+        num_reserved = math.ceil(allocator.num_blocks * limits.watermark) if allocator.num_used_blocks else 0
+        free.append(allocator.num_free_blocks - num_reserved)
     num_taken_slots = sum(other.num_slots for other in planner.batch.running)
     if group.grammar is not None:
         followed = {group.grammar, *(other.grammar for other in planner.batch.running if other.grammar is not None)}
         if len(followed) > limits.num_grammar_slots:
             return False
-    return _fits(limits, group, allocator.num_free_blocks - num_reserved, limits.max_num_seqs - num_taken_slots)
+    return _fits(limits, group, min(free), limits.max_num_seqs - num_taken_slots)
 
 
 def _fits(limits: CoreLimits, group: SequenceGroup, num_free_blocks: int, num_free_slots: int) -> bool:

@@ -4,6 +4,7 @@ The cache holds, for each place in each block, the hash of the whole history up 
 would attend to a wrong, foreign or unwritten place fails the test.
 """
 
+import bisect
 import itertools
 import zlib
 from collections.abc import Callable
@@ -167,12 +168,19 @@ class ToyExecutor:
     def _move_blocks(self, step: Step) -> None:
         """Swap out, swap in, copy."""
         for device, host in step.blocks_to_swap_out.tolist():
-            assert 0 <= host < self._limits.num_host_blocks, "the host pool has no such block"
+            assert host >= 0, "the host pool has no such block"
+            assert self._group_of(host, on_host=True) == self._group_of(device), "a wrong host pool"
             self._host[host] = dict(self._cache.get(device, {}))
         for host, device in step.blocks_to_swap_in.tolist():
+            assert self._group_of(host, on_host=True) == self._group_of(device), "a wrong host pool"
             self._cache[device] = dict(self._host[host])
         copied = {target: dict(self._cache[source]) for source, target in step.blocks_to_copy.tolist()}
         self._cache.update(copied)
+
+    def _group_of(self, block: int, *, on_host: bool = False) -> int:
+        """Return of which cache group a block is, as on the wire."""
+        sizes = [pool.num_host_blocks if on_host else pool.num_blocks for pool in self._limits.groups]
+        return bisect.bisect(list(itertools.accumulate(sizes)), block)
 
     def _draft(self, layout: StepLayout) -> dict[int, list[int]]:
         """Feed drafts to the rows that may have several tokens; return what each of those rows proves, by slot.

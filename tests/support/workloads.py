@@ -24,6 +24,7 @@ from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.life import EventKind
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
+from tests.support.driving import check_pools_are_free
 from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone, values_of
 
 VOCAB_SIZE = 13
@@ -98,7 +99,8 @@ def limits(draw: st.DrawFn) -> CoreLimits:
     more_groups: tuple[PoolLimits, ...] = ()
     if (window := draw(st.sampled_from([0, 0, 3, 8]))) > 0:
         least = min(-(-max_model_len // block_size), -(-(window + budget) // block_size) + 2)
-        more_groups = (PoolLimits(least + draw(st.sampled_from([0, 0, 2, 12])), window),)
+        num_host_blocks = draw(st.sampled_from([0, 3, 8, 40]))
+        more_groups = (PoolLimits(least + draw(st.sampled_from([0, 0, 2, 12])), window, num_host_blocks),)
     return CoreLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
@@ -108,7 +110,7 @@ def limits(draw: st.DrawFn) -> CoreLimits:
         num_blocks=-(-max_model_len // block_size) + draw(st.integers(0, 12)),
         eos_token_ids=draw(st.sampled_from([(), (7,), (3, 9)])),
         watermark=draw(st.sampled_from([0.0, 0.01, 0.3])),
-        num_host_blocks=0 if more_groups else draw(st.sampled_from([0, 3, 8, 40])),
+        num_host_blocks=draw(st.sampled_from([0, 3, 8, 40])),
         preemption_mode=draw(st.sampled_from([None, None, *PreemptionMode])),
         prefill_mode=draw(st.sampled_from([PrefillMode.CHUNKED, *PrefillMode])),
         sliding_window=draw(st.sampled_from([0, 0, 0, 3, 8])),
@@ -401,8 +403,7 @@ def play(workload: Workload, num_steps_in_flight: int) -> Driver:
             else:
                 assert output == alone
                 assert driver.reasons[arrival, index] is reason
-    for allocator in (driver.planner.blocks.allocator, driver.planner.swapped.host):
-        assert allocator.num_free_blocks == allocator.num_blocks
+    check_pools_are_free(driver.planner)
     assert not driver.executor.table.live.any()
     assert not driver.planner.batch.things.grammars.num_in_use
     return driver

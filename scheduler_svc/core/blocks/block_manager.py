@@ -15,14 +15,16 @@ again. Forks also share the last, partial block: whoever writes into it first ge
 last one that is left writes in place (copy-on-write; Kwon et al. 2023, section 4.4).
 """
 
-from collections.abc import Container
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from octavo_shared.step_wire.batch_table import IndexArray
 from octavo_shared.step_wire.step import Int32Array, no_slots
+from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.blocks.group_blocks import GroupBlocks
 from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, NO_BLOCKS, BlockHasher
@@ -57,17 +59,32 @@ class SequenceBlocks:
     parts: list[GroupPart]
 
 
+class Scarcest(NamedTuple):
+    """What a group takes of a cache group, and what is there; of the one that lacks most.
+
+    Attributes:
+        num_needed, num_free: Blocks.
+        cache_group: Which one it is, in words to put behind "blocks"; empty: there is but one.
+    """
+
+    num_needed: int
+    num_free: int
+    cache_group: str = ""
+
+
 @dataclass(slots=True)
 class AdmissionPlan:
     """How a group that fits the empty pools would get its blocks; nothing is taken yet.
 
-    `sequences` has an entry for each of `SequenceGroup.sequences_to_compute`. `num_needed` counts
-    the free blocks it takes, `num_free` those there are, less the watermark; of the cache group that lacks most.
+    Attributes:
+        sequences: An entry for each of `SequenceGroup.sequences_to_compute`.
+        num_needed: Free blocks that it takes of each cache group.
+        scarcest: Those, and what there is less the watermark.
     """
 
     sequences: tuple[SequenceBlocks, ...]
-    num_needed: int
-    num_free: int
+    num_needed: tuple[int, ...]
+    scarcest: Scarcest
 
 
 class BlockManager:
@@ -81,6 +98,7 @@ class BlockManager:
     Attributes:
         groups: The cache groups.
         allocator, prefix_cache: Of the first one.
+        nothing: No block of each.
         hasher: Names blocks. The step log gives a planner another one before its first name.
     """
 
@@ -90,11 +108,20 @@ class BlockManager:
         for pool in limits.groups:
             first_id = sum(group.allocator.num_blocks for group in self.groups)
             self.groups.append(GroupBlocks(limits, pool, first_id, None if self.groups else holders))
+        for index, group in enumerate(self.groups) if limits.more_groups else ():
+            group.words = f" of cache group {index} ({f'window of {group.window}' if group.window else 'all'} tokens)"
         self.allocator, self.prefix_cache = self.groups[0].allocator, self.groups[0].prefix_cache
         self.num_watermark_blocks = self.groups[0].num_watermark_blocks
         self.hasher = BlockHasher(prefix_key, limits.block_size)
+        self.nothing = (0,) * len(self.groups)
         self._nothing_found: Seq[IndexArray] = (NO_BLOCKS,) * len(self.groups)
         self._max_resident_tokens = min(group.max_resident_tokens for group in self.groups)
+
+    @property
+    def fullest(self) -> BlockAllocator:
+        """The pool of which the largest share is in use: it is the first one to lack a block."""
+        pools = [group.allocator for group in self.groups]
+        return max(pools, key=lambda pool: pool.num_used_blocks / max(1, pool.num_blocks))
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that hold `num_tokens` computed tokens."""
@@ -104,17 +131,26 @@ class BlockManager:
 
     def can_ever_allocate(self, group: SequenceGroup) -> bool:
         """Return whether the empty pools hold the group as it is now, and its first fork."""
-        return all(self._num_ever_needed(group, of) <= of.allocator.num_blocks for of in self.groups)
+        num_needed = self.num_blocks_ever_needed(group)
+        return all(num <= of.allocator.num_blocks for num, of in zip(num_needed, self.groups, strict=True))
 
-    def num_blocks_ever_needed(self, group: SequenceGroup) -> int:
-        """Return the blocks of the group as it is now, and of its first fork, in the empty pool of the first group."""
-        return self._num_ever_needed(group, self.groups[0])
-
-    def _num_ever_needed(self, group: SequenceGroup, of: GroupBlocks) -> int:
+    def num_blocks_ever_needed(self, group: SequenceGroup) -> tuple[int, ...]:
+        """Return the blocks of the group as it is now, and of its first fork, in the empty pool of each cache group."""
         sequences = group.sequences_to_compute
-        num_shared = self._num_shared_blocks(sequences)
-        num_blocks = sum(self._num_blocks_of(sequence, of) for sequence in sequences)
-        return num_blocks - num_shared * (len(sequences) - 1) + self._num_fork_blocks(group)
+        num_not_needed = self._num_shared_blocks(sequences) * (len(sequences) - 1) - self._num_fork_blocks(group)
+        lengths = [len(sequence.token_ids) for sequence in sequences]
+        return tuple([sum(of.num_new(length, 0) for length in lengths) - num_not_needed for of in self.groups])
+
+    def scarcest_ever(self, group: SequenceGroup) -> Scarcest:
+        """Return what the group takes of the empty pools, and how large they are."""
+        return self.scarcest(self.num_blocks_ever_needed(group), [of.allocator.num_blocks for of in self.groups])
+
+    def scarcest(self, num_needed: Seq[int], num_free: Seq[int]) -> Scarcest:
+        """Return the cache group that lacks most of what is needed of each, where so many blocks are free."""
+        if len(num_needed) == 1:
+            return Scarcest(num_needed[0], num_free[0])
+        needs = zip(num_needed, num_free, (of.words for of in self.groups), strict=True)
+        return Scarcest(*max(needs, key=lambda need: need[0] - need[1]))
 
     def admission_bytes(self, sequence: Sequence) -> int:
         """Return a bound of what a step's message takes to admit a sequence that does not run."""
@@ -130,13 +166,13 @@ class BlockManager:
         is_whole = not any(part.num_skipped for part in planned[0].parts)
         num_shared = self._num_shared_blocks([lead, *others]) if is_whole else 0
         planned += [self._plan_sequence(sequence, num_shared) for sequence in others]
-        num_fork_blocks, needs = self._num_fork_blocks(group), []
+        num_fork_blocks, num_needed = self._num_fork_blocks(group), []
         for index, of in enumerate(self.groups):
             parts = [blocks.parts[index] for blocks in planned]
             num_new = sum(part.num_new for part in parts) + num_fork_blocks
-            needs.append((_num_unused(of, [part.found for part in parts]) + num_new, of.num_free))
-        num_needed, num_free = max(needs, key=lambda need: need[0] - need[1])
-        return AdmissionPlan(tuple(planned), num_needed, num_free)
+            num_needed.append(_num_unused(of, [part.found for part in parts]) + num_new)
+        scarcest = self.scarcest(num_needed, [of.num_free for of in self.groups])
+        return AdmissionPlan(tuple(planned), tuple(num_needed), scarcest)
 
     def allocate(self, plan: AdmissionPlan) -> list[list[Int32Array]]:
         """Take the blocks of a plan, which are there; return the block tables of each sequence, one a cache group."""
@@ -201,10 +237,8 @@ class BlockManager:
         parts = []
         for group, found in zip(self.groups, found_in, strict=True):
             num_skipped = group.first_seen(num_cached)
-            num_resident_tokens = num_skipped * self.block_size + group.max_resident_tokens
-            num_blocks = self.num_blocks_for(min(len(sequence.token_ids), num_resident_tokens))
-            num_new = max(0, num_blocks - num_cached - num_shared)
-            parts.append(GroupPart(num_skipped, found, num_new))
+            num_new = group.num_new(len(sequence.token_ids), num_cached) - num_shared
+            parts.append(GroupPart(num_skipped, found, max(0, num_new)))
         return SequenceBlocks(sequence, num_cached, num_shared, parts)
 
     def _find_prefix(self, sequence: Sequence) -> tuple[int, Seq[IndexArray]]:
@@ -229,13 +263,6 @@ class BlockManager:
     def _max_hit(self, sequence: Sequence) -> int:
         """Return the most blocks that may be found: one token at least is computed, for its logits."""
         return (len(sequence.token_ids) - 1) // self.block_size
-
-    def num_blocks_of(self, sequence: Sequence) -> int:
-        """Return the blocks of the first group that a sequence needs as it is now, with nothing of it shared."""
-        return self._num_blocks_of(sequence, self.groups[0])
-
-    def _num_blocks_of(self, sequence: Sequence, of: GroupBlocks) -> int:
-        return self.num_blocks_for(min(len(sequence.token_ids), of.max_resident_tokens))
 
     def _num_shared_blocks(self, sequences: Seq[Sequence]) -> int:
         """Return the full blocks that all of several sequences have in common, as long as one needs them."""
@@ -268,8 +295,11 @@ class BlockManager:
                 ids = block_ids[own] - np.int32(group.first_id)
                 group.allocator.adopt(group.prefix_cache.adopt(ids, b"".join(kept)))
 
-    def take_unsent_names(self, max_names: int, written: Container[int]) -> tuple[Int32Array, bytes]:
-        """Return blocks, as on the wire, whose names the executor has not been told, and those; see `PrefixCache`."""
+    def take_unsent_names(self, max_names: int, written: Collection[int]) -> tuple[Int32Array, bytes]:
+        """Return blocks whose names the executor has not been told, and those; see `PrefixCache`.
+
+        Blocks are numbered as on the wire, those of `written` too.
+        """
         if self.prefix_cache is None:
             return no_slots(), b""
         if len(self.groups) == 1:
@@ -277,7 +307,8 @@ class BlockManager:
         block_ids, names = no_slots(), b""
         for group in self.groups:
             assert group.prefix_cache is not None
-            more_ids, more_names = group.prefix_cache.take_unsent_names(max_names - len(block_ids), ())
+            own = {block_id - group.first_id for block_id in written}
+            more_ids, more_names = group.prefix_cache.take_unsent_names(max_names - len(block_ids), own)
             block_ids, names = np.concatenate((block_ids, more_ids + np.int32(group.first_id))), names + more_names
         return block_ids, names
 

@@ -35,9 +35,11 @@ class GroupBlocks:
     Attributes:
         tables: The block tables of the group.
         first_blocks: Blocks of each slot that fell out of the window; those before are not ours any more.
+        words: Which of several groups it is, to put behind "blocks".
     """
 
     tables: BlockTables
+    words = ""
 
     def __init__(self, limits: CoreLimits, pool: PoolLimits, first_id: int, holders: BlockHolders | None) -> None:
         self.block_size = limits.block_size
@@ -55,8 +57,21 @@ class GroupBlocks:
     @property
     def num_free(self) -> int:
         """Blocks that newcomers may take: the watermark does not hold back one that would have the pool for itself."""
-        num_free = self.allocator.num_free_blocks
-        return num_free if num_free == self.allocator.num_blocks else max(0, num_free - self.num_watermark_blocks)
+        return max(0, self.num_free_beside(0))
+
+    def num_free_beside(self, num_taken: int) -> int:
+        """Return the same for those that come after so many blocks are taken; negative: too many are."""
+        num_free = self.allocator.num_free_blocks - num_taken
+        return num_free if num_free == self.allocator.num_blocks else num_free - self.num_watermark_blocks
+
+    def num_new(self, num_tokens: int, num_cached: int) -> int:
+        """Return the blocks that a sequence of so many tokens takes behind a prefix of so many blocks."""
+        num_tokens = min(num_tokens, self.first_seen(num_cached) * self.block_size + self.max_resident_tokens)
+        return max(0, -(-num_tokens // self.block_size) - num_cached)
+
+    def num_saved(self, num_tokens: int, num_cached: int) -> int:
+        """Return how many blocks fewer a sequence takes behind a prefix of so many blocks."""
+        return self.num_new(num_tokens, 0) - self.num_new(num_tokens, num_cached) if self.window else num_cached
 
     # Prefixes ------------------------------------------------------------------------------------
 

@@ -6,7 +6,9 @@ of the message. The planner has the last word (`Admissions.judge`); what it does
 Pure. Read next: `dispatcher.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import gt
 from typing import NamedTuple
 
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox
@@ -31,7 +33,7 @@ class Footprint(NamedTuple):
         block_size: Tokens in a block.
         num_tokens: To compute before it has its first one.
         num_lead_tokens: Those of its first sequence.
-        num_blocks: Blocks of the pool.
+        num_blocks: Blocks of each cache group.
         block_names: Of the blocks that may be found in the prefix cache.
     """
 
@@ -39,7 +41,7 @@ class Footprint(NamedTuple):
     block_size: int
     num_tokens: int
     num_lead_tokens: int
-    num_blocks: int
+    num_blocks: tuple[int, ...]
     block_names: list[bytes]
 
     @classmethod
@@ -47,7 +49,7 @@ class Footprint(NamedTuple):
         """Return what a group takes of a planner."""
         blocks, requires = planner.blocks, group.requires
         if group.pooling is not None:
-            return cls(requires, blocks.block_size, group.num_prompt_tokens, 0, 0, [])
+            return cls(requires, blocks.block_size, group.num_prompt_tokens, 0, blocks.nothing, [])
         sequences = group.sequences if group.is_lone else group.sequences_to_compute
         lead = sequences[0]
         if len(sequences) > 1:  # it has forked: what its sequences share, and what is cached of each, takes a plan
@@ -55,21 +57,31 @@ class Footprint(NamedTuple):
             num_tokens = sum(planned.parts[0].num_new for planned in plan.sequences) * blocks.block_size
             num_lead_tokens = len(lead.token_ids) - plan.sequences[0].num_cached * blocks.block_size
             return cls(requires, blocks.block_size, num_tokens, num_lead_tokens, plan.num_needed, [])
-        num_blocks = blocks.num_blocks_of(lead) if group.is_lone else blocks.num_blocks_ever_needed(group)
+        num_tokens = len(lead.token_ids)
+        if group.is_lone:
+            num_blocks = tuple([of.num_new(num_tokens, 0) for of in blocks.groups])
+        else:
+            num_blocks = blocks.num_blocks_ever_needed(group)
         names: list[bytes] = []
         if blocks.prefix_cache is not None and not group.lacks_prompt_logprobs:
             names = blocks.hash_blocks(lead)
-            if len(names) * blocks.block_size == len(lead.token_ids):
+            if len(names) * blocks.block_size == num_tokens:
                 names = names[:-1]  # one token at least is computed, for its logits
-        num_tokens = len(lead.token_ids)
         return cls(requires, blocks.block_size, num_tokens, num_tokens, num_blocks, names)
 
     def assignment(self, turn: Turn, capacity: "Capacity", num_cached_blocks: int) -> Assignment:
         """Return what the group takes of a planner that has its first blocks in the prefix cache."""
         num_cached_tokens = num_cached_blocks * self.block_size
         is_long = capacity.planner.prefills.is_long(self.num_lead_tokens - num_cached_tokens)
-        num_blocks, num_tokens = self.num_blocks - num_cached_blocks, self.num_tokens - num_cached_tokens
+        num_blocks, num_tokens = self.num_blocks, self.num_tokens - num_cached_tokens
+        if num_cached_blocks:
+            num_blocks = self.num_blocks_behind(num_cached_blocks, capacity.planner)
         return Assignment(turn, self.requires.num_slots, num_blocks, num_tokens, is_long)
+
+    def num_blocks_behind(self, num_cached_blocks: int, planner: ExecutorPlanner) -> tuple[int, ...]:
+        """Return the blocks of each cache group that it takes behind a prefix, of which the group has what it sees."""
+        groups = zip(self.num_blocks, planner.blocks.groups, strict=True)
+        return tuple([num - of.num_saved(self.num_lead_tokens, num_cached_blocks) for num, of in groups])
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +94,7 @@ class Capacity:
         load: Tokens that are computed before those of a newcomer.
         num_rows: Sequences that decode here, or will, beside a newcomer.
         num_free_slots: Of the batch.
-        num_free_blocks: Of the pool, less the watermark.
+        num_free_blocks: Of each cache group, less the watermark.
         num_tokens: Of the budget; at most 0: the step is full.
         num_long: Long prefills that it may start.
         first_return: Level and counter of the first one that was preempted here; later turns wait for it.
@@ -95,11 +107,10 @@ class Capacity:
     load: int
     num_rows: int
     num_free_slots: int
-    num_free_blocks: int
+    num_free_blocks: list[int]
     num_tokens: int
     num_long: int
     first_return: tuple[int, float] | None
-    _is_pool_used: bool
     number: int
 
     @classmethod
@@ -114,10 +125,6 @@ class Capacity:
         """
         planner = inbox.planner
         blocks, limits = planner.blocks, planner.limits
-        num_free_blocks = blocks.allocator.num_free_blocks - inbox.num_blocks
-        is_pool_used = num_free_blocks < blocks.allocator.num_blocks
-        if is_pool_used:
-            num_free_blocks -= blocks.num_watermark_blocks
         return cls(
             inbox,
             planner,
@@ -125,17 +132,19 @@ class Capacity:
             planner.load + inbox.num_tokens + inbox.num_slots,
             planner.batch.num_rows + inbox.num_slots,
             planner.batch.num_free_slots - inbox.num_slots,
-            num_free_blocks,
+            [of.num_free_beside(num) for of, num in zip(blocks.groups, inbox.num_blocks, strict=True)],
             _NO_LIMIT if is_serving else limits.max_num_batched_tokens - planner.num_claimed_tokens - inbox.num_tokens,
             limits.max_long_prefills - planner.prefills.num_long - inbox.num_long,
             planner.groups.first_return,
-            is_pool_used,
             number,
         )
 
     def rank(self, row_cost: int) -> tuple[int, int, int, "Capacity"]:
-        """Return what orders rooms: by `cost`, then by free blocks. No two are equal, by their number."""
-        return self.cost(row_cost), -self.num_free_blocks, self.number, self
+        """Return what orders rooms: by `cost`, then by free blocks of the first cache group.
+
+        No two are equal, by their number.
+        """
+        return self.cost(row_cost), -self.num_free_blocks[0], self.number, self
 
     def cost(self, row_cost: int) -> int:
         """Return the tokens that are computed here until a newcomer has its last one, without its own.
@@ -174,16 +183,18 @@ class Capacity:
         return self.planner.batch.things.obstacle_of_slots(requires, dispatched)
 
     def _demand_of(self, group: SequenceGroup, footprint: Footprint, num_cached_blocks: int) -> Demand:
-        planner, num_free, num_needed = self.planner, self.num_free_blocks, footprint.num_blocks
-        if num_needed > num_free:
-            num_needed -= num_cached_blocks
-            if num_needed <= num_free:
+        planner, num_free = self.planner, self.num_free_blocks
+        num_needed = footprint.num_blocks
+        if not _suffice(num_free, num_needed):
+            num_needed = footprint.num_blocks_behind(num_cached_blocks, planner)
+            if _suffice(num_free, num_needed):
                 # It depends on how many of the cached blocks nobody uses: these count as free.
                 num_needed = planner.blocks.plan_admission(group).num_needed
         num_lead_tokens = footprint.num_lead_tokens - num_cached_blocks * footprint.block_size
         has_too_many_long = self.num_long <= 0 and planner.prefills.is_long(num_lead_tokens)
         is_coming = planner.blocks.is_being_computed(footprint.block_names, num_cached_blocks)
-        return Demand(footprint.requires, num_needed, num_free, has_too_many_long, is_coming)
+        scarcest = planner.blocks.scarcest(num_needed, num_free)
+        return Demand(footprint.requires, scarcest, has_too_many_long, is_coming)
 
     def give(self, assignment: Assignment) -> None:
         """Put an assignment into the inbox of the planner."""
@@ -192,15 +203,21 @@ class Capacity:
 
     def count(self, assignment: Assignment) -> None:
         """Count what an assignment takes."""
-        if not self._is_pool_used:
-            self._is_pool_used = True
-            self.num_free_blocks -= self.planner.blocks.num_watermark_blocks
         self.load += assignment.num_tokens + assignment.num_slots
         self.num_rows += assignment.num_slots
         self.num_free_slots -= assignment.num_slots
-        self.num_free_blocks -= assignment.num_blocks
+        groups = self.planner.blocks.groups
+        for index, num_taken in enumerate(assignment.num_blocks):
+            if self.num_free_blocks[index] == groups[index].allocator.num_blocks:  # the first that is given out
+                self.num_free_blocks[index] -= groups[index].num_watermark_blocks
+            self.num_free_blocks[index] -= num_taken
         self.num_tokens -= assignment.num_tokens
         self.num_long -= assignment.is_long
+
+
+def _suffice(num_free: Sequence[int], num_needed: Sequence[int]) -> bool:
+    """Return whether there are as many blocks of each cache group as are needed."""
+    return not any(map(gt, num_needed, num_free))
 
 
 def num_expected_tokens(group: SequenceGroup) -> int:

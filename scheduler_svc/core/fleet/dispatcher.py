@@ -1,10 +1,10 @@
 """The dispatcher: gives the first groups in line to the planners that are to compute them.
 
 Groups stand in one line. The first one is dispatched to the best of the planners whose next step can admit it: where
-least is computed until it has its last token (`placement.py`), then where most blocks are free. The first one may be
-passed only if it waits for something that is sure to come (`Wait.SKIPPED`). One that waits for a grammar slot is passed
-by those without a grammar: others would take each slot that is free before it. Texts to be pooled pass those that wait
-for slots or blocks, of which they need none.
+least is computed until it has its last token (`placement.py`), then where most blocks of the first cache group are
+free. The first one may be passed only if it waits for something that is sure to come (`Wait.SKIPPED`). One that waits
+for a grammar slot is passed by those without a grammar: others would take each slot that is free before it. Texts to be
+pooled pass those that wait for slots or blocks, of which they need none.
 
 A dispatched group waits in the inbox of its planner until the planner decides its next step, which is soon. Until then
 
@@ -266,7 +266,7 @@ class Dispatcher:
                     yield turn.group
                 else:
                     inbox = next(inbox for inbox in placement.takers if _is_of_its_kind(inbox, turn.group))
-                    inbox.put(Assignment(turn, 0, 0, 0, is_long=False))
+                    inbox.put(Assignment(turn, 0, inbox.planner.blocks.nothing, 0, is_long=False))
                     self._dispatched_to.add(inbox.planner)
             elif offer is Wait.NEVER:
                 self.unplaceable.add(turn.group)

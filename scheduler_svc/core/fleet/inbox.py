@@ -24,14 +24,14 @@ class Assignment(NamedTuple):
     Attributes:
         turn: With which it was dispatched.
         num_slots: Slots of the batch.
-        num_blocks: Free blocks.
+        num_blocks: Free blocks of each cache group.
         num_tokens: Tokens to compute.
         is_long: Whether it is a long prefill.
     """
 
     turn: Turn
     num_slots: int
-    num_blocks: int
+    num_blocks: tuple[int, ...]
     num_tokens: int
     is_long: bool
 
@@ -49,8 +49,8 @@ class Inbox:
 
     Attributes:
         planner: Whose inbox it is; set as soon as the planner is there.
-        kind: Equal for planners on which a group needs the same: their blocks are of one size, and live as long. Those
-            of one dispatcher are then the same object.
+        kind: Equal for planners on which a group needs the same: their blocks are of one size, and live as long in
+            each cache group. Those of one dispatcher are then the same object.
         assignments: In the order of their turns.
         refused: Groups that the planner did not admit when it was to; they are not dispatched to it again before its
             next decision.
@@ -59,11 +59,13 @@ class Inbox:
     planner: ExecutorPlanner
 
     def __init__(self, limits: CoreLimits) -> None:
-        num_chunk_tokens = limits.max_num_batched_tokens if limits.sliding_window else 0
-        self.kind = limits.block_size, limits.sliding_window + num_chunk_tokens, limits.prefix_caching
+        windows = [pool.sliding_window for pool in limits.groups]
+        num_chunk_tokens = limits.max_num_batched_tokens if any(windows) else 0
+        self.kind = limits.block_size, num_chunk_tokens, limits.prefix_caching, *windows
         self.assignments: list[Assignment] = []
         self.refused: set[SequenceGroup] = set()
-        self.num_slots = self.num_blocks = self.num_tokens = self.num_long = 0
+        self.num_slots = self.num_tokens = self.num_long = 0
+        self.num_blocks = [0] * len(limits.groups)
 
     def __len__(self) -> int:
         return len(self.assignments)
@@ -96,6 +98,7 @@ class Inbox:
 
     def _count(self, assignment: Assignment, sign: int) -> None:
         self.num_slots += sign * assignment.num_slots
-        self.num_blocks += sign * assignment.num_blocks
+        for index, num_taken in enumerate(assignment.num_blocks):
+            self.num_blocks[index] += sign * num_taken
         self.num_tokens += sign * assignment.num_tokens
         self.num_long += sign * assignment.is_long

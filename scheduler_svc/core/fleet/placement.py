@@ -122,7 +122,7 @@ class Placement:
                 waits.add(wait)
                 continue
             assignment = footprint.assignment(turn, capacity, num_cached_blocks)
-            cost = rank_cost + assignment.num_tokens, -capacity.num_free_blocks
+            cost = rank_cost + assignment.num_tokens, -capacity.num_free_blocks[0]
             if cost < best_cost:
                 if best is not None:
                     other = best_cost[0], best[0].planner.name

@@ -95,9 +95,13 @@ class Admissions:
 
     def demand_to_swap_in(self, group: SequenceGroup) -> Demand:
         """Return what the way back of a swapped group takes. While anything runs, the watermark is not free for it."""
-        reserve = self._blocks.num_watermark_blocks if self._batch.num_rows else 0
-        num_free_blocks = max(0, self._blocks.allocator.num_free_blocks - reserve)
-        return Demand(group.requires, self._swapped.num_blocks_to_swap_in(group), num_free_blocks)
+        num_free_blocks = [
+            max(0, of.allocator.num_free_blocks - (of.num_watermark_blocks if self._batch.num_rows else 0))
+            for of in self._blocks.groups
+        ]
+        return Demand(
+            group.requires, self._blocks.scarcest(self._swapped.num_blocks_to_swap_in(group), num_free_blocks)
+        )
 
     def obstacle_to_swap_in(self, demand: Demand) -> Obstacle | None:
         """Return what is in the way of a swapped group; None: nothing but budget and message."""
@@ -116,9 +120,9 @@ class Admissions:
             self._prefills.start(
                 plan,
                 back.sequence,
-                [back.block_ids],
+                back.tables,
                 back.num_computed_tokens,
-                [back.num_skipped_blocks],
+                back.num_skipped_blocks,
             )
 
     # From the queue ------------------------------------------------------------------------------
@@ -226,7 +230,7 @@ class Admissions:
         is_long = prefills.is_long(len(lead.sequence.token_ids) - lead.num_cached * self._blocks.block_size)
         has_too_many_long = is_long and not prefills.has_room_for_long
         is_coming = self._blocks.waits_for_prefix(plan)
-        return Demand(requires, plan.num_needed, plan.num_free, has_too_many_long, is_coming, plan)
+        return Demand(requires, plan.scarcest, has_too_many_long, is_coming, plan)
 
     def _obstacle_of_turn(self, group: SequenceGroup) -> Obstacle | None:
         first_return = self._groups.first_return
@@ -242,10 +246,10 @@ class Admissions:
             return why
         if group.is_lone or self._blocks.can_ever_allocate(group):
             return ""  # `CoreLimits`: whoever has the pool for itself can grow to its end
-        limits = self._limits
+        num_needed, num_blocks, cache_group = self._blocks.scarcest_ever(group)
         return (
-            f"the request needs {self._blocks.num_blocks_ever_needed(group)} blocks, but the whole KV cache has only "
-            f"{limits.num_blocks} blocks of {limits.block_size} tokens; --kv-cache-gib and --kv-cache-dtype of the "
+            f"the request needs {num_needed} blocks{cache_group}, but the whole KV cache has only "
+            f"{num_blocks} blocks of {self._limits.block_size} tokens; --kv-cache-gib and --kv-cache-dtype of the "
             "executor set its size"
         )
 

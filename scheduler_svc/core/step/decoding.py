@@ -113,9 +113,10 @@ class Decoding:
 
     def _fail(self, plan: StepPlan, group: SequenceGroup) -> None:
         """End a group that cannot grow although it has the pool for itself."""
-        num_used = self._batch.blocks.allocator.num_used_blocks
+        of = min(self._batch.blocks.groups, key=lambda of: of.allocator.num_free_blocks)
+        num_used = of.allocator.num_used_blocks
         message = (
-            f"{len(group.live_sequences)} sequences need more than the {self._limits.num_blocks} blocks of "
+            f"{len(group.live_sequences)} sequences need more than the {of.allocator.num_blocks} blocks{of.words} of "
             f"{self._limits.block_size} tokens in the KV cache; {num_used} are in use, all by this request"
         )
         self._groups.finish_group(group)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from octavo.values.wording import counted
-from scheduler_svc.core.blocks.block_manager import AdmissionPlan
+from scheduler_svc.core.blocks.block_manager import AdmissionPlan, Scarcest
 from scheduler_svc.core.sequence import Requirements
 
 
@@ -38,6 +38,7 @@ class Obstacle:
 FULL = Obstacle(Wait.IN_LINE, "it fits, and waits for token budget in a step")
 HALF_OPEN = Obstacle(Wait.IN_LINE, "the executor failed recently; it gets one request until a step has finished")
 _LONG = Obstacle(Wait.SKIPPED, "its prompt is long, and --max-long-prefills long prompts are already being computed")
+_NO_BLOCKS = Scarcest(0, 0)
 _PREFIX_IS_COMING = Obstacle(Wait.SKIPPED, "a step in flight is computing the next block of its prefix")
 
 
@@ -46,15 +47,14 @@ class Demand(NamedTuple):
 
     Attributes:
         requires: What it takes of any executor.
-        num_blocks, num_free_blocks: Blocks that it takes, and those that are there for it.
+        blocks: That it takes, and those that are there for it.
         has_too_many_long: Whether it is a long prefill, and so many run already.
         is_prefix_coming: Whether a step in flight computes the next block of its prefix.
         plan: How it would get its blocks; None: these are numbers only, or it is a text to be pooled, which takes none.
     """
 
     requires: Requirements
-    num_blocks: int
-    num_free_blocks: int
+    blocks: Scarcest
     has_too_many_long: bool = False
     is_prefix_coming: bool = False
     plan: AdmissionPlan | None = None
@@ -62,9 +62,10 @@ class Demand(NamedTuple):
     @property
     def obstacle_of_blocks(self) -> Obstacle | None:
         """Why the blocks do not suffice; None: they do."""
-        if self.num_blocks <= self.num_free_blocks:
+        num_needed, num_free, cache_group = self.blocks
+        if num_needed <= num_free:
             return None
-        return Obstacle(Wait.IN_LINE, f"needs {counted(self.num_blocks, 'block')}, {self.num_free_blocks} free")
+        return Obstacle(Wait.IN_LINE, f"needs {counted(num_needed, 'block')}{cache_group}, {num_free} free")
 
 
 def obstacle_of_batch(requires: Requirements, num_free_slots: int) -> Obstacle | None:
@@ -96,7 +97,7 @@ def fit(
         has_budget: Whether there are tokens left in the step.
     """
     if requires.pooling is not None:
-        return Demand(requires, 0, 0) if has_budget else FULL
+        return Demand(requires, _NO_BLOCKS) if has_budget else FULL
     obstacle = loads or returning or obstacle_of_batch(requires, num_free_slots) or things
     if obstacle is not None:
         return obstacle

@@ -133,7 +133,7 @@ class ExecutorPlanner:
         self.table = self.batch.table
         running = RunningGroups(limits, self.batch, queue)
         self.prefills, self.beam_batch = running.prefills, running.beam_batch
-        self.swapped = SwappedGroups(self.batch, limits.num_host_blocks)
+        self.swapped = SwappedGroups(limits, self.batch)
         self.preempted = PreemptedGroups()
         self.groups = AdmittedGroups(running, self.swapped, self.preempted, queue)
         self.preemption = Preemption(limits, running, self.swapped, self.preempted)

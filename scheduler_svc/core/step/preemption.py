@@ -109,7 +109,7 @@ class Preemption:
 
     def _mode_for(self, group: SequenceGroup) -> PreemptionMode:
         """Return what is tried first: a group that has not caught up has little to save."""
-        if not self._swapped.host.num_blocks or self._running.prefills.is_running(group):
+        if not self._swapped.is_possible or self._running.prefills.is_running(group):
             return PreemptionMode.RECOMPUTE
         if self._mode is not None:
             return self._mode

@@ -1,8 +1,9 @@
-"""Groups whose blocks are in the executor's host pool.
+"""Groups whose blocks are in the executor's host pools.
 
-A group moves as a whole and keeps its sharing: a block that several of its sequences name becomes one
-host block with as many references. Blocks that others name too stay on the device, with the group's
-references on them. Only what is computed moves; the slots are given up, and taken anew at swap-in.
+A group moves as a whole, out of all cache groups or out of none, and keeps its sharing: a block that
+several of its sequences name becomes one host block with as many references. Blocks that others name too
+stay on the device, with the group's references on them. Only what is computed, and did not fall out of the
+window, moves; the slots are given up, and taken anew at swap-in.
 
 The device blocks that a group leaves stay in the prefix cache like those of a group that ends. What of
 them is still there when the group comes back is used as it is; the others move, and are registered again.
@@ -13,7 +14,7 @@ Source of the rules: Kwon et al. 2023, section 4.5 (all-or-nothing swapping of a
 """
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,8 @@ import numpy as np
 from octavo_shared.step_wire.batch_table import IndexArray
 from octavo_shared.step_wire.step import BoolArray, Int32Array
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
+from scheduler_svc.core.blocks.group_blocks import GroupBlocks
+from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.batch import BY_ORDER, Batch
 
@@ -29,7 +32,7 @@ NO_BLOCK = -1
 
 @dataclass(frozen=True, slots=True)
 class SwappedTable:
-    """The block table of a swapped sequence; both arrays are [num_blocks].
+    """The block table of a swapped sequence in a cache group; both arrays are [num_blocks].
 
     Each logical block is on the device or on the host; the other entry is NO_BLOCK. Both are where it
     fell out of the sliding window.
@@ -47,7 +50,7 @@ class SwappedTable:
 
 @dataclass(frozen=True, slots=True)
 class _SwapInPlan:
-    """What the swap-in of a group takes, the same in every step in which it waits.
+    """What the swap-in of a group takes of a cache group, the same in every step in which it waits.
 
     Attributes:
         host_blocks: Those that are never written again, each once, ascending, [n].
@@ -61,34 +64,52 @@ class _SwapInPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class SwappedIn:
-    """A sequence that is swapped in: `block_ids`, [num_blocks], has room for its next token.
+class _SwapOutPlan:
+    """What the swap-out of a group moves of a cache group.
 
-    The first `num_skipped_blocks` are out of the window and named 0; nobody reads them.
+    Attributes:
+        held: The blocks of each member that hold computed tokens still in the window.
+        moved: Those that nobody else names, each once, [n].
+        references: How many members name each, [n].
+    """
+
+    held: list[Int32Array]
+    moved: Int32Array
+    references: IndexArray
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedIn:
+    """A sequence that is swapped in: `tables`, one a cache group, each [num_blocks], have room for its next token.
+
+    Of each the first `num_skipped_blocks` are out of the window and named 0; nobody reads them.
     """
 
     sequence: Sequence
-    block_ids: Int32Array
+    tables: list[Int32Array]
     num_computed_tokens: int
-    num_skipped_blocks: int
+    num_skipped_blocks: list[int]
 
 
 class SwappedGroups:
-    """Owns the host pool and the groups that have their blocks in it.
+    """Owns the host pools and the groups that have their blocks in them.
 
     Args:
-        batch: Slots, and the device pool.
-        num_host_blocks: Size of the host pool.
+        limits: Sizes of the host pools.
+        batch: Slots, and the device pools.
+
+    Attributes:
+        pools: The host pool of each cache group.
     """
 
-    def __init__(self, batch: Batch, num_host_blocks: int) -> None:
-        self.host = BlockAllocator(num_host_blocks)
+    def __init__(self, limits: CoreLimits, batch: Batch) -> None:
         self.groups: list[SequenceGroup] = []
-        self.tables: dict[Sequence, SwappedTable] = {}
-        self._swap_in_plans: dict[SequenceGroup, _SwapInPlan] = {}
+        self.pools: list[HostPool] = []
+        for of, pool in zip(batch.blocks.groups, limits.groups, strict=True):
+            first_id = sum(other.host.num_blocks for other in self.pools)
+            self.pools.append(HostPool(batch, of, pool.num_host_blocks, first_id))
+        self.is_possible = all(pool.num_host_blocks for pool in limits.groups)
         self._batch = batch
-        [self._group, *others] = batch.blocks.groups
-        assert not (others and num_host_blocks), "only blocks of one cache group are swapped"
 
     def __iter__(self) -> Iterator[SequenceGroup]:
         return iter(self.groups)
@@ -96,41 +117,119 @@ class SwappedGroups:
     def __len__(self) -> int:
         return len(self.groups)
 
-    # Out -----------------------------------------------------------------------------------------
+    @property
+    def host(self) -> BlockAllocator:
+        """The host blocks of the first cache group."""
+        return self.pools[0].host
+
+    @property
+    def tables(self) -> dict[Sequence, SwappedTable]:
+        """The block tables of swapped sequences in the first cache group."""
+        return self.pools[0].tables
 
     def try_swap_out(self, group: SequenceGroup, members: list[tuple[Sequence, int]]) -> list[tuple[int, int]] | None:
-        """Move the blocks of a group to the host pool; `members` are its sequences and whose table each has.
+        """Move the blocks of a group to the host pools; `members` are its sequences and whose table each has.
 
         The device blocks are free at once: the step moves them before anything is written.
 
-        Returns the (device block, host block) pairs of the step, None if the host pool is too full.
+        Returns the (device block, host block) pairs of the step, as on the wire, None if a host pool is too full.
         """
-        device = self._batch.blocks.allocator
         scheduled = self._batch.num_surely_scheduled()
         num_computed = [int(scheduled[slot]) for _, slot in members]
+        planned = [pool.plan_swap_out(members, num_computed) for pool in self.pools]
+        if any(len(plan.moved) > pool.host.num_free_blocks for pool, plan in zip(self.pools, planned, strict=True)):
+            return None
+        pairs: list[tuple[int, int]] = []
+        for pool, plan in zip(self.pools, planned, strict=True):
+            pairs += pool.swap_out(plan, members, num_computed)
+        bisect.insort(self.groups, group, key=BY_ORDER)
+        return pairs
+
+    def num_blocks_to_swap_in(self, group: SequenceGroup) -> list[int]:
+        """Return the free device blocks that the swap-in takes of each cache group.
+
+        The next token of each sequence is included.
+        """
+        return [pool.num_blocks_to_swap_in(group) for pool in self.pools]
+
+    def swap_in(self, group: SequenceGroup) -> tuple[list[tuple[int, int]], list[SwappedIn]]:
+        """Take device blocks for a group and forget it here; there must be enough, and no token on its way.
+
+        Returns the (host block, device block) pairs of the step, as on the wire, and its sequences.
+        """
+        pairs: list[tuple[int, int]] = []
+        sequences = [
+            SwappedIn(sequence, [], self.tables[sequence].num_computed_tokens, []) for sequence in group.live_sequences
+        ]
+        for pool in self.pools:
+            pairs += pool.swap_in(group, sequences)
+        self.groups.remove(group)
+        return pairs, sequences
+
+    def drop(self, group: SequenceGroup) -> None:
+        """Free the blocks of a group, on both sides: it ends, or is computed again."""
+        for sequence in group.sequences:
+            self.drop_sequence(sequence)
+        self.groups.remove(group)
+
+    def drop_sequence(self, sequence: Sequence) -> None:
+        """Free the blocks of one sequence, if it has any here."""
+        for pool in self.pools:
+            pool.drop_sequence(sequence)
+
+
+class HostPool:
+    """The host pool of a cache group, and what swapped sequences have of the group, on both sides.
+
+    Args:
+        batch: Slots.
+        of: The group's device blocks.
+        num_blocks: Size of the host pool.
+        first_id: Of its first block on the wire.
+    """
+
+    def __init__(self, batch: Batch, of: GroupBlocks, num_blocks: int, first_id: int) -> None:
+        self.host = BlockAllocator(num_blocks)
+        self.tables: dict[Sequence, SwappedTable] = {}
+        self.first_id = first_id
+        self._swap_in_plans: dict[SequenceGroup, _SwapInPlan] = {}
+        self._batch = batch
+        self._group = of
+
+    # Out -----------------------------------------------------------------------------------------
+
+    def plan_swap_out(self, members: list[tuple[Sequence, int]], num_computed: list[int]) -> _SwapOutPlan:
+        """Say which blocks of a group would move; nothing is taken yet.
+
+        Args:
+            members: Its sequences, and whose table each has.
+            num_computed: Tokens of each that the cache is sure to hold.
+        """
         held = [self._held_blocks(slot, tokens) for (_, slot), tokens in zip(members, num_computed, strict=True)]
         distinct, num_references = np.unique(np.concatenate(held), return_counts=True)
-        is_ours = device.ref_counts[distinct] == num_references
-        moved, references = distinct[is_ours], num_references[is_ours]
-        if len(moved) > self.host.num_free_blocks:
-            return None
-        host_blocks = self.host.allocate(len(moved))
-        self.host.ref_counts[host_blocks] = references
-        host_of = dict(zip(moved.tolist(), host_blocks.tolist(), strict=True))
-        for (sequence, slot), tokens, blocks in zip(members, num_computed, held, strict=True):
+        is_ours = self._group.allocator.ref_counts[distinct] == num_references
+        return _SwapOutPlan(held, distinct[is_ours], num_references[is_ours])
+
+    def swap_out(
+        self, plan: _SwapOutPlan, members: list[tuple[Sequence, int]], num_computed: list[int]
+    ) -> list[tuple[int, int]]:
+        """Give the blocks of a plan host blocks, for which there is room; return the pairs, as on the wire."""
+        device, host_blocks = self._group.allocator, self.host.allocate(len(plan.moved))
+        self.host.ref_counts[host_blocks] = plan.references
+        host_of = dict(zip(plan.moved.tolist(), host_blocks.tolist(), strict=True))
+        for (sequence, slot), tokens, blocks in zip(members, num_computed, plan.held, strict=True):
             self.tables[sequence] = self._swapped_table(slot, tokens, blocks, host_of)
             self._batch.register_blocks(slot)
             all_held = self._group.held(slot)
             stays = np.zeros(len(all_held), np.bool_)
             stays[: len(blocks)] = [block not in host_of for block in blocks.tolist()]
             device.free(all_held[~stays])
-        bisect.insort(self.groups, group, key=BY_ORDER)
-        return list(host_of.items())
+        return self._as_on_wire(host_of.items(), self._group.first_id, self.first_id)
 
     def _held_blocks(self, slot: int, num_computed_tokens: int) -> Int32Array:
         """Return the blocks of a slot that hold computed tokens still in the window."""
         num_blocks = self._batch.blocks.num_blocks_for(num_computed_tokens)
-        return self._batch.table.block_tables[slot, self._group.first_blocks[slot] : num_blocks].copy()
+        return self._group.tables.block_ids[slot, self._group.first_blocks[slot] : num_blocks].copy()
 
     def _swapped_table(
         self, slot: int, num_computed_tokens: int, blocks: Int32Array, host_of: dict[int, int]
@@ -150,20 +249,19 @@ class SwappedGroups:
         found = self._find_on_device(swap_in_plan)
         num_moved = int(np.count_nonzero(found == NO_BLOCK))
         distinct = np.unique(found[found != NO_BLOCK])
-        num_revived = len(distinct) - int(np.count_nonzero(self._batch.blocks.allocator.ref_counts[distinct]))
+        num_revived = len(distinct) - int(np.count_nonzero(self._group.allocator.ref_counts[distinct]))
         return num_moved + num_revived + swap_in_plan.num_own_blocks
 
-    def swap_in(self, group: SequenceGroup) -> tuple[list[tuple[int, int]], list[SwappedIn]]:
-        """Take device blocks for a group and forget it here; there must be enough, and no token on its way.
+    def swap_in(self, group: SequenceGroup, sequences: list[SwappedIn]) -> list[tuple[int, int]]:
+        """Take device blocks for a group and forget it here; put the block tables into its `sequences`.
 
-        Returns the (host block, device block) pairs of the step, and its sequences.
+        Returns the (host block, device block) pairs, as on the wire.
         """
-        device, swap_in_plan = self._batch.blocks.allocator, self._swap_in_plan_of(group)
+        device, swap_in_plan = self._group.allocator, self._swap_in_plan_of(group)
         device_blocks, moved = self._bring_whole_blocks(swap_in_plan)
         pairs = list(zip(swap_in_plan.host_blocks[moved].tolist(), device_blocks[moved].tolist(), strict=True))
-        sequences: list[SwappedIn] = []
-        for sequence in group.live_sequences:
-            table = self.tables[sequence]
+        for swapped_in in sequences:
+            sequence, table = swapped_in.sequence, self.tables[swapped_in.sequence]
             block_ids, num_whole = np.maximum(table.device_blocks, 0), self._num_whole_blocks(sequence)
             is_on_host = table.host_blocks != NO_BLOCK
             shared = is_on_host[:num_whole].nonzero()[0]
@@ -172,17 +270,16 @@ class SwappedGroups:
             own = device.allocate(self._num_blocks_needed(sequence) - num_whole)
             num_partial = len(block_ids) - num_whole
             pairs += zip(table.host_blocks[num_whole:].tolist(), own[:num_partial].tolist(), strict=True)
-            block_ids = np.concatenate((block_ids[:num_whole], own))
-            sequences.append(SwappedIn(sequence, block_ids, table.num_computed_tokens, table.num_skipped_blocks))
+            swapped_in.tables.append(np.concatenate((block_ids[:num_whole], own)))
+            swapped_in.num_skipped_blocks.append(table.num_skipped_blocks)
         device.free(np.unique(device_blocks).astype(np.int32))
         for swapped_in in sequences:
             self._forget(swapped_in.sequence)
-        self.groups.remove(group)
-        return pairs, sequences
+        return self._as_on_wire(pairs, self.first_id, self._group.first_id)
 
     def _bring_whole_blocks(self, swap_in_plan: _SwapInPlan) -> tuple[IndexArray, BoolArray]:
         """Return the device block for each, and which of them have to be moved there. The caller frees each once."""
-        device, cache = self._batch.blocks.allocator, self._batch.blocks.prefix_cache
+        device, cache = self._group.allocator, self._group.prefix_cache
         device_blocks = self._find_on_device(swap_in_plan)
         moved: BoolArray = device_blocks == NO_BLOCK
         device.acquire(np.unique(device_blocks[~moved]))  # first of all: they must not be evicted for the others
@@ -194,7 +291,7 @@ class SwappedGroups:
 
     def _find_on_device(self, swap_in_plan: _SwapInPlan) -> IndexArray:
         """Return the device blocks that hold what the host blocks hold, NO_BLOCK where none does, [n]."""
-        cache, num_blocks = self._batch.blocks.prefix_cache, len(swap_in_plan.host_blocks)
+        cache, num_blocks = self._group.prefix_cache, len(swap_in_plan.host_blocks)
         return np.full(num_blocks, NO_BLOCK, np.intp) if cache is None else cache.blocks_of(swap_in_plan.hashes)
 
     def _swap_in_plan_of(self, group: SequenceGroup) -> _SwapInPlan:
@@ -229,17 +326,11 @@ class SwappedGroups:
 
     # Away ----------------------------------------------------------------------------------------
 
-    def drop(self, group: SequenceGroup) -> None:
-        """Free the blocks of a group, on both sides: it ends, or is computed again."""
-        for sequence in group.sequences:
-            self.drop_sequence(sequence)
-        self.groups.remove(group)
-
     def drop_sequence(self, sequence: Sequence) -> None:
         """Free the blocks of one sequence, if it has any here."""
         if sequence in self.tables:
             device_blocks = self.tables[sequence].device_blocks
-            self._batch.blocks.allocator.free(device_blocks[device_blocks != NO_BLOCK])
+            self._group.allocator.free(device_blocks[device_blocks != NO_BLOCK])
             self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
@@ -247,3 +338,8 @@ class SwappedGroups:
         host_blocks = self.tables.pop(sequence).host_blocks
         self.host.free(host_blocks[host_blocks != NO_BLOCK])
         self._swap_in_plans.pop(sequence.group, None)
+
+    @staticmethod
+    def _as_on_wire(pairs: Iterable[tuple[int, int]], source: int, target: int) -> list[tuple[int, int]]:
+        """Return pairs of blocks, numbered from the first ids of both pools."""
+        return list(pairs) if source == target == 0 else [(source + one, target + other) for one, other in pairs]

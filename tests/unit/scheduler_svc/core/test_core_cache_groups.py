@@ -7,10 +7,11 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
 from octavo_shared.step_wire.step import Step
-from scheduler_svc.core.limits import CoreLimits, PoolLimits
+from scheduler_svc.core.integrity import check_integrity
+from scheduler_svc.core.limits import CoreLimits, PoolLimits, PreemptionMode
 from scheduler_svc.executors.client import ExecutorRefusedError
 from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
-from tests.support.driving import Bench, group, max_tokens, small_limits
+from tests.support.driving import Bench, check_pools_are_free, group, max_tokens, small_limits
 
 WINDOW, BLOCK = 6, 4
 
@@ -88,8 +89,100 @@ def test_a_group_without_a_free_block_is_an_obstacle_of_its_own() -> None:
 
     plan = bench.planner.blocks.plan_admission(group(1, 8))
 
-    assert plan.num_free == 0
-    assert plan.num_needed == 2
+    assert plan.scarcest == (2, 0, " of cache group 1 (window of 6 tokens)")
+    demand = bench.planner.admissions.demand_of(late := group(1, 8), late.requires)
+    assert demand.obstacle_of_blocks is not None
+    assert demand.obstacle_of_blocks.reason == "needs 2 blocks of cache group 1 (window of 6 tokens), 0 free"
+
+
+# Swaps -------------------------------------------------------------------------------------------
+
+
+def swapping(host_blocks: int = 20, window_host_blocks: int = 6) -> Bench:
+    """Return two requests, of which one has to make room for the other."""
+    limits = replace(two_groups(blocks=10, budget=8), num_host_blocks=host_blocks, names_blocks=True)
+    pools = (PoolLimits(8, WINDOW, window_host_blocks),)
+    bench = Bench(replace(limits, more_groups=pools, preemption_mode=PreemptionMode.SWAP))
+    bench.add(0, 14, max_tokens(9))
+    bench.add(1, 14, max_tokens(9))
+    return bench
+
+
+def run_checked(bench: Bench) -> list[Step]:
+    steps = []
+    while bench.planner.groups or len(bench.queue):
+        steps.append(bench.schedule())
+        check_integrity(bench.planner)
+        bench.process()
+        check_integrity(bench.planner)
+    check_pools_are_free(bench.planner)
+    assert bench.outputs == {"a": list(range(114, 123)), "b": list(range(214, 223))}
+    return steps
+
+
+def test_of_each_cache_group_what_it_holds_leaves_and_comes_back() -> None:
+    steps = run_checked(swapping())
+
+    [out] = [step.blocks_to_swap_out for step in steps if len(step.blocks_to_swap_out)]
+    [back] = [step.blocks_to_swap_in for step in steps if len(step.blocks_to_swap_in)]
+    # 10 device and 20 host blocks are the first group's. Of 20 tokens the next one sees the last two blocks.
+    of_window = (out[:, 0] >= 10).tolist()
+    assert (out[:, 1] >= 20).tolist() == of_window
+    assert (of_window.count(False), of_window.count(True)) == (5, 2)
+    assert ((back[:, 0] >= 20) == (back[:, 1] >= 10)).all()
+    assert set(back[:, 0].tolist()) <= set(out[:, 1].tolist())
+
+
+@pytest.mark.parametrize("pools", [(20, 1), (4, 6), (20, 0)])
+def test_nothing_is_swapped_if_one_of_the_host_pools_is_too_small(pools: tuple[int, int]) -> None:
+    bench = swapping(*pools)
+
+    steps = run_checked(bench)
+
+    assert not any(len(step.blocks_to_swap_out) for step in steps)
+    assert bench.planner.preemption.num_preemptions[PreemptionMode.RECOMPUTE] > 0
+
+
+def test_blocks_that_come_back_are_named_after_the_step_that_brings_them() -> None:
+    bench = swapping()
+    while not bench.planner.swapped.groups:
+        bench.step()
+    for of in bench.planner.blocks.groups:  # nothing is found on the device
+        of.allocator.free(of.allocator.allocate(of.allocator.num_free_blocks))
+
+    steps = [*run_checked(bench), *keep_going(bench)]
+
+    [index] = [index for index, step in enumerate(steps) if len(step.blocks_to_swap_in)]
+    brought = set(steps[index].blocks_to_swap_in[:, 1].tolist())
+    assert not brought & set(steps[index].registered_blocks.tolist())
+    assert {block >= 10 for block in brought & set(steps[index + 1].registered_blocks.tolist())} == {False, True}
+
+
+def test_a_swapped_group_waits_for_blocks_of_each_cache_group() -> None:
+    bench = swapping()
+    while not (swapped := bench.planner.swapped.groups):
+        bench.step()
+    admissions = bench.planner.admissions
+    bench.planner.finish(bench.planner.batch.running[0].sequences[0])
+    assert admissions.demand_to_swap_in(swapped[0]).obstacle_of_blocks is None
+
+    window = bench.planner.blocks.groups[1].allocator
+    window.allocate(window.num_free_blocks)
+
+    obstacle = admissions.demand_to_swap_in(swapped[0]).obstacle_of_blocks
+    assert obstacle is not None
+    assert "blocks of cache group 1 (window of 6 tokens), 0 free" in obstacle.reason
+
+
+def test_the_fullest_pool_is_the_one_that_lacks_a_block_first() -> None:
+    bench = Bench(two_groups(blocks=24, window_blocks=6, budget=8))
+    bench.add(0, 8, max_tokens(2))
+    bench.step()
+
+    blocks = bench.planner.blocks
+    assert blocks.fullest is blocks.groups[1].allocator
+    blocks.allocator.allocate(blocks.allocator.num_free_blocks)
+    assert blocks.fullest is blocks.allocator
 
 
 def test_windows_at_the_ends_of_prompts_outlast_what_decodes_beside_them() -> None:
@@ -122,17 +215,17 @@ def test_the_memory_of_a_long_sequence(num_tokens: int) -> None:
         assert whole * 4 + of_window * 22 <= 0.3 * whole * 26
 
 
-FULL = CacheGroup(CacheKind.FULL, (0,), 16, 1000)
-OF_WINDOW = CacheGroup(CacheKind.WINDOW, (1,), 16, 300, window_tokens=64)
+FULL = CacheGroup(CacheKind.FULL, (0,), 16, 1000, 50)
+OF_WINDOW = CacheGroup(CacheKind.WINDOW, (1,), 16, 300, 15, window_tokens=64)
 
 
 def test_limits_come_from_what_the_executor_tells() -> None:
-    info = FakeWorker(num_host_blocks=9, max_num_batched_tokens=512, cache_groups=(FULL, OF_WINDOW)).info
+    info = FakeWorker(num_host_blocks=60, max_num_batched_tokens=512, cache_groups=(FULL, OF_WINDOW)).info
 
     limits = serving_limits(info, PlannerSettings())
 
-    assert limits.groups == (PoolLimits(1000), PoolLimits(300, 64))
-    assert limits.num_host_blocks == 0
+    assert limits.groups == (PoolLimits(1000, 0, 50), PoolLimits(300, 64, 15))
+    assert limits.num_host_blocks == 50
 
 
 def test_blocks_of_several_sizes_are_refused() -> None:

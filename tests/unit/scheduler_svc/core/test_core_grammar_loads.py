@@ -7,6 +7,7 @@ import pytest
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import GrammarLoaded, RowFlag
+from scheduler_svc.core.blocks.block_manager import Scarcest
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.core.step.executor_planner import POLL_INTERVAL_S
@@ -122,7 +123,7 @@ def test_a_swapped_group_whose_grammar_is_gone_has_it_loaded_again_and_holds_up_
     assert planner.groups.first_return is None
     slots.end_load(taken.slot)
     slots.end_load(slots.take(ONE).slot, "the executor fails its rows")
-    demand = planner.admissions.demand_to_swap_in(swapped)._replace(num_blocks=0)
+    demand = planner.admissions.demand_to_swap_in(swapped)._replace(blocks=Scarcest(0, 0))
     assert planner.admissions.obstacle_to_swap_in(demand) is None, "it would wait for ever"
 
 

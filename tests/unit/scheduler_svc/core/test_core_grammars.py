@@ -8,6 +8,7 @@ import pytest
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import RowFlag, Step
+from scheduler_svc.core.blocks.block_manager import Scarcest
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.request.parameters import BeamSearchParams
@@ -86,7 +87,7 @@ def test_a_swapped_group_waits_for_a_slot_and_says_so() -> None:
     while not bench.planner.swapped.groups:
         bench.step()
     admissions, grammars = bench.planner.admissions, bench.planner.batch.things.grammars
-    demand = admissions.demand_to_swap_in(swapped)._replace(num_blocks=0)
+    demand = admissions.demand_to_swap_in(swapped)._replace(blocks=Scarcest(0, 0))
     grammars.follow(ONE)
     assert admissions.obstacle_to_swap_in(demand) is None, "somebody has its grammar"
     grammars.leave(ONE)

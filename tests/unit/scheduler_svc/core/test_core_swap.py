@@ -182,7 +182,7 @@ def test_swap_in_leaves_the_watermark_to_what_runs() -> None:
 
     bench.planner.abort(a)
     waiting = bench.schedule()
-    assert (bench.planner.swapped.num_blocks_to_swap_in(c), bench.num_free_blocks) == (5, 6)
+    assert (bench.planner.swapped.num_blocks_to_swap_in(c), bench.num_free_blocks) == ([5], 6)
     bench.process()
 
     assert len(waiting.blocks_to_swap_in) == 0

@@ -32,7 +32,7 @@ def test_a_plan_that_is_ok_hands_out_as_many_blocks_as_the_tokens_need(num_token
     plan = manager.plan_admission(group(0, num_tokens))
     ((blocks,),) = manager.allocate(plan)
 
-    assert plan.num_needed <= plan.num_free
+    assert plan.scarcest.num_needed <= plan.scarcest.num_free
     assert blocks.tolist() == list(range(manager.num_blocks_for(num_tokens)))
 
 
@@ -50,7 +50,7 @@ def test_later_says_what_lacks() -> None:
 
     plan = manager.plan_admission(group(0, 5))
 
-    assert (plan.num_needed, plan.num_free) == (2, 1)
+    assert (plan.scarcest.num_needed, plan.scarcest.num_free) == (2, 1)
 
 
 @each_row((7, True), (8, False))
@@ -66,11 +66,11 @@ def test_watermark_keeps_blocks_back_from_admissions() -> None:
     manager.allocator.allocate(1)
 
     assert manager.num_watermark_blocks == 2
-    assert manager.plan_admission(group(0, 7 * 4)).num_free == 7
+    assert manager.plan_admission(group(0, 7 * 4)).scarcest.num_free == 7
 
 
 def test_watermark_does_not_hold_back_a_group_alone() -> None:
-    assert manager_of(blocks=10, watermark=0.5).plan_admission(group(0, 40)).num_free == 10
+    assert manager_of(blocks=10, watermark=0.5).plan_admission(group(0, 40)).scarcest.num_free == 10
 
 
 # Groups ------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_watermark_does_not_hold_back_a_group_alone() -> None:
 def test_a_new_group_needs_its_prompt_and_the_blocks_of_its_first_fork(num_prompt_tokens: int, num_needed: int) -> None:
     plan = manager_of().plan_admission(group(0, num_prompt_tokens, num_sequences=3))
 
-    assert (plan.num_needed, len(plan.sequences)) == (num_needed, 1)
+    assert (plan.scarcest.num_needed, len(plan.sequences)) == (num_needed, 1)
 
 
 @each_row(
@@ -122,14 +122,14 @@ def test_cached_blocks_that_nobody_uses_count_as_needed() -> None:
 
     plan = manager.plan_admission(group(1, [1, 2, 3, 4, 5]))
 
-    assert plan.num_needed == 2
+    assert plan.scarcest.num_needed == 2
 
 
 def test_cached_blocks_that_somebody_uses_cost_nothing() -> None:
     manager = with_cached_prefix([1, 2, 3, 4])
     manager.allocate(manager.plan_admission(group(1, [1, 2, 3, 4, 5])))
 
-    assert manager.plan_admission(group(2, [1, 2, 3, 4, 5])).num_needed == 1
+    assert manager.plan_admission(group(2, [1, 2, 3, 4, 5])).scarcest.num_needed == 1
 
 
 def test_sequences_of_a_group_find_more_than_they_share() -> None:
@@ -140,7 +140,7 @@ def test_sequences_of_a_group_find_more_than_they_share() -> None:
     (lead,), (other,) = manager.allocate(plan)
 
     assert [blocks.num_cached for blocks in plan.sequences] == [2, 2]
-    assert plan.num_needed == 4
+    assert plan.scarcest.num_needed == 4
     assert lead[:2].tolist() == other[:2].tolist()
 
 

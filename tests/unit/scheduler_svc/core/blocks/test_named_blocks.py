@@ -5,7 +5,6 @@ import numpy as np
 from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.prefix_cache import PrefixCache
-from scheduler_svc.step_log.state_fields import FORMS
 
 NUM_BLOCKS = 8
 
@@ -65,15 +64,6 @@ def test_without_an_executor_that_keeps_them_no_name_is_sent() -> None:
     cache = PrefixCache(NUM_BLOCKS)
     cache.register([name(3)], [3])
     assert taken(cache) == []
-
-
-def test_a_snapshot_has_the_names_that_are_still_to_be_sent() -> None:
-    cache = cache_with(3, 5)
-    taken(cache)
-    cache.register([name(6)], [6])
-    restored, form = PrefixCache(NUM_BLOCKS, sends_names=True), FORMS[PrefixCache]
-    form.put(restored, list(form.get(cache)))
-    assert taken(restored) == [6]
 
 
 def test_what_an_executor_has_kept_is_cached_and_not_told_again() -> None:

@@ -1,15 +1,17 @@
 """One go through the line: what a group costs where, and what is left for those behind it."""
 
 import math
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from scheduler_svc.core.fleet.capacity import EXPECTED_OUTPUT_TOKENS
 from scheduler_svc.core.fleet.inbox import Inbox
 from scheduler_svc.core.fleet.placement import Offer, Placement
-from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.limits import CoreLimits, PoolLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.demand import Wait
+from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.core.waiting.waiting_queue import Turn
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.each_row import each_row
@@ -109,7 +111,7 @@ def test_what_is_taken_back_makes_room_again() -> None:
 
     assert placement.take_back(inbox, -1).group.arrival == 0
     assert offered(placement, group(1, 3)).assignment.num_tokens == 3
-    assert (len(inbox), inbox.num_slots, inbox.num_blocks, inbox.num_tokens) == (0, 0, 0, 0)
+    assert (len(inbox), inbox.num_slots, inbox.num_blocks, inbox.num_tokens) == (0, 0, [0], 0)
 
 
 def test_a_group_may_have_the_whole_pool_once_what_was_dispatched_before_is_taken_back() -> None:
@@ -201,3 +203,71 @@ def test_a_group_is_not_dispatched_to_the_core_it_was_lost_on_while_another_one_
     wide = group(2, 2, num_sequences=2)
     wide.lost_on = "a"
     assert offered(placement, wide).capacity.planner.name == "a", "the other one could never take it"
+
+
+# Several cache groups -------------------------------------------------------------------------------
+
+
+def with_window(window_blocks: int, window: int = 6, budget: int = 99) -> CoreLimits:
+    limits = small_limits(max_num_seqs=8, blocks=24, budget=budget, prefix_caching=True)
+    return replace(limits, more_groups=(PoolLimits(window_blocks, window),))
+
+
+def test_a_cache_group_without_a_free_block_keeps_out_as_the_first_one_does() -> None:
+    bench = FleetBench(with_window(6), with_window(8))
+    placement, places = placement_of(bench), Counter[int]()
+    while isinstance(offer := placement.choose(turn_of(group(places.total(), 8))), Offer):
+        placement.give(offer)
+        places[offer.capacity.number] += 1
+
+    assert offer is Wait.IN_LINE
+    assert places == {0: 3, 1: 4}
+
+
+def test_what_is_dispatched_and_taken_back_counts_in_each_cache_group() -> None:
+    bench = FleetBench(with_window(6))
+    placement, [inbox] = placement_of(bench), bench.fleet.dispatcher.inboxes
+    for arrival in range(3):
+        placement.give(offered(placement, group(arrival, 8)))
+    assert inbox.num_blocks == [6, 6]
+    assert placement.choose(turn_of(group(3, 8))) is Wait.IN_LINE
+
+    placement.take_back(inbox, 2)
+
+    assert inbox.num_blocks == [4, 4]
+    offered(placement, group(3, 8))
+
+
+def test_a_cached_prefix_saves_in_each_cache_group_what_it_has_of_it() -> None:
+    bench = FleetBench(with_window(8, budget=8))
+    bench.add(group(0, 20, max_tokens(1)))
+    bench.run()
+
+    offer = offered(placement_of(bench), group(0, 20))
+
+    assert offer.placed.num_cached_tokens == 16
+    assert offer.assignment.num_blocks == (1, 1), "of 5 blocks, and of the 4 that a window and a chunk take"
+
+    [member] = bench.members
+    window = member.planner.blocks.groups[1].allocator
+    window.allocate(window.num_free_blocks - 3)
+    offered(placement_of(bench), group(0, 20))  # of the last 3 it has 2, and needs one
+
+
+def test_explanations_name_the_cache_group() -> None:
+    bench = FleetBench(with_window(6))
+    [member] = bench.members
+    window = member.planner.blocks.groups[1].allocator
+    window.allocate(5)
+
+    [(_, obstacle)] = bench.fleet.obstacles(group(0, 8), 0.0)
+
+    assert obstacle == Obstacle(Wait.IN_LINE, "needs 2 blocks of cache group 1 (window of 6 tokens), 1 free")
+
+
+def test_a_group_takes_of_each_kind_what_its_windows_say() -> None:
+    bench = FleetBench(with_window(8, window=3), with_window(8, window=3), with_window(8), small_limits())
+    narrow, twin, wide, alone = (inbox.kind for inbox in bench.fleet.dispatcher.inboxes)
+
+    assert narrow is twin
+    assert len({narrow, wide, alone}) == 3
