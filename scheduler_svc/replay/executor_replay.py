@@ -6,7 +6,6 @@ computed first; steps that were in flight then are not compared, and those of wh
 """
 
 import asyncio
-import copy
 import re
 import secrets
 from collections import Counter, deque
@@ -32,6 +31,7 @@ from scheduler_svc.replay.core_replay import CoreReplay
 from scheduler_svc.replay.executor_fit import misfits, other_kind
 from scheduler_svc.replay.player import CannotLoadError, LoadedCore, Player
 from scheduler_svc.replay.run import ReplayRun
+from scheduler_svc.step_log.state import copied
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 
@@ -229,7 +229,7 @@ class _Runner:
         if planner.limits.has_window:
             raise CannotLoadError("a snapshot of a model with sliding windows cannot be computed again")
         self._early.extend(planner.in_flight)
-        self._table, self._loaded = copy.copy(planner.table), LoadedCore(planner)
+        self._table, self._loaded = copied(planner.table), LoadedCore(planner)
 
     async def _load_if_due(self) -> None:
         """Compute what the snapshot had in the cache, as soon as the answers are known that were on their way."""

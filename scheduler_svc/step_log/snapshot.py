@@ -24,7 +24,7 @@ from scheduler_svc.core.beam_search import BeamSearch, Candidates, _Node
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from scheduler_svc.core.step.beam_batch import Continuation
+from scheduler_svc.core.step.beam_batch import BeamBatch, Continuation
 from scheduler_svc.core.step.slotted_things import GrammarSlots
 from scheduler_svc.core.stopping import StopChecker
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
@@ -191,6 +191,7 @@ def _masks_of(mask: TokenMask | None) -> Masks:
                 mask.grammar(key).digest: slot for slot, key in enumerate(slots.keys) if key is not None
             },
         },
+        BeamBatch: {"_eos_token_ids": lambda _, token_ids: mask.id_set(token_ids)},
         Candidates: {"token_ids": ids},
         Continuation: {"token_id": one},
         Admission: {"token_ids": ids},

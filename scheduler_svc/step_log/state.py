@@ -1,7 +1,7 @@
 """Objects of the core as data, and back, whatever attributes they have: a change of the core needs none here.
 
 A value that nothing can change, such as a number or a tuple, is written where it stands; every other object and array
-once, with a number that stands for it. What two objects share they share again: a view of an array is one again.
+once, with a number that stands for it. What two objects share they share again, an array and a view of it its bytes.
 
 What a planner is made with is not written: its limits, what its executor said, its policy, functions. A reader makes
 planners anew with these; `complete` gives them to those that were read, and compares the two.
@@ -62,6 +62,8 @@ _NO_NAME = bytes(BLOCK_NAME_BYTES)
 _NAMES = "block_names"
 # Places for tokens and blocks that planners may have, most of them never touched.
 _MAX_RAGGED = 2**36
+# How much larger a number of a planner may be than when it was made: places in a queue move on.
+_GROWTH = 4
 
 _Array: TypeAlias = npt.NDArray[Any]
 # What becomes of an attribute before it is written, by class and name.
@@ -144,10 +146,9 @@ class StateWriter:
         """Return the rows of an object and of all that it refers to, the content of arrays, and names of blocks."""
         self._number(root)
         rows = [None if _is_plain_array(value) else self._row(value) for value in self._objects]  # they grow meanwhile
-        for number, value in enumerate(self._objects):  # now it is known which arrays are masked; they grow again
-            rows += [None] * (number + 1 - len(rows))
+        for number, value in enumerate(self._objects):  # now it is known which arrays are masked, and what is a view
             if rows[number] is None:
-                rows[number] = self._array_row(number, value) if _is_plain_array(value) else self._row(value)
+                rows[number] = self._array_row(number, value)
         text = json.dumps([list(self._heads), rows], separators=(",", ":"), default=np.generic.item)
         return text, b"".join(self._bytes.parts), b"".join(self._names.parts)
 
@@ -225,7 +226,7 @@ class StateWriter:
             content = array if masked is None else masked
             rows = [row[:length] for row, length in zip(content, lengths.tolist(), strict=True)]
             return [head, dtype, shape, *self._bytes.add(np.concatenate(rows).tobytes()), lengths.tolist()]
-        if masked is not None or base is None:
+        if masked is not None or id(base) not in self._numbers:
             return [head, dtype, shape, *self._bytes.add((array if masked is None else masked).tobytes())]
         begin = _address(array) - _address(base)
         return [head, dtype, shape, begin, [self._number(base), *array.strides]]
@@ -239,14 +240,12 @@ def _dtype_name(array: _Array) -> str:
     return "sampling" if array.dtype == SAMPLING_ROW else array.dtype.str
 
 
-def _owner(array: _Array) -> _Array | bytearray | None:
-    """Return what an array is a view of, if that may be written to; None: the array has its own bytes."""
+def _owner(array: _Array) -> Any:
+    """Return what an array is a view of; None: it has its own bytes."""
     base: Any = array.base
     while isinstance(base, np.ndarray) and base.base is not None:
         base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
-    return base if isinstance(base, np.ndarray | bytearray) else None
+    return base.obj if isinstance(base, memoryview) else base
 
 
 def _address(owner: _Array | bytearray) -> int:
@@ -289,8 +288,10 @@ class StateReader:
         if len(rows) > MAX_ROW_BYTES:
             raise SnapshotError(f"its rows have {len(rows)} bytes, more than the {MAX_ROW_BYTES} that are read")
         heads, self._rows = json.loads(rows)
-        self._kinds = [_classes()[name] for name, *_ in heads]
+        self._kinds = [_classes()[name] for name, *_ in heads if name in _classes()]
         self._attributes = [attributes for _, *attributes in heads]
+        if len(self._kinds) < len(heads):
+            raise SnapshotError("an object is of a class that the core does not have")
         self._bytes, self._names = _Read(arrays), _Read(names)
         self._num_ragged = 0
         self.objects: list[Any] = []
@@ -313,7 +314,7 @@ class StateReader:
             if isinstance(value, set):
                 value.update(self._items(row[1]))
             else:
-                value.update(zip(self._items(row[1]), self._items(row[2]), strict=True))
+                dict.update(value, zip(self._items(row[1]), self._items(row[2]), strict=True))  # a Counter's own adds
         return self.objects[0]
 
     def _empty(self, row: list[Any]) -> Any:
@@ -357,7 +358,9 @@ class StateReader:
             if value.dtype == np.object_:
                 value[:] = self._items(row[3])
         elif not isinstance(value, bytearray):
-            for name, item in zip(self._attributes[row[0]], row[1:], strict=True):
+            if len(row) != 1 + len(names := self._attributes[row[0]]):
+                raise SnapshotError(f"a {type(value).__name__} has {len(row) - 1} attributes instead of {len(names)}")
+            for name, item in zip(names, row[1:], strict=True):
                 object.__setattr__(value, name, self._value(item))  # frozen ones too
 
     def _value(self, value: Any) -> Any:
@@ -365,7 +368,9 @@ class StateReader:
             return _checked(value)
         tag, *rest = value
         if type(tag) is int:
-            return self.objects[_index(tag)]
+            if _index(tag) >= len(self.objects):
+                raise SnapshotError(f"object {tag} is not there")
+            return self.objects[tag]
         if tag == "b":
             return self._bytes.take(*rest)
         if tag == "names":
@@ -412,13 +417,18 @@ def _shown(value: Any) -> str:
     )
 
 
+def copied(value: Any) -> Any:
+    """Return a copy of an object, and of all that it refers to."""
+    return StateReader(*StateWriter({}).write([value])).read()[0]
+
+
 # What was read, beside what was made anew -------------------------------------------------------------
 
 
 def complete(made: list[Any], read: list[Any]) -> None:
     """Give what was read what is not written, from what was made anew with the same limits, and compare the two.
 
-    Sizes are at most what they are there, so that no array and no loop is longer than one that was made.
+    Arrays have the sizes that they have there, and numbers are not much larger: so no loop is much longer, either.
 
     Raises: SnapshotError: they do not fit.
     """
@@ -438,9 +448,8 @@ def complete(made: list[Any], read: list[Any]) -> None:
             if not (inner or _may_be(name, value, other)):
                 raise SnapshotError(f"{_shown(other)} stands where {name} of a {type(fresh).__name__} should")
             for one, its in inner:
-                if isinstance(one, np.ndarray) and (one.shape, one.dtype) != (
-                    np.shape(its),
-                    getattr(its, "dtype", None),
+                if isinstance(one, np.ndarray) and not (
+                    isinstance(its, np.ndarray) and its.shape == one.shape and its.dtype == one.dtype
                 ):
                     raise SnapshotError(f"{name} of a {type(fresh).__name__} has another size")
                 if id(one) not in read_of and _is_object(one):
@@ -452,7 +461,7 @@ def complete(made: list[Any], read: list[Any]) -> None:
 def _may_be(name: str, value: Any, other: Any) -> bool:
     """Return whether an attribute that begins with a value may have another one."""
     if type(value) is int and type(other) is int:
-        return not value or name in _SETS_OF_PLANNERS or 0 <= other <= value
+        return not value or name in _SETS_OF_PLANNERS or 0 <= other <= _GROWTH * value
     if type(value) is list and type(other) is list:
         return not value or len(other) <= len(value)
     return value is None or type(other) is type(value) or (type(value), type(other)) == (float, int)

@@ -23,7 +23,7 @@ class EvictionOrder:
 
     def __init__(self, num_blocks: int) -> None:
         # With as much room at both ends: the stale entries are dropped once in `num_blocks` that are put there.
-        self._queue: IndexArray = np.empty(3 * num_blocks, np.intp)
+        self._queue: IndexArray = np.zeros(3 * num_blocks, np.intp)
         self._positions: IndexArray = np.arange(3 * num_blocks)
         self._position_of: IndexArray = np.full(num_blocks, NOT_QUEUED, np.intp)  # an entry elsewhere is stale
         self._begin = self._end = self._middle = num_blocks

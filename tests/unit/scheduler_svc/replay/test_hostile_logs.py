@@ -12,11 +12,7 @@ from typing import Any
 import pytest
 
 from octavo.steplog.v1 import step_log_pb2 as pb
-from scheduler_svc.core.blocks.prefix_cache import PrefixCache
-from scheduler_svc.core.waiting.policy import VirtualTokenCounter
-from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.step_log.log_files import files_in
-from scheduler_svc.step_log.state_fields import FORMS
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench
 from tests.support.step_logs import edit_header, recording, replayed
@@ -46,45 +42,55 @@ def header_of(tmp_path: Path) -> Callable[[Callable[[pb.LogHeader], None]], str]
 HeaderOf = Callable[[Callable[[pb.LogHeader], None]], str]
 
 
-def edited(edit: Callable[[list[int], list[list[Any]], pb.Snapshot], None]) -> Callable[[pb.LogHeader], None]:
-    """Edit the snapshot of a header, given the classes of its objects that are no parts, and all rows."""
+def edited(edit: Callable[[list[Any], list[list[Any]], pb.Snapshot], None]) -> Callable[[pb.LogHeader], None]:
+    """Edit the snapshot of a header, given the classes and attributes of its rows, and the rows."""
 
     def edit_snapshot(header: pb.LogHeader) -> None:
         snapshot = pb.Snapshot.FromString(zlib.decompress(header.snapshot))
-        kinds, rows = json.loads(snapshot.rows)
-        edit(kinds, rows, snapshot)
-        snapshot.rows = json.dumps([kinds, rows])
+        heads, rows = json.loads(snapshot.rows)
+        edit(heads, rows, snapshot)
+        snapshot.rows = json.dumps([heads, rows])
         header.snapshot = zlib.compress(snapshot.SerializeToString())
 
     return edit_snapshot
 
 
-def row_of(kind: type, kinds: list[int], rows: list[list[Any]]) -> list[Any]:
+def row_of(kind: str, heads: list[Any], rows: list[list[Any]]) -> list[Any]:
     """Return the row of the first object of a class."""
-    return rows[len(rows) - len(kinds) + kinds.index(list(FORMS).index(kind))]
+    return next(row for row in rows if heads[row[0]][0].rpartition(":")[2] == kind)
 
 
-def place_of(kind: type, name: str) -> int:
-    return list(FORMS[kind].hints).index(name)
+def set_in(kind: str, name: str, value: Any) -> Callable[[pb.LogHeader], None]:
+    """Give an attribute of the first object of a class another value."""
 
-
-def set_in(kind: type, name: str, value: Any) -> Callable[[pb.LogHeader], None]:
-    """Give a field of the first object of a class another value."""
-
-    def edit(kinds: list[int], rows: list[list[Any]], snapshot: pb.Snapshot) -> None:
-        row_of(kind, kinds, rows)[place_of(kind, name)] = value
+    def edit(heads: list[Any], rows: list[list[Any]], snapshot: pb.Snapshot) -> None:
+        row = row_of(kind, heads, rows)
+        row[heads[row[0]].index(name)] = value
 
     return edited(edit)
 
 
-def a_field_more(kinds: list[int], rows: list[list[Any]], snapshot: pb.Snapshot) -> None:
-    row_of(StopConditions, kinds, rows).append("__class__")
+def a_field_more(heads: list[Any], rows: list[list[Any]], snapshot: pb.Snapshot) -> None:
+    row_of("StopConditions", heads, rows).append(1)
 
 
-def names_out_of_nothing(kinds: list[int], rows: list[list[Any]], snapshot: pb.Snapshot) -> None:
-    """Take nearly all bytes for the names of blocks of each of a thousand slots."""
-    cache = rows[len(rows) - len(kinds) - 1]
-    cache[place_of(PrefixCache, "written")] = [[slot, len(snapshot.names) // 32 * 16] for slot in range(1000)]
+def another_name(heads: list[Any], rows: list[list[Any]], snapshot: pb.Snapshot) -> None:
+    heads[row_of("StopConditions", heads, rows)[0]][1] = "__class__"
+
+
+def another_class(heads: list[Any], rows: list[list[Any]], snapshot: pb.Snapshot) -> None:
+    heads[row_of("StopConditions", heads, rows)[0]][0] = "os:_Environ"
+
+
+def names_out_of_nothing(heads: list[Any], rows: list[list[Any]], snapshot: pb.Snapshot) -> None:
+    """Take all names of blocks for each of a thousand sets."""
+    number = next(number for number, head in enumerate(heads) if head == ["set"])
+    rows += [[number, ["names", 0, len(snapshot.names)]] for _ in range(1000)]
+
+
+def a_view_that_repeats(heads: list[Any], rows: list[list[Any]], snapshot: pb.Snapshot) -> None:
+    row = next(row for row in rows if heads[row[0]] == ["ndarray"] and isinstance(row[-1], list) and len(row) == 5)
+    row[2], row[4][1:] = [2**40], [0]
 
 
 def limits_of(**values: Any) -> Callable[[pb.LogHeader], None]:
@@ -97,19 +103,18 @@ def limits_of(**values: Any) -> Callable[[pb.LogHeader], None]:
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
-        (edited(a_field_more), "list stands where a list of 4 should"),
-        (set_in(StopConditions, "ignore_eos", 1), "int '1' stands where a bool should"),
-        (set_in(StopConditions, "max_tokens", 2**70), "stands where an integer from .* should"),
-        (
-            set_in(VirtualTokenCounter, "base", float("nan")),
-            "float 'nan' stands where a number of at most 1e\\+100 should",
-        ),
-        (set_in(VirtualTokenCounter, "tenant", 0), "object \\d+ is a VirtualTokenCounter where a _Tenant should be"),
-        (
-            set_in(VirtualTokenCounter, "tenant", 10**6),
-            "int '1000000' stands where an integer from -\\d+ to \\d+ should",
-        ),
-        (edited(names_out_of_nothing), "names of blocks have \\d+ bytes, and \\d+ are left"),
+        (edited(a_field_more), "a StopConditions has 5 attributes instead of 4"),
+        (edited(another_name), "an attribute has a name that none has"),
+        (edited(another_class), "of a class that the core does not have"),
+        (edited(names_out_of_nothing), "more bytes are used than there are"),
+        (edited(a_view_that_repeats), "a view is larger than what it is a view of"),
+        (set_in("StopConditions", "max_tokens", 2**5000), "int '\\d+' is no number that is written"),
+        (set_in("VirtualTokenCounter", "base", float("nan")), "float 'nan' is no number that is written"),
+        (set_in("VirtualTokenCounter", "tenant", [10**6]), "object 1000000 is not there"),
+        (set_in("Batch", "running", 5), "int '5' stands where running of a Batch should"),
+        (set_in("Batch", "running", ["t"]), "tuple stands where running of a Batch should"),
+        (set_in("BlockAllocator", "num_blocks", 2**40), "'1099511627776' stands where num_blocks of a BlockAllocator"),
+        (set_in("BlockAllocator", "ref_counts", [0]), "ref_counts of a BlockAllocator has another size"),
         (
             lambda header: setattr(header, "snapshot", zlib.compress(bytes(2**28 + 1), 1)),
             "more than the 268435456 bytes",

@@ -205,8 +205,8 @@ def test_a_log_has_neither_the_key_nor_a_name_of_the_fleet(masks_tokens: bool, t
         bench = FleetBench(
             limits, limits, make_fleet=lambda queue, policy, _, is_complete: make(queue, policy, key, is_complete)
         )
-        bench.fleet.adopt_blocks(bench.members[1].planner, tokens(7), b"kept by executor")
-        names.add(b"kept by executor")
+        bench.fleet.adopt_blocks(bench.members[1].planner, tokens(7), b"kept from before")
+        names.add(b"kept from before")
         for arrival in range(8):
             bench.add(group(arrival, 6 + arrival % 4, max_tokens(6)))
             for _ in range(3):
