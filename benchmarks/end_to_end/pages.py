@@ -2,7 +2,7 @@
 
     python -m benchmarks.end_to_end.pages
 
-README.md gets a short table, docs/benchmarks.md all of it and a picture.
+README.md gets a short table, docs/benchmarks.md the whole one and a picture.
 A test compares the pages with the results.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.end_to_end.engines import ROOT
 from benchmarks.end_to_end.plot import save_plot
 from benchmarks.end_to_end.result import Result, last_result, read_result
-from benchmarks.end_to_end.tables import comparison, limits_line, machine_line, runs_table
+from benchmarks.end_to_end.tables import comparison, limits_line, machine_line
 
 PICTURE = Path("docs/figures/benchmark.svg")
 
@@ -67,7 +67,7 @@ def whole_part(result: Result) -> str:
     if result.missing:
         parts.append("Left out: " + "; ".join(f"{name} ({why})" for name, why in result.missing.items()) + ".")
     parts += ["![Each engine's tokens a second, by workload and number format](figures/benchmark.svg)"]
-    return "\n\n".join([*parts, "Every engine, with the range of its runs:", runs_table(result)])
+    return "\n\n".join(parts)
 
 
 SECTIONS = (

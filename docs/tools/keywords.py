@@ -9,7 +9,10 @@ _BEGIN, _END = "<!-- keywords, by make docs-reference -->", "<!-- end -->"
 
 def with_table(page: str) -> str:
     """Return the page with its table, between two comments."""
-    rows = [f"| `{name}` | {known.verdict.value} | {known.why} |" for name, known in KEYWORDS.items()]
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, known in KEYWORDS.items():
+        alike.setdefault((known.verdict.value, known.why), []).append(f"`{name}`")
+    rows = [f"| {', '.join(names)} | {verdict} | {why} |" for (verdict, why), names in alike.items()]
     table = "\n".join(["| keyword | | |", "|---|---|---|", *rows, "| `x-…`, any other | a note | an extension |"])
     found = re.search(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", page, re.DOTALL)
     assert found, "the page has no place for the table of keywords"
