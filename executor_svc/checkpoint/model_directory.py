@@ -9,9 +9,9 @@ from pathlib import Path
 
 from executor_svc.checkpoint.generation_config import sampling_defaults
 from executor_svc.checkpoint.text_tower import combined_architecture, text_config
-from octavo.values.rust_panic import words_of
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
+from octavo_shared.rust_panic import words_of
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from octavo_shared.step_wire.model_file import read_model_file
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from executor_svc.sampler.sample_rows import GrammarMask, SampleRows
 from executor_svc.worker.kept_masks import KeptMasks, KeptPosition
-from octavo.values.rust_panic import is_panic
 from octavo.values.wording import shown
 from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar
 from octavo_shared.grammar.matcher import (
@@ -35,6 +34,7 @@ from octavo_shared.grammar.matcher import (
 )
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
+from octavo_shared.rust_panic import is_panic
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from octavo_shared.step_wire.step import GrammarLoad, GrammarLoaded, Int32Array, RowFlag, RowFlags, TableDelta
 from octavo_shared.step_wire.token_rules import num_mask_bytes

@@ -25,16 +25,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def duration_text(milliseconds: int) -> str:
-    """Return a span of time, such as "0.042 s", "12.3 s" or "3 min 5 s"."""
-    seconds = milliseconds / 1000
-    if seconds < 1:
-        return f"{seconds:.3f} s"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{milliseconds // 60_000:,} min {milliseconds // 1000 % 60} s"
-
-
 def printable(text: str) -> str:
     """Return text on one line that cannot steer a terminal: each character that is not printable becomes "�"."""
     return "".join(character if character.isprintable() else "�" for character in text)

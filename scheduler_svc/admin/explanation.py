@@ -9,7 +9,7 @@ from itertools import islice
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
-from octavo.values.wording import counted, duration_text
+from octavo.values.wording import counted
 from scheduler_svc.admin.life import ended_state, milliseconds
 from scheduler_svc.admin.state import RequestLocation, RequestLocations, num_output_tokens
 from scheduler_svc.core.sequence import Placed, SequenceGroup
@@ -257,3 +257,13 @@ def running_text(request: LiveRequest, location: RequestLocation) -> str:
     else:
         kind = f"{made} so far"
     return f"runs on {location.executor}: {kind}"
+
+
+def duration_text(milliseconds: int) -> str:
+    """Return a span of time, such as "0.042 s", "12.3 s" or "3 min 5 s"."""
+    seconds = milliseconds / 1000
+    if seconds < 1:
+        return f"{seconds:.3f} s"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{milliseconds // 60_000:,} min {milliseconds // 1000 % 60} s"

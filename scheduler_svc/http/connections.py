@@ -1,4 +1,7 @@
-"""HTTP/1.1 on accepted connections: aiohttp's server, with an end for those that are silent or take nothing."""
+"""HTTP/1.1 on accepted connections: aiohttp's server, with an end for those that are silent or take nothing.
+
+It needs public names of aiohttp, and one private one, without which it only frees memory later: see `_Handler`.
+"""
 
 import asyncio
 import logging
@@ -6,12 +9,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, cast
 
 from aiohttp import web
-from aiohttp.http import HttpProcessingError, RawRequestMessage
-from aiohttp.http_exceptions import InvalidURLError, LineTooLong
-from aiohttp.web_protocol import RequestHandler
 
 from octavo_shared.process.events import Event
 from scheduler_svc.http.http_tls import HttpTls
@@ -58,7 +59,7 @@ class HttpConnections:
         answer: Answers a request; cancelled when its client leaves.
         tls: What connections have to speak; None: plaintext.
         times: See there.
-        refuse: Answers what is no request, given a status and what is wrong; None: aiohttp does, as plain text.
+        refuse: Answers what is no request, given a status and what is wrong.
     """
 
     def __init__(
@@ -66,24 +67,13 @@ class HttpConnections:
         answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         tls: HttpTls | None,
         times: ConnectionTimes,
-        refuse: Callable[[int, str], web.Response] | None = None,
+        refuse: Callable[[int, str], web.Response],
     ) -> None:
         self._tls = tls
         self._times = times
         # Connections without a first request, the oldest first.
         self._silent: dict[asyncio.Task[None], None] = {}
-        logger = logging.getLogger(f"{__name__}.aiohttp")
-        logger.addFilter(_is_our_fault)
-        self._server = _Server(
-            refuse,
-            answer,
-            handler_cancellation=True,
-            access_log=None,
-            auto_decompress=False,
-            keepalive_timeout=times.idle_s,
-            lingering_time=times.linger_s,
-            logger=logger,
-        )
+        self._server = _Server(answer, times, refuse)
 
     def serve(self, connection: socket.socket, peer: str) -> None:
         """Own a connection; beyond MAX_SILENT without a request the oldest one is closed.
@@ -174,79 +164,93 @@ class _Server(web.Server):
 
     def __init__(
         self,
-        refuse: Callable[[int, str], web.Response] | None,
         answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
-        **options: Any,
+        times: ConnectionTimes,
+        refuse: Callable[[int, str], web.Response],
     ) -> None:
-        super().__init__(answer, request_factory=self._request, **options)
+        super().__init__(answer, request_factory=self.receive, handler_cancellation=True)
+        self.times = times
         self.refuse = refuse
         self.is_leaving = False
 
-    def _request(
-        self, message: RawRequestMessage, payload: Any, protocol: Any, writer: Any, task: "asyncio.Task[None]"
-    ) -> web.BaseRequest:
-        """Make a request, behind whose answer the connection is closed if the process leaves."""
-        if self.is_leaving:
-            message = message._replace(should_close=True)
-        return web.BaseRequest(message, payload, protocol, writer, task, self._loop)
-
-    def __call__(self) -> RequestHandler:
+    def __call__(self) -> web.RequestHandler:
         """Return the handler of a connection."""
-        return _Handler(self, loop=self._loop, **self._kwargs)
+        return _Handler(self)
+
+    def receive(
+        self, message: Any, content: Any, handler: web.RequestHandler, writer: Any, task: "asyncio.Task[None]"
+    ) -> web.BaseRequest:
+        """Return a request as its handler begins to answer it."""
+        cast("_Handler", handler).stop_waiting()
+        kind = _LastRequest if self.is_leaving else web.BaseRequest
+        return kind(message, content, handler, writer, task, asyncio.get_running_loop())
 
 
-class _Handler(RequestHandler):
+class _LastRequest(web.BaseRequest):
+    """Its connection is closed behind its answer, which says so."""
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether another request may follow."""
+        return False
+
+
+class _Handler(web.RequestHandler):
     """One connection; it says what is wrong in the words of its port."""
 
-    __slots__ = ("_refuse", "has_request")
+    __slots__ = ("has_request", "refuse")
 
-    def __init__(self, server: _Server, **options: Any) -> None:
-        super().__init__(server, **options)
-        self._refuse = server.refuse
+    def __init__(self, server: _Server) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type] # which aiohttp takes
+            auto_decompress=False,
+            keepalive_timeout=server.times.idle_s,
+            lingering_time=server.times.linger_s,
+            logger=_logger,
+        )
+        self.refuse = server.refuse
         # Done once the head of the first request has come, or the connection is lost.
         self.has_request: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    def stop_waiting(self) -> None:
+        """End what waits for the first request."""
+        if not self.has_request.done():
+            self.has_request.set_result(None)
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """End what waits for the first request too."""
-        self._stop_waiting()
+        self.stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes in.
 
         The error of what is no request is in a local variable of a frame of its traceback, with the bytes: only the
-        garbage collector would free them, which may come minutes later.
+        garbage collector would free them, which may come minutes later. Not each error comes to `handle_error`, so it
+        is looked for where aiohttp keeps it.
         """
         super().data_received(data)
-        if self._messages:
-            self._stop_waiting()
-        if self._messages and (error := getattr(self._messages[-1][0], "exc", None)) is not None:
+        messages = getattr(self, "_messages", None)
+        if messages and (error := getattr(messages[-1][0], "exc", None)) is not None:
             error.__traceback__ = None
-
-    def _stop_waiting(self) -> None:
-        if not self.has_request.done():
-            self.has_request.set_result(None)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Answer what is no request, and what the port failed at; the connection is closed."""
-        if self._refuse is None or request.writer.output_size > 0:
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return super().handle_error(request, status, exc, message)
-        if not isinstance(exc, HttpProcessingError):
-            self.log_exception("a request failed", exc_info=exc)
-        response = self._refuse(status, _what_is_wrong(exc, message or ""))
+        response = self.refuse(status, _what_is_wrong(message or ""))
         response.force_close()
         return response
 
 
-def _what_is_wrong(error: BaseException | None, message: str) -> str:
-    """Return what is wrong with a request, without what its sender wrote."""
-    if isinstance(error, LineTooLong):
-        return f"a line of its head is longer than {error.args[1]} bytes"
-    if isinstance(error, InvalidURLError):
-        return "its path is no path of a URL"
-    return next(iter(message.splitlines()), "").rstrip(": ")
+def _what_is_wrong(message: str) -> str:
+    """Return what aiohttp found wrong with a request, without what its sender wrote."""
+    what = message.partition("\n")[0].partition(": ")[0].rstrip(":")
+    return what if " " in what else "its path is no path of a URL"  # such a path comes alone
 
 
 def _limit_unsent(connection: socket.socket, stall_s: float) -> None:
@@ -258,8 +262,3 @@ def _limit_unsent(connection: socket.socket, stall_s: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(stall_s * 1000))
-
-
-def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Keep what strangers send to the port out of the log."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

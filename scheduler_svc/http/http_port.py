@@ -40,7 +40,7 @@ class HttpPort:
         answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         tls: HttpTls | None,
         times: ConnectionTimes,
-        refuse: Callable[[int, str], web.Response] | None = None,
+        refuse: Callable[[int, str], web.Response],
         *,
         is_shared: bool = False,
     ) -> None:

@@ -37,6 +37,7 @@ REQUEST_BELOW = "what front and engine know of a request imports neither of them
 LAYERS = (
     "the packages stand on each other: commands, local services, the two services, what they share, the client, values"
 )
+NO_CLIENTS = "the services are nobody's clients: of octavo they know stubs, values and errors, and how to speak TLS"
 FAKE_WITHOUT_TORCH = "the fake executor runs without torch"
 EXECUTOR_ROOMS = "the rooms of the executor stand on each other"
 
@@ -108,6 +109,9 @@ PLANTS = [
     (REQUEST_BELOW, "scheduler_svc/request/planted.py", LAZY.format("import scheduler_svc.telemetry.meter")),
     (LAYERS, "shared/octavo_shared/planted.py", "import scheduler_svc.core.sequence"),
     (LAYERS, "shared/octavo_shared/planted.py", "from executor_svc import worker"),
+    (NO_CLIENTS, "shared/octavo_shared/planted.py", LAZY.format("from octavo.client import Client")),
+    (NO_CLIENTS, "executor_svc/worker/planted.py", "import octavo.calls.tls"),
+    (NO_CLIENTS, "scheduler_svc/planted.py", "from octavo.calls import scheduler_channel"),
     (FAKE_WITHOUT_TORCH, "executor_svc/fake/planted.py", "import torch"),
     (FAKE_WITHOUT_TORCH, "executor_svc/fake/worker.py", LAZY.format("import torch")),
     (FAKE_WITHOUT_TORCH, "executor_svc/fake/planted.py", "import executor_svc.cache.cache_engine"),

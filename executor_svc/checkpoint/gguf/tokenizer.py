@@ -16,9 +16,9 @@ import numpy as np
 from executor_svc.checkpoint.gguf.known_keys import is_of_converter, warn_of_key
 from executor_svc.checkpoint.gguf.metadata import Metadata
 from executor_svc.checkpoint.gguf.tokenizer_cache import cached_conversion
-from octavo.values.rust_panic import words_of
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
+from octavo_shared.rust_panic import words_of
 from octavo_shared.step_wire.executor_info import TokenizerFile
 
 _TOKENIZER = "tokenizer.ggml."

@@ -68,7 +68,7 @@ class PageServer(HttpPort):
         tls: HttpTls | None,
     ) -> None:
         times = ConnectionTimes(first_request_s=IDLE_S, idle_s=IDLE_S, linger_s=_LINGER_S, stall_s=_STALL_S)
-        super().__init__(listen, "--page-listen", self._answer, tls, times)
+        super().__init__(listen, "--page-listen", self._answer, tls, times, _refuse)
         self._calls = JsonTranscoder(service, servicer)
         self._path = f"/{service.full_name}/"  # in front of the name of a method
         self._access = access
@@ -141,6 +141,11 @@ class _Refusal(Exception):  # noqa: N818 (an answer)
         super().__init__(sentence)
         self.status = status
         self.headers = headers
+
+
+def _refuse(status: int, what: str) -> web.Response:
+    """Answer what is no request of HTTP."""
+    return web.Response(status=status, text=f"malformed request: {what}\n", headers=_SAFE_HEADERS)
 
 
 def _failure(error: CallError) -> web.Response:

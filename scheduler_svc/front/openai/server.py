@@ -1,7 +1,6 @@
 """The port of OpenAI's API: `routing.py` answers the requests."""
 
 from collections.abc import Iterator
-from http import HTTPStatus
 
 from aiohttp import web
 
@@ -37,5 +36,4 @@ class OpenAIServer(HttpPort):
 
 def _refuse(status: int, what: str) -> web.Response:
     """Answer what is no request of HTTP."""
-    message = f"malformed request: {what}" if what else "malformed request"
-    return refuse(ApiError(status or HTTPStatus.BAD_REQUEST, message), {"Server": "octavo"})
+    return refuse(ApiError(status, f"malformed request: {what}"), {"Server": "octavo"})

@@ -14,8 +14,8 @@ import jinja2
 import numpy as np
 import tokenizers
 
-from octavo.values.rust_panic import words_of
 from octavo_shared.errors import InvalidFieldError, TokenizerFailedError, TokenizerFileError
+from octavo_shared.rust_panic import words_of
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from octavo_shared.step_wire.model_file import read_model_file
 from octavo_shared.step_wire.step import Int32Array

@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from octavo.values.rust_panic import words_of
 from octavo.values.wording import how_to_install
 from octavo_shared.errors import OctavoServiceError
+from octavo_shared.rust_panic import words_of
 from octavo_shared.step_wire.executor_info import TokenizerFile
 
 if TYPE_CHECKING:

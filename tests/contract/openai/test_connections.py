@@ -11,7 +11,7 @@ from typing import cast
 
 import openai
 import pytest
-from aiohttp.web_protocol import RequestHandler
+from aiohttp import web
 from openai.types.chat import ChatCompletionMessageParam
 
 from executor_svc.fake.worker import FakeWorker
@@ -64,13 +64,13 @@ async def test_a_client_that_leaves_ends_its_request(sent: bytes, is_half: bool)
 @pytest.mark.slow  # test_request_stream_limits.py has it of the other port
 async def test_who_does_not_read_holds_up_nobody_and_little_is_kept_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     transports: list[asyncio.Transport] = []
-    made = RequestHandler.connection_made
+    made = web.RequestHandler.connection_made
 
-    def connection_made(handler: RequestHandler, transport: asyncio.BaseTransport) -> None:
+    def connection_made(handler: web.RequestHandler, transport: asyncio.BaseTransport) -> None:
         transports.append(cast("asyncio.Transport", transport))
         made(handler, transport)
 
-    monkeypatch.setattr(RequestHandler, "connection_made", connection_made)
+    monkeypatch.setattr(web.RequestHandler, "connection_made", connection_made)
     async with running_api(FakeWorker(max_model_len=4096, num_device_blocks=4096)) as api:
         slow = []
         for number in range(4):

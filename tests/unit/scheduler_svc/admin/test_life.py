@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from octavo.admin.v1 import admin_pb2
-from octavo.values.wording import duration_text
-from scheduler_svc.admin.explanation import explain_ended
+from scheduler_svc.admin.explanation import duration_text, explain_ended
 from scheduler_svc.admin.life import EVENT_KIND, ended_state, event_states
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
 from scheduler_svc.request.outputs import FinishReason

@@ -1,8 +1,13 @@
-"""Which connections a port that speaks HTTP keeps, and which it closes."""
+"""Which connections a port that speaks HTTP keeps, which it closes, and what it says.
+
+All that the port needs of aiohttp: to allow another version, run this with it.
+"""
 
 import asyncio
 import errno
+import gc
 import ssl
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -21,14 +26,25 @@ from tests.support.stack import until
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-async def answer(request: web.BaseRequest) -> web.Response:
+async def answer(request: web.BaseRequest) -> web.StreamResponse:
+    if request.path == "/bug":
+        raise KeyError("a bug")
+    if request.path == "/stream":
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        await stream.write_eof(b"in pieces")
+        return stream
     return web.Response(text="over TLS" if request.secure else "in plaintext")
+
+
+def refuse(status: int, what: str) -> web.Response:
+    return web.Response(status=status, text=f"refused: {what}")
 
 
 @asynccontextmanager
 async def running(first_request_s: float = PATIENCE_S, tls: HttpTls | None = None) -> AsyncIterator[HttpPort]:
     times = ConnectionTimes(first_request_s=first_request_s, idle_s=PATIENCE_S, linger_s=0.1, stall_s=PATIENCE_S)
-    port = HttpPort("127.0.0.1:0", "--page-listen", answer, tls, times)
+    port = HttpPort("127.0.0.1:0", "--page-listen", answer, tls, times, refuse)
     port.address = await port.start()  # type: ignore[attr-defined]
     try:
         yield port
@@ -127,6 +143,68 @@ async def test_a_port_that_speaks_tls_hears_plaintext_too(authority: Authority, 
             async with asyncio.timeout(PATIENCE_S):
                 await reader.readuntil(answered)
             writer.transport.abort()
+
+
+@pytest.mark.parametrize("path", [b"/", b"/stream"])
+async def test_who_leaves_says_so_in_the_next_answer(path: bytes) -> None:
+    async with running() as port:
+        reader, writer = await connect(port, REQUEST)
+        assert b"Connection: close" not in await reader.readuntil(b"\r\n\r\n")
+        port.leave()
+        writer.write(REQUEST.replace(b"/", path, 1) + REQUEST)
+        answered = await end_of(reader)
+        writer.close()
+    assert answered.count(b"HTTP/1.1 200 OK\r\n") == answered.count(b"\r\nConnection: close\r\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "what"),
+    [
+        (b"\x00", b"Invalid method encountered"),
+        (b"GET / HTTP/1.1\r\nX y: z\r\n\r\n", b"Invalid header token"),
+        (b"GET / HTTP/1.1\r\nX: " + b"y" * 9000, b"Got more than 8190 bytes when reading"),
+        (b"GET http://[::1/ HTTP/1.1\r\nHost: a\r\n\r\n", b"its path is no path of a URL"),
+    ],
+)
+async def test_what_is_no_request_is_refused_in_the_words_of_the_port(
+    sent: bytes, what: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running() as port:
+        reader, writer = await connect(port, sent)
+        head, _, said = (await end_of(reader)).partition(b"\r\n\r\n")
+        writer.close()
+    assert (head.splitlines()[0], said) == (b"HTTP/1.0 400 Bad Request", b"refused: " + what)
+    assert caplog.messages == []
+
+
+async def test_what_was_refused_is_freed_without_the_garbage_collector() -> None:
+    async def send_too_much() -> None:
+        reader, writer = await connect(port, b"GET / HTTP/1.1\r\nX: " + b"x" * 2**20)
+        await end_of(reader)
+        writer.close()
+
+    async with running() as port:
+        await send_too_much()
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(5):
+                await send_too_much()
+            await until(lambda: tracemalloc.get_traced_memory()[0] < 2**19)  # of 5 MB that were sent
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+
+async def test_a_bug_in_an_answer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as port:
+        reader, writer = await connect(port, REQUEST.replace(b"/", b"/bug", 1))
+        assert (await end_of(reader)).startswith(b"HTTP/1.1 500 ")
+        writer.close()
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], KeyError)
 
 
 async def test_a_bug_is_logged_and_others_are_served(
