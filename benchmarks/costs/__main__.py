@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.costs import (  # noqa: F401 - each adds its scenarios
     cache_formats,
+    core,
     gguf_files,
     grammars,
     model,

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from benchmarks.float32_model import float32_model
 from benchmarks.machine import describe_machine
 
 T = TypeVar("T")
@@ -59,6 +58,8 @@ class Size:
 
     def directory(self) -> Path:
         """Return the model's directory."""
+        from benchmarks.float32_model import float32_model  # torch takes seconds to load
+
         return self.model or float32_model()
 
 

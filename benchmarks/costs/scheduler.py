@@ -1,4 +1,4 @@
-"""Scenarios of the scheduler alone: metrics and log lines, the step log, requests with one prefix."""
+"""Scenarios of the scheduler alone: metrics and log lines, the step log."""
 
 import asyncio
 import json
@@ -9,9 +9,8 @@ from functools import partial
 
 import octavo
 from benchmarks.costs.clock import cpu_us
-from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenario
+from benchmarks.costs.harness import Figures, Groups, Size, Way, scenario
 from benchmarks.costs.services import QUIET, until_ready
-from benchmarks.shared_prefix import LOOPS, OpenLoop, spread
 from tests.support.processes import running_service
 
 PER_END = ("summary", "request_ended", "log_end")
@@ -92,22 +91,3 @@ async def timed_load(
                 assert await scheduler.terminate() == 0
         times = json.load(file)
     return times["calls"], times["us"], service_us - times["cost_us"]
-
-
-@scenario("prefix", "how requests with one prefix spread over a fleet, in virtual time: each run is the same", pairs=1)
-async def prefix(size: Size) -> Groups:
-    """Requests come in even intervals, whatever runs; `benchmarks/shared_prefix.py` has the fleet."""
-    yield [
-        Way(f"{loop.num_cores} executors, a prefix of {loop.prefix_tokens:,}", in_turn(prefix_turn, loop))
-        for loop in size.of(LOOPS, LOOPS[:1])
-    ]
-
-
-def prefix_turn(loop: OpenLoop) -> Figures:
-    """Return how even the executors' work is, and how much is computed."""
-    found = spread(loop)
-    return {
-        "largest over mean running": found.largest_over_mean,
-        "fewest placed on one": min(found.num_placed),
-        "tokens of prompts computed": found.num_computed,
-    }
