@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu.engine import InProcessEngine, Prompt
 from benchmarks.gpu.measurements import free_memory, worker_of
 from benchmarks.gpu.models import RandomWeights
-from benchmarks.gpu.report import Figure
+from benchmarks.gpu.part import Figure
 from benchmarks.gpu.sizes import Sizes
 from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, LayerCache
 from executor_svc.checkpoint.weights import Checkpoint
@@ -77,7 +77,7 @@ def invariance_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     assert device.type != "cuda" or not num_wrong, f"{num_wrong} positions have other logits with numerics invariant"
 
 
-def cost_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
+def invariance_cost_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     """Time steps of the large model with both numerics: decodes of several batches, and one chunk."""
     num_new_tokens = min(32, sizes.num_new_tokens)
     longest = min(sizes.max_num_batched_tokens, sizes.large_model["max_position_embeddings"] - 2)
