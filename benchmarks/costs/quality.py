@@ -63,28 +63,47 @@ def quality_of(directory: Path, settings: Mapping[str, Any], num_tokens: int) ->
     token_ids = tokenizer.encode(reference_text(), add_special_tokens=False).ids[:num_tokens]
     exact_model, model = (WindowModel(opened, each) for each in ({}, settings))
     size = min(WINDOW_TOKENS, exact_model.most_tokens) - len(begin)
-    losses, exact_losses, is_same, divergences, largest = (list[torch.Tensor]() for _ in range(5))
+    beside = Beside("float32")
     for place in range(0, len(token_ids), size):
         window = torch.tensor(begin + token_ids[place : place + size])
         rows = zip(torch.split(window[1:], LOGIT_ROWS), exact_model.logits(window), model.logits(window), strict=True)
-        for tokens, exact_logits, logits in rows:
-            exact, found = exact_logits.log_softmax(-1), logits.log_softmax(-1)
-            exact_losses.append(-exact.gather(1, tokens[:, None])[:, 0].double())
-            losses.append(-found.gather(1, tokens[:, None])[:, 0].double())
-            is_same.append((logits.argmax(-1) == exact.argmax(-1)).double())
-            largest.append((exact.gather(1, tokens[:, None]) - found.gather(1, tokens[:, None])).abs().max())
-            divergences.append((exact.exp() * (exact - found)).sum(-1).double())
-    changes = torch.cat(losses) - torch.cat(exact_losses)
-    return {
-        "perplexity of float32": float(torch.cat(exact_losses).mean().exp()),
-        "perplexity": float(torch.cat(losses).mean().exp()),
-        "change, %": 100 * float(changes.mean().expm1()),
-        "its standard error, %": 100 * float(changes.std()) / len(changes) ** 0.5,
-        "same likeliest token, %": 100 * float(torch.cat(is_same).mean()),
-        "KL divergence, nats": float(torch.cat(divergences).mean()),
-        "that of 1 % of the tokens, nats": float(torch.cat(divergences).quantile(0.99)),
-        "largest difference of a log-probability": float(torch.stack(largest).max()),
-    }
+        for tokens, exact, found in rows:
+            beside.add(tokens, exact.log_softmax(-1), found.log_softmax(-1))
+    return beside.figures()
+
+
+class Beside:
+    """Log-probabilities [positions, vocabulary] of the same positions, compared with those of a reference."""
+
+    def __init__(self, reference: str) -> None:
+        self._reference = reference
+        self._values: list[torch.Tensor] = []  # [positions, 4]: losses of both, same likeliest token, divergence
+
+    def add(self, tokens: torch.Tensor, exact: torch.Tensor, found: torch.Tensor) -> None:
+        """Take in positions with the tokens that follow them."""
+        is_kept = exact > exact.amin(-1, keepdim=True)  # a reference may have cut off the rest at one value
+        columns = (
+            -exact.gather(1, tokens[:, None])[:, 0],
+            -found.gather(1, tokens[:, None])[:, 0],
+            (found.argmax(-1) == exact.argmax(-1)).float(),
+            (exact.exp() * (exact - found)).where(is_kept, 0).sum(-1),
+        )
+        self._values.append(torch.stack(columns, 1).double())
+
+    def figures(self) -> Figures:
+        """Return what changes."""
+        exact_losses, losses, is_same, divergences = torch.cat(self._values).T
+        changes = losses - exact_losses
+        return {
+            f"perplexity of {self._reference}": float(exact_losses.mean().exp()),
+            "perplexity": float(losses.mean().exp()),
+            "change, %": 100 * float(changes.mean().expm1()),
+            "its standard error, %": 100 * float(changes.std()) / len(changes) ** 0.5,
+            "same likeliest token, %": 100 * float(is_same.mean()),
+            "KL divergence, nats": float(divergences.mean()),
+            "that of 1 % of the tokens, nats": float(divergences.quantile(0.99)),
+            "largest difference of a log-probability": float(changes.abs().max()),
+        }
 
 
 def reference_text() -> str:
@@ -136,26 +155,14 @@ def beside_llama_cpp(path: Path, num_windows: int) -> Figures:
         tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
         begin, our_ids = tokenizer.encode("").ids, tokenizer.encode(text).ids
         ours = WindowModel(model, {})
-        losses, their_losses, is_same, divergences = (list[torch.Tensor]() for _ in range(4))
-        half = WINDOW_TOKENS // 2
+        beside, half = Beside("llama.cpp"), WINDOW_TOKENS // 2
         for window, expected in theirs.windows(begin):
             logits = torch.cat([rows.clone() for rows in ours.logits(window)])[half:]
-            found, tokens = logits.log_softmax(-1), window[half + 1 :, None]
-            losses.append(-found.gather(1, tokens)[:, 0].double())
-            their_losses.append(-expected.gather(1, tokens)[:, 0].double())
-            is_same.append((found.argmax(-1) == expected.argmax(-1)).double())
-            for some, peer in zip(torch.split(found, LOGIT_ROWS), torch.split(expected, LOGIT_ROWS), strict=True):
-                is_kept = peer > peer.amin(-1, keepdim=True)  # the rest is cut off at one value
-                divergences.append((peer.exp() * (peer - some)).where(is_kept, 0).sum(-1).double())
-    perplexities = [float(torch.cat(each).mean().exp()) for each in (losses, their_losses)]
-    return {
-        "perplexity": perplexities[0],
-        "perplexity of llama.cpp": perplexities[1],
-        "change, %": 100 * (perplexities[0] / perplexities[1] - 1),
-        "same likeliest token, %": 100 * float(torch.cat(is_same).mean()),
-        "KL divergence, nats": float(torch.cat(divergences).mean()),
-        "same token ids, %": 100 * float(np.mean(np.equal(our_ids[: len(theirs.token_ids)], theirs.token_ids))),
-    }
+            rows = (torch.split(each, LOGIT_ROWS) for each in (window[half + 1 :], expected, logits.log_softmax(-1)))
+            for tokens, exact, found in zip(*rows, strict=True):
+                beside.add(tokens, exact, found)
+    same_ids = np.equal(our_ids[: len(theirs.token_ids)], theirs.token_ids)
+    return {**beside.figures(), "same token ids, %": 100 * float(np.mean(same_ids))}
 
 
 class _PeerRun:

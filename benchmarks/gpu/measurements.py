@@ -1,6 +1,5 @@
 """The figures of make gpu-check, each with its target."""
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from benchmarks.gpu.sizes import (
     Sizes,
     copy_bytes_per_s,
     decode_bytes_per_s,
+    free_memory,
     of_transformers,
     place_of,
     seconds_per_call,
@@ -152,13 +152,6 @@ def worker_of(
     return random_worker(model, config, device)
 
 
-def free_memory(device: torch.device) -> None:
-    """Give back what nobody uses any more."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 class TimedCapture:
     """Captures, and keeps how long each capture took."""
 
@@ -188,7 +181,7 @@ def steps_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
         yield Figure(f"capture of {len(seconds)} graphs", sum(seconds), "s", detail=detail)
     limit_s = num_weight_bytes(sizes.large_model, sizes.dtype.itemsize) / (copy.value * 1e9)
     for size in sizes.decode_batch_sizes:
-        run = _run(worker, [_prompt(sizes.prompt_tokens, sizes.num_new_tokens)] * size)
+        run = _run(worker, [prompt_of(sizes.prompt_tokens, sizes.num_new_tokens)] * size)
         step_s = float(np.median(run.step_s[-sizes.num_new_tokens // 2 :]))
         yield Figure(
             f"decode step, {size} sequence{'s' * (size > 1)}",
@@ -201,7 +194,7 @@ def steps_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
             yield idle_figure(run, 1)
     num_weights = num_weight_bytes(sizes.large_model, 1)
     for num_tokens in sizes.prefill_tokens:
-        run = min((_run(worker, [_prompt(num_tokens, 1)]) for _ in range(3)), key=lambda run: run.device_s)
+        run = min((_run(worker, [prompt_of(num_tokens, 1)]) for _ in range(3)), key=lambda run: run.device_s)
         flops = 2 * num_weights * num_tokens / run.device_s
         detail = f"{num_tokens / run.device_s:,.0f} tokens/s, {flops / 1e12:,.0f} TFLOP/s of products"
         yield Figure(f"prefill of {num_tokens:,} tokens", run.device_s * 1e3, "ms", detail=detail)
@@ -214,14 +207,15 @@ def _mixed_figure(worker: TorchWorker, sizes: Sizes) -> Figure:
     """Measure a step that has decodes and the rest of a prompt."""
     num_decodes = max(sizes.decode_batch_sizes) // 8 or 1
     budget, longest = sizes.max_num_batched_tokens, sizes.prefill_tokens[-1]
-    shorts = [_prompt(min(sizes.prompt_tokens, budget // (2 * num_decodes)), 8)] * num_decodes
+    shorts = [prompt_of(min(sizes.prompt_tokens, budget // (2 * num_decodes)), 8)] * num_decodes
     num_first = budget - sum(len(prompt.token_ids) for prompt in shorts)
-    run = _run(worker, [*shorts, _prompt(longest, 1)])
+    run = _run(worker, [*shorts, prompt_of(longest, 1)])
     detail = f"{num_decodes} decodes and a chunk of {longest - num_first:,} tokens"
     return Figure("mixed step", run.step_s[1] * 1e3, "ms", detail=detail)
 
 
-def _prompt(num_tokens: int, num_new_tokens: int) -> Prompt:
+def prompt_of(num_tokens: int, num_new_tokens: int) -> Prompt:
+    """Return a prompt that repeats itself."""
     return Prompt(3 + np.arange(num_tokens, dtype=np.int32) % 90, num_new_tokens)
 
 

@@ -160,9 +160,7 @@ def of_transformers(
         _generate(model, batch, device, max(prompt.num_new_tokens for prompt in batch))
     seconds = time.perf_counter() - begin_s
     del model
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    free_memory(device)
     return sum(prompt.num_new_tokens for prompt in prompts) / seconds
 
 
@@ -259,3 +257,10 @@ REHEARSAL = Sizes(
 def place_of(progress: Progress) -> tuple[Sizes, torch.device]:
     """Return how large a part is, and where it computes."""
     return (REHEARSAL, torch.device("cpu")) if progress.is_rehearsal else (FULL, torch.device("cuda"))
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what nobody uses any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
