@@ -6,9 +6,7 @@ No host name, no path. Needs the standard library only: machines that only measu
 import datetime
 import os
 import platform
-import subprocess
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -16,6 +14,8 @@ ROOT = Path(__file__).parents[1]
 
 def describe_machine() -> str:
     """Return one line about this machine and the libraries."""
+    from importlib.metadata import version  # parts of a GPU check start often, and need none of it
+
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "grpcio"))
     return f"{hardware()}, Python {platform.python_version()}, {libraries}, {today()}"
 
@@ -51,6 +51,8 @@ def today() -> str:
 
 def commit() -> str:
     """Return the commit of the clone, and whether it has changes; "unknown": there is no git."""
+    import subprocess
+
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()

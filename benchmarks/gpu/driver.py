@@ -1,11 +1,9 @@
 """Runs parts, each in a process of its own, and merges what each has written into the report as it comes.
 
 Nothing here imports torch. A part that crashes, hangs, runs out of memory or loses the device ends alone; if the driver
-itself is killed, the report has all that was written until then, and the parts that run end with it. As a program this
-module is the process of one part.
+itself is killed, the report has all that was written until then, and the parts that run end with it.
 """
 
-import faulthandler
 import json
 import os
 import signal
@@ -13,15 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.gpu.part import Part, PartResult, Progress, Report, SkippedError
+from benchmarks.gpu.part import Part, PartResult, Report
 
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.02
@@ -135,7 +131,7 @@ class _RunningPart:
         }
         print(f"\n== {part.name}: {part.about} (at most {self._limit_s:.0f} s)", flush=True)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.gpu.driver", json.dumps(order)],
+            [sys.executable, "-m", "benchmarks.gpu.run_part", json.dumps(order)],
             cwd=ROOT,
             env=_environment(is_rehearsal=is_rehearsal),
             stdin=subprocess.PIPE,  # its end is the driver's
@@ -222,37 +218,3 @@ def _how_it_ended(code: int) -> str:
         return f"its process ended with exit code {code}"
     name = signal.Signals(-code).name
     return f"its process was ended by {name}{' (too little memory?)' if name == 'SIGKILL' else ''}"
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run one part as `driver.py` asks for it; return 1 if it failed."""
-    order = json.loads(arguments[0])
-    faulthandler.enable()
-    # A descriptor of its own: pytest puts another file in the place of standard input.
-    threading.Thread(target=_end_with_the_driver, args=(os.dup(0),), daemon=True).start()
-    progress = Progress(order["name"], Path(order["path"]), is_rehearsal=order["is_rehearsal"])
-    result = progress.result
-    try:
-        module, _, function = order["function"].partition(":")
-        result.detail = getattr(import_module(module), function)(progress, *order["arguments"]) or ""
-        result.status = "passed"
-    except SkippedError as why:
-        result.status, result.detail = "skipped", str(why)
-    except BaseException as error:  # pytest and others exit; the report is to say so
-        traceback.print_exc()
-        result.status, result.detail = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
-        if result.doing:
-            result.detail += f" (in {result.doing})"
-    result.doing = ""
-    progress.write()
-    return int(result.status == "failed")
-
-
-def _end_with_the_driver(standard_input: int) -> None:
-    """Wait until the driver is gone, however it went; nobody else would end this process and those that it started."""
-    os.read(standard_input, 1)
-    os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

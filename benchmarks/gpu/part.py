@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.machine import markdown_table
-
 Status = Literal["not run", "running", "passed", "failed", "skipped"]
 
 
@@ -85,6 +83,8 @@ class Report:
 
     def markdown(self) -> str:
         """Return the report as a page."""
+        from benchmarks.machine import markdown_table  # the process of a part starts sooner without it
+
         lines = [f"# {self.title}", "", *(f"- {line}" for line in self.machine), f"- command: `{self.command}`", ""]
         parts = [
             [
