@@ -152,9 +152,7 @@ models: $(INSTALLED)
 
 bench-core: $(INSTALLED)
 	$(BIN)/octavo model prepare smollm2
-	$(BIN)/python -m benchmarks.scheduler_core
-	$(BIN)/python -m benchmarks.fleet
-	$(BIN)/python -m benchmarks.costs prefix gap step prefill
+	$(BIN)/python -m benchmarks.costs core fleet prefix gap step prefill
 	$(BIN)/python -m benchmarks.costs stack --pairs 1 --only int8-a8
 
 # Installs nothing: a machine with a GPU brings torch, Triton, transformers and pytest of its own. ARGS=--list shows the parts.

@@ -11,7 +11,6 @@ A rehearsal runs the same code with tiny sizes on a CPU, kernels in Triton's int
 """
 
 import argparse
-import datetime
 import os
 import sys
 from collections.abc import Sequence
@@ -19,9 +18,9 @@ from pathlib import Path
 
 from benchmarks.gpu.driver import Plan, run_parts
 from benchmarks.gpu.machine import describe, describe_wheels, look_at_card, why_not_installed
-from benchmarks.gpu.part import Part
+from benchmarks.gpu.part import Part, Report
 from benchmarks.gpu.parts import PARTS
-from benchmarks.gpu.report import Report
+from benchmarks.machine import today
 
 ROOT = Path(__file__).parents[1]
 # A lent machine takes commands of ten minutes.
@@ -82,7 +81,7 @@ def _look(*, is_rehearsal: bool) -> tuple[str, str, list[str]]:
     if is_rehearsal:
         return "Rehearsal of the GPU check on a CPU", "gpu-check-rehearsal", []
     name, lines = look_at_card()
-    file_name = f"gpu-check-{name.lower().replace(' ', '-')}-{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
+    file_name = f"gpu-check-{name.lower().replace(' ', '-')}-{today()}"
     return f"GPU check on {name}", file_name, lines
 
 

@@ -1,27 +1,67 @@
-"""What a figure needs beside it: processor, cores, memory, date, versions."""
+"""What a figure needs beside it: processor, cores, memory, commit, versions, date; and how figures become a table.
+
+No host name, no path. Needs the standard library only: machines that only measure lack most packages.
+"""
 
 import datetime
 import os
 import platform
-from importlib.metadata import version
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
 
 
 def describe_machine() -> str:
-    """Return one line about this machine and the libraries; no host name, no path."""
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    """Return one line about this machine and the libraries."""
+    from importlib.metadata import version  # parts of a GPU check start often, and need none of it
+
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "grpcio"))
-    return (
-        f"{processor_name()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, Python {platform.python_version()}, "
-        f"{libraries}, {datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
-    )
+    return f"{hardware()}, Python {platform.python_version()}, {libraries}, {today()}"
+
+
+def hardware() -> str:
+    """Return processor, cores and memory."""
+    return f"{processor_name()}, {os.cpu_count()} cores, {memory_gib():.0f} GiB"
+
+
+def memory_gib() -> float:
+    """Return the size of the memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
 def processor_name() -> str:
     """Return the processor's name as Linux tells it."""
+    return cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def cpu_info(field: str) -> str:
+    """Return what Linux tells of the first core; "": nothing."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor() or "unknown processor"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
+
+
+def today() -> str:
+    """Return the date, UTC."""
+    return f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
+
+
+def commit() -> str:
+    """Return the commit of the clone, and whether it has changes; "unknown": there is no git."""
+    import subprocess
+
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def markdown_table(heading: Sequence[str], rows: Iterable[Sequence[str]], num_texts: int = 1) -> str:
+    """Return a table of Markdown whose columns behind the first `num_texts` have numbers."""
+    marks = ["---" if index < num_texts else "---:" for index in range(len(heading))]
+    lines = [f"| {' | '.join(heading)} |", f"|{'|'.join(marks)}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in rows)])

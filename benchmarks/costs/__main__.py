@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.costs import (  # noqa: F401 - each adds its scenarios
-    cache_formats,
-    gguf_files,
-    grammars,
+    core,
+    formats,
     model,
-    products,
     quality,
     scheduler,
     services,

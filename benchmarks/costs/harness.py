@@ -8,15 +8,13 @@ import math
 import os
 import shlex
 import statistics
-import subprocess
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from benchmarks.float32_model import float32_model
-from benchmarks.machine import describe_machine
+from benchmarks.machine import commit, describe_machine, markdown_table
 
 T = TypeVar("T")
 
@@ -59,6 +57,8 @@ class Size:
 
     def directory(self) -> Path:
         """Return the model's directory."""
+        from benchmarks.float32_model import float32_model  # torch takes seconds to load
+
         return self.model or float32_model()
 
 
@@ -111,13 +111,11 @@ class Line:
     beside: str
     others: list[float]
 
-    def markdown(self) -> str:
+    def cells(self) -> list[str]:
         """Return the line of the table."""
-        ratio = ""
-        if self.others:
-            ratios = [value / other for value, other in zip(self.values, self.others, strict=True) if other]
-            ratio = _with_interval(ratios) + f" of {self.beside}" if ratios else ""
-        return f"| {self.scenario} | {self.way} | {self.figure} | {_with_interval(self.values)} | {ratio} |"
+        ratios = [value / other for value, other in zip(self.values, self.others, strict=False) if other]
+        ratio = f"{_with_interval(ratios)} of {self.beside}" if ratios else ""
+        return [self.scenario, self.way, self.figure, _with_interval(self.values), ratio]
 
 
 async def run_scenario(
@@ -164,19 +162,14 @@ def _shown(value: float) -> str:
 
 def table(lines: Sequence[Line]) -> str:
     """Return the table as Markdown."""
-    heading = ["| scenario | way | figure | median (interval) | ratio (interval) |", "|---|---|---|---:|---:|"]
-    return "\n".join([*heading, *(line.markdown() for line in lines)])
+    heading = ["scenario", "way", "figure", "median (interval)", "ratio (interval)"]
+    return markdown_table(heading, (line.cells() for line in lines), num_texts=3)
 
 
 def provenance(arguments: Sequence[str]) -> str:
     """Return what figures need beside them: command, commit, machine, load."""
     command = shlex.join(["python", "-m", "benchmarks.costs", *arguments])
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
-    try:
-        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = "unknown"
     return (
-        f"`{command}`, commit {commit}; {describe_machine()}; load {os.getloadavg()[0]:.1f}. Intervals hold the true "
+        f"`{command}`, commit {commit()}; {describe_machine()}; load {os.getloadavg()[0]:.1f}. Intervals hold the true "
         f"median with 95 %; with fewer than {MIN_PAIRS_OF_INTERVAL} pairs they are all that was seen."
     )

@@ -32,7 +32,7 @@ from benchmarks.costs.workers import (
 )
 from benchmarks.end_to_end.adapters.interface import Options
 from benchmarks.end_to_end.engine_process import EngineProcess
-from benchmarks.end_to_end.model_costs import model_costs
+from benchmarks.end_to_end.engines import model_costs
 from benchmarks.end_to_end.session import RUN_TIMEOUT_S, START_TIMEOUT_S
 from benchmarks.end_to_end.workloads import WARM_UPS, Workload, by_name
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache
@@ -54,7 +54,7 @@ from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 
 # The whole stack beside a bare loop -------------------------------------------------------------
 
-BARE, WHOLE = "octavo_core", "octavo_stack"  # modules in end_to_end/adapters
+BARE, WHOLE = "octavo:OctavoCore", "octavo:OctavoStack"  # in end_to_end/adapters
 
 
 def adapter_command(adapter: str) -> list[str]:
@@ -71,7 +71,7 @@ async def stack(size: Size) -> Groups:
         with ExitStack() as running, tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
             options = Options(
                 *(str(size.directory()), number_format, num_threads),
-                cores=tuple(sorted(os.sched_getaffinity(0))),
+                cores=sorted(os.sched_getaffinity(0)),
                 max_tokens=max(one.longest_tokens for one in (by_name("W2"), *WARM_UPS)),
             )
             pair = StackPair(options, size.of(by_name("W2"), WARM_UPS[0]), Path(folder), running)
@@ -111,7 +111,7 @@ class StackPair:
         return {"tokens/s": self._workload.output_tokens / made.seconds}
 
     def _start(self, adapter: str) -> EngineProcess:
-        log = self._folder / f"{adapter}.log"
+        log = self._folder / f"{adapter.partition(':')[2]}.log"
         process = self._processes[adapter] = self._running.enter_context(EngineProcess(adapter_command(adapter), log))
         process.start(self._options, START_TIMEOUT_S)
         for warm_up in WARM_UPS:

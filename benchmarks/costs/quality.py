@@ -1,11 +1,15 @@
-"""A scenario of what number formats of weights and of the KV cache change in the outputs, beside float32.
+"""Scenarios of what number formats change in the outputs, and of a GGUF file here and in llama.cpp.
 
 The text is a part of Python's language reference, which `help()` shows: it is on every machine, and differs a little
 between releases of Python. Every model computes it as an executor does, with the kernels in C, in windows that begin as
-prompts do.
+prompts do. llama.cpp is the peer of `make bench-peers`; its tool llama-perplexity takes the second half of each window,
+and keeps tokens and log-probabilities in a file, 16 bits each.
 """
 
-from collections.abc import Iterator, Mapping
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -16,9 +20,11 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenario
+from benchmarks.end_to_end.engines import llama_cpp_program
 from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.attention.interface import AttentionMetadata
 from executor_svc.cache.cache_engine import CacheEngine
+from executor_svc.checkpoint.gguf.model import GGUFModel
 from executor_svc.checkpoint.model import Model, open_checkpoint, open_model
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.selection import choose_model
@@ -57,28 +63,47 @@ def quality_of(directory: Path, settings: Mapping[str, Any], num_tokens: int) ->
     token_ids = tokenizer.encode(reference_text(), add_special_tokens=False).ids[:num_tokens]
     exact_model, model = (WindowModel(opened, each) for each in ({}, settings))
     size = min(WINDOW_TOKENS, exact_model.most_tokens) - len(begin)
-    losses, exact_losses, is_same, divergences, largest = (list[torch.Tensor]() for _ in range(5))
+    beside = Beside("float32")
     for place in range(0, len(token_ids), size):
         window = torch.tensor(begin + token_ids[place : place + size])
         rows = zip(torch.split(window[1:], LOGIT_ROWS), exact_model.logits(window), model.logits(window), strict=True)
-        for tokens, exact_logits, logits in rows:
-            exact, found = exact_logits.log_softmax(-1), logits.log_softmax(-1)
-            exact_losses.append(-exact.gather(1, tokens[:, None])[:, 0].double())
-            losses.append(-found.gather(1, tokens[:, None])[:, 0].double())
-            is_same.append((logits.argmax(-1) == exact.argmax(-1)).double())
-            largest.append((exact.gather(1, tokens[:, None]) - found.gather(1, tokens[:, None])).abs().max())
-            divergences.append((exact.exp() * (exact - found)).sum(-1).double())
-    changes = torch.cat(losses) - torch.cat(exact_losses)
-    return {
-        "perplexity of float32": float(torch.cat(exact_losses).mean().exp()),
-        "perplexity": float(torch.cat(losses).mean().exp()),
-        "change, %": 100 * float(changes.mean().expm1()),
-        "its standard error, %": 100 * float(changes.std()) / len(changes) ** 0.5,
-        "same likeliest token, %": 100 * float(torch.cat(is_same).mean()),
-        "KL divergence, nats": float(torch.cat(divergences).mean()),
-        "that of 1 % of the tokens, nats": float(torch.cat(divergences).quantile(0.99)),
-        "largest difference of a log-probability": float(torch.stack(largest).max()),
-    }
+        for tokens, exact, found in rows:
+            beside.add(tokens, exact.log_softmax(-1), found.log_softmax(-1))
+    return beside.figures()
+
+
+class Beside:
+    """Log-probabilities [positions, vocabulary] of the same positions, compared with those of a reference."""
+
+    def __init__(self, reference: str) -> None:
+        self._reference = reference
+        self._values: list[torch.Tensor] = []  # [positions, 4]: losses of both, same likeliest token, divergence
+
+    def add(self, tokens: torch.Tensor, exact: torch.Tensor, found: torch.Tensor) -> None:
+        """Take in positions with the tokens that follow them."""
+        is_kept = exact > exact.amin(-1, keepdim=True)  # a reference may have cut off the rest at one value
+        columns = (
+            -exact.gather(1, tokens[:, None])[:, 0],
+            -found.gather(1, tokens[:, None])[:, 0],
+            (found.argmax(-1) == exact.argmax(-1)).float(),
+            (exact.exp() * (exact - found)).where(is_kept, 0).sum(-1),
+        )
+        self._values.append(torch.stack(columns, 1).double())
+
+    def figures(self) -> Figures:
+        """Return what changes."""
+        exact_losses, losses, is_same, divergences = torch.cat(self._values).T
+        changes = losses - exact_losses
+        return {
+            f"perplexity of {self._reference}": float(exact_losses.mean().exp()),
+            "perplexity": float(losses.mean().exp()),
+            "change, %": 100 * float(changes.mean().expm1()),
+            "its standard error, %": 100 * float(changes.std()) / len(changes) ** 0.5,
+            "same likeliest token, %": 100 * float(is_same.mean()),
+            "KL divergence, nats": float(divergences.mean()),
+            "that of 1 % of the tokens, nats": float(divergences.quantile(0.99)),
+            "largest difference of a log-probability": float(changes.abs().max()),
+        }
 
 
 def reference_text() -> str:
@@ -109,3 +134,71 @@ class WindowModel:
             logits = model.logits(hidden.clone())
             assert logits is not None, "there is one rank"
             yield logits
+
+
+@scenario("gguf", "a GGUF file here and in llama.cpp: perplexity, likeliest tokens, distributions", pairs=1)
+async def gguf(size: Size) -> Groups:
+    """Each run is the same."""
+    if size.model is None or not size.model.is_file():
+        return  # no file was given
+    yield [Way("GGUF", in_turn(beside_llama_cpp, size.model, size.of(16, 1)))]
+
+
+@torch.inference_mode()
+def beside_llama_cpp(path: Path, num_windows: int) -> Figures:
+    """Run a file here and in llama.cpp over the same tokens."""
+    model = GGUFModel(path)
+    text = reference_text()
+    with tempfile.TemporaryDirectory(prefix="octavo-gguf-") as folder:
+        theirs = _PeerRun(path, text, num_windows, Path(folder))
+        files = {file.name: file.content for file in model.tokenizer_files()}
+        tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+        begin, our_ids = tokenizer.encode("").ids, tokenizer.encode(text).ids
+        ours = WindowModel(model, {})
+        beside, half = Beside("llama.cpp"), WINDOW_TOKENS // 2
+        for window, expected in theirs.windows(begin):
+            logits = torch.cat([rows.clone() for rows in ours.logits(window)])[half:]
+            rows = (torch.split(each, LOGIT_ROWS) for each in (window[half + 1 :], expected, logits.log_softmax(-1)))
+            for tokens, exact, found in zip(*rows, strict=True):
+                beside.add(tokens, exact, found)
+    same_ids = np.equal(our_ids[: len(theirs.token_ids)], theirs.token_ids)
+    return {**beside.figures(), "same token ids, %": 100 * float(np.mean(same_ids))}
+
+
+class _PeerRun:
+    """What llama-perplexity computed, read from its file.
+
+    Source of the format: tools/perplexity/perplexity.cpp of llama.cpp, `process_logits`.
+    """
+
+    def __init__(self, path: Path, text: str, num_windows: int, folder: Path) -> None:
+        (folder / "text").write_text(text, encoding="utf-8")
+        self._path = folder / "logits"
+        options = ("-c", WINDOW_TOKENS, "-b", WINDOW_TOKENS, "--chunks", num_windows, "--seed", 0)
+        files = ("-m", path, "-f", folder / "text", "--kl-divergence-base", self._path)
+        command = [str(word) for word in (llama_cpp_program("llama-perplexity"), *files, *options)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"llama-perplexity ended with {done.returncode}: {done.stderr[-2000:]}")
+        with self._path.open("rb") as file:
+            magic, size, self._vocab_size, self._num_windows = struct.unpack("<8sIii", file.read(20))
+            assert magic == b"_logits_", "the format of the tool's file"
+            assert size == WINDOW_TOKENS, "the tool takes the windows that it was asked for"
+            self.token_ids = np.fromfile(file, "<i4", self._num_windows * WINDOW_TOKENS)
+            self._begin = file.tell()
+
+    def windows(self, begin: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield tokens of a window, the first ones `begin`, and their log-probabilities [positions, vocabulary]."""
+        num_rows, width = WINDOW_TOKENS - 1 - WINDOW_TOKENS // 2, (self._vocab_size + 1) // 2 * 2 + 4
+        tokens = self.token_ids.reshape(-1, WINDOW_TOKENS).copy()
+        with self._path.open("rb") as file:
+            file.seek(self._begin)
+            for window in tokens:
+                window[: len(begin)] = begin
+                rows = np.fromfile(file, "<u2", num_rows * width).reshape(num_rows, width)
+                scale, least = rows[:, :4].copy().view("<f4").T
+                codes = torch.from_numpy(rows[:, 4 : 4 + self._vocab_size].astype(np.float32))
+                yield (
+                    torch.from_numpy(window.astype(np.int64)),
+                    codes * torch.from_numpy(scale.copy())[:, None] + torch.from_numpy(least.copy())[:, None],
+                )

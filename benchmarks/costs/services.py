@@ -22,8 +22,7 @@ from benchmarks.costs.clock import cpu_us
 from benchmarks.costs.harness import Figures, Groups, Size, Way, scenario
 from benchmarks.costs.sleeping_executor import open_record
 from octavo.bench.load import Load
-from octavo.bench.octavo_target import OctavoTarget
-from octavo.bench.one_stream_target import OneStreamTarget
+from octavo.bench.octavo_target import OctavoTarget, OneStreamTarget
 from octavo.bench.openai_target import OpenAIApi, OpenAITarget
 from octavo.bench.plan import plan_load
 from octavo.bench.record import Outcome

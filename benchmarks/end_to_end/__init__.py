@@ -4,7 +4,7 @@
 
 Reading order: `workloads.py` says what is computed and `engines.py` by whom. `adapters/` runs one engine in a process
 of its own, `engine_process.py` is our end of it. `session.py` lets the engines take turns and `result.py` is what it
-writes down. `summary.py` makes figures of it, `tables.py`, `plot.py` and `pages.py` show them. `limits.py` measures
+writes down. `tables.py` makes figures and tables of it, `pages.py` shows them. `limits.py` measures
 what the machine could do. `peers.py` installs the other engines.
 
 Packages of other engines are imported in `adapters/` only, and nothing but the standard library is imported there at

@@ -4,19 +4,19 @@ python -m benchmarks.end_to_end                     everything that is installed
 python -m benchmarks.end_to_end --quick             W1 and W2 once, float32 and 8 bits
 python -m benchmarks.end_to_end --engines octavo llama.cpp --formats int8 int8-a8 --workloads W1 P2000
 python -m benchmarks.end_to_end --model FILE.gguf   Octavo and llama.cpp with that file
+python -m benchmarks.end_to_end --minutes 20        and then --append FILE --minutes 20, until the result has all rows
 """
 
 import argparse
+import math
 import os
 import platform
 import shlex
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -26,20 +26,29 @@ from rich.markdown import Markdown
 from benchmarks.end_to_end.engines import (
     OURS,
     PRODUCTS,
-    ROOT,
     EngineSpec,
     all_engines,
     class_of,
     file_engines,
+    model_costs,
     our_formats,
 )
-from benchmarks.end_to_end.model_costs import model_costs
-from benchmarks.end_to_end.result import RESULTS, Limits, Machine, Model, Result, result_name, write_result
+from benchmarks.end_to_end.result import (
+    RESULTS,
+    Limits,
+    Machine,
+    Model,
+    Result,
+    joined,
+    read_result,
+    result_name,
+    write_result,
+)
 from benchmarks.end_to_end.session import Findings, Plan, Session
 from benchmarks.end_to_end.tables import comparison, limits_line, machine_line, runs_table
 from benchmarks.end_to_end.workloads import WORKLOADS, by_name
 from benchmarks.float32_model import float32_model
-from benchmarks.machine import processor_name
+from benchmarks.machine import commit, cpu_info, memory_gib, processor_name, today
 
 QUICK_WORKLOADS = ("W1", "W2")
 QUICK_CLASSES = ("float32", "8 bits")
@@ -54,7 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory: Path = options.model or float32_model()
     model = model_costs(directory)
     command = shlex.join(["python", "-m", "benchmarks.end_to_end", *(sys.argv[1:] if arguments is None else arguments)])
-    began = time.monotonic()
+    began, earlier = time.monotonic(), None
+    if options.append is not None:
+        try:
+            earlier = read_result(options.append)
+            joined(earlier, _result(Findings(), model, command, options.threads, 0.0))
+        except (OSError, ValueError) as error:
+            console.print(f"{options.append.name} cannot be appended to: {error}", markup=False, soft_wrap=True)
+            return 2
     with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
         plan = Plan(
             specs=chosen_engines(options),
@@ -65,17 +81,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             num_repeats=options.repeats,
             num_threads=options.threads,
             folder=Path(folder),
+            measured=frozenset((run.engine, run.workload) for run in earlier.runs) if earlier else frozenset(),
+            most_minutes=options.minutes,
         )
         session = Session(plan, model, partial(console.print, highlight=False, markup=False))
 
         def result(findings: Findings) -> Result:
-            return _result(findings, model, command, options.threads, (time.monotonic() - began) / 60)
+            made = _result(findings, model, command, options.threads, (time.monotonic() - began) / 60)
+            return made if earlier is None else joined(earlier, made)
 
         def save(findings: Findings) -> None:
             """What was measured stays if a later engine breaks the run."""
-            if findings.runs and (options.output or not options.quick):
+            path = options.append or options.output
+            if findings.runs and (path or not options.quick):
                 made = result(findings)
-                write_result(made, options.output or RESULTS / result_name(made))
+                write_result(made, path or RESULTS / result_name(made))
 
         session.measure(save)
         last = result(session.findings)
@@ -104,6 +124,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="Hugging Face directory (default: the demo model in float32), or a GGUF file",
     )
     parser.add_argument("--quick", action="store_true", help="W1 and W2, float32 and 8 bits, one round, no vLLM")
+    parser.add_argument("--append", type=Path, metavar="FILE", help="measure what this result lacks, and add it there")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further row after so long")
     parser.add_argument("--output", type=Path, help="the result's file (default: benchmarks/results, if not quick)")
     options = parser.parse_args(arguments)
     options.engines = [products[name] for name in options.engines]
@@ -135,8 +157,8 @@ def chosen_engines(options: argparse.Namespace) -> list[EngineSpec]:
 def _result(findings: Findings, model: Model, command: str, num_threads: int, minutes: float) -> Result:
     samples = findings.samples
     return Result(
-        date=f"{datetime.now(tz=UTC):%Y-%m-%d}",
-        commit=_commit(),
+        date=today(),
+        commit=commit(),
         command=_without_paths(command),
         minutes=round(minutes, 1),
         machine=this_machine(),
@@ -154,12 +176,6 @@ def _result(findings: Findings, model: Model, command: str, num_threads: int, mi
     )
 
 
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
 def _without_paths(command: str) -> str:
     """Files are nobody's business but the reader's of this machine."""
     return shlex.join(Path(word).name if os.sep in word else word for word in shlex.split(command))
@@ -169,13 +185,13 @@ def this_machine() -> Machine:
     """Describe the machine."""
     processor, cores = processor_name(), os.cpu_count() or 1
     words = "".join(letter if letter.isalnum() else " " for letter in processor.lower()).split()
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\nflags")[2].partition("\n")[0].split()
+    flags = cpu_info("flags").split()
     instructions = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), "none")
     return Machine(
         processor=processor,
         kind="-".join([*words, str(cores), "cores"]),
         cores=cores,
-        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        memory_gib=round(memory_gib()),
         instructions=instructions,
     )
 

@@ -1,4 +1,7 @@
-"""One engine in a process of its own, with the interpreter of its environment: start it, ask it, stop it."""
+"""One engine in a process of its own, with the interpreter of its environment, and who used the cores while it ran.
+
+The load of the cores is from /proc, so Linux only.
+"""
 
 import contextlib
 import json
@@ -7,7 +10,8 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
@@ -16,10 +20,7 @@ from benchmarks.end_to_end.adapters.interface import (
     Generation,
     Message,
     Options,
-    options_to_message,
-    requests_to_message,
 )
-from benchmarks.end_to_end.process_load import process_tree
 from benchmarks.end_to_end.workloads import Request
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ class EngineProcess:
         Raises:
             EngineError: it ended, said that it failed, or took longer.
         """
-        return Description(**self._ask(options_to_message(options), timeout_s))
+        return Description(**self._ask(asdict(options), timeout_s))
 
     def generate(self, requests: list[Request], timeout_s: float) -> Generation:
         """Compute requests that arrive at once.
@@ -75,7 +76,7 @@ class EngineProcess:
         Raises:
             EngineError: as in `start`; or an output has not the length that was asked for.
         """
-        generation = Generation(**self._ask(requests_to_message(requests), timeout_s))
+        generation = Generation(**self._ask({"requests": [asdict(request) for request in requests]}, timeout_s))
         wanted = [request.output_tokens for request in requests]
         if generation.output_tokens != wanted:
             got = sum(generation.output_tokens)
@@ -133,3 +134,87 @@ class EngineProcess:
 def _kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+_PROC = Path("/proc")
+
+
+def process_tree(pid: int) -> list[int]:
+    """Return a process and all that descend from it."""
+    children: dict[int, list[int]] = {}
+    for child, fields in _all_stats():
+        children.setdefault(int(fields[1]), []).append(child)
+    tree, unseen = [], [pid]
+    while unseen:
+        tree.append(unseen.pop())
+        unseen.extend(children.get(tree[-1], []))
+    return tree
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the CPU time of processes, and of their children that ended, up to now."""
+    wanted, ticks = set(pids), 0
+    for pid, fields in _all_stats():
+        if pid in wanted:
+            ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _all_stats() -> Iterable[tuple[int, list[str]]]:
+    """Yield each process with the fields of its stat file, from the third one, its state."""
+    for path in _PROC.glob("[0-9]*/stat"):
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+        yield int(path.parent.name), text.rpartition(")")[2].split()
+
+
+def busy_seconds() -> float:
+    """Return the time that all cores together were busy since the start of the machine, stolen time included."""
+    fields = (_PROC / "stat").read_text(encoding="utf-8").split("\n")[0].split()[1:9]
+    user, nice, system, _, _, irq, softirq, steal = map(int, fields)
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a stretch of time took.
+
+    Attributes:
+        engine_s: CPU time of the engine that ran.
+        idle_engines_s: Of those that waited for their turn.
+        foreign_s: Of everything else; the hypervisor's share too, where it tells it.
+        foreign_share: Of all cores; includes the idle engines.
+    """
+
+    engine_s: float
+    idle_engines_s: float
+    foreign_s: float
+    foreign_share: float
+
+
+class LoadMeter:
+    """Reads the counters at its making and at `stop`.
+
+    Args:
+        engine: Process of the engine that runs.
+        idle_engines: Those of the others.
+    """
+
+    def __init__(self, engine: int, idle_engines: Iterable[int]) -> None:
+        self._engine = engine
+        self._idle_engines = tuple(idle_engines)
+        self._began_at = time.monotonic()
+        self._began = self._read()
+
+    def stop(self) -> Load:
+        """Return what happened since."""
+        busy, engine, idle = (now - before for now, before in zip(self._read(), self._began, strict=True))
+        core_seconds = max(time.monotonic() - self._began_at, 1e-9) * (os.cpu_count() or 1)
+        foreign = max(0.0, busy - engine - idle)
+        return Load(engine, idle, foreign, (foreign + idle) / core_seconds)
+
+    def _read(self) -> tuple[float, float, float]:
+        idle = [pid for engine in self._idle_engines for pid in process_tree(engine)]
+        return busy_seconds(), cpu_seconds(process_tree(self._engine)), cpu_seconds(idle)

@@ -1,13 +1,18 @@
-"""Which engines there are, in which number formats, and which of them this machine can run."""
+"""Which engines there are, in which number formats, which of them this machine can run, and what a model costs them."""
 
+import json
+import math
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from benchmarks.end_to_end.adapters.interface import Options
 from benchmarks.end_to_end.result import Model
+from benchmarks.end_to_end.workloads import Workload
+from executor_svc.checkpoint.gguf.config import build_config
+from executor_svc.checkpoint.gguf.files import read_files
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.memory_needs import summarize_model
 
@@ -32,7 +37,7 @@ class EngineSpec:
         product: As in tables.
         number_format: As the engine calls it.
         number_class: One of CLASSES.
-        adapter: Module in `adapters/`.
+        adapter: Module in `adapters/`, and the class there.
         weight_bits: Of a weight of the layers and of one of the output head, where the size of a file does not say it.
         peer: Folder of its environment in PEERS_FOLDER; "": it runs in ours.
         workloads: Those that it runs; empty: all.
@@ -85,24 +90,24 @@ _OUR_BITS = {
 def all_engines() -> list[EngineSpec]:
     """Return every engine that the benchmark knows, whether or not it is here."""
     ours = [
-        EngineSpec(OURS, name, class_of(name), "octavo_stack", _OUR_BITS.get(name.removesuffix(IN_BFLOAT16)))
+        EngineSpec(OURS, name, class_of(name), "octavo:OctavoStack", _OUR_BITS.get(name.removesuffix(IN_BFLOAT16)))
         for name in our_formats()
     ]
     return [
         *ours,
         EngineSpec(
-            "transformers", "float32", "float32", "transformers_generate", workloads=("W1", "W2", "P512", "P2000")
+            "transformers", "float32", "float32", "peers:TransformersGenerate", workloads=("W1", "W2", "P512", "P2000")
         ),
-        EngineSpec("llama.cpp", "F32", "float32", "llama_cpp_server", peer="llama.cpp"),
-        EngineSpec("llama.cpp", "BF16", "bfloat16", "llama_cpp_server", peer="llama.cpp"),
-        EngineSpec("llama.cpp", "Q8_0", "8 bits", "llama_cpp_server", peer="llama.cpp"),
-        EngineSpec("llama.cpp", "Q4_0", "4 bits", "llama_cpp_server", peer="llama.cpp"),
-        EngineSpec("OpenVINO", "float32", "float32", "openvino_genai", peer="openvino"),
-        EngineSpec("OpenVINO", "bfloat16", "bfloat16", "openvino_genai", (16.0, 16.0), peer="openvino"),
-        EngineSpec("OpenVINO", "int8", "8 bits", "openvino_genai", peer="openvino"),
-        EngineSpec("OpenVINO", "int4", "4 bits", "openvino_genai", peer="openvino"),
-        EngineSpec("vLLM", "float32", "float32", "vllm_engine", peer="vllm"),
-        EngineSpec("vLLM", "bfloat16", "bfloat16", "vllm_engine", (16.0, 16.0), peer="vllm"),
+        EngineSpec("llama.cpp", "F32", "float32", "peers:LlamaCppServer", peer="llama.cpp"),
+        EngineSpec("llama.cpp", "BF16", "bfloat16", "peers:LlamaCppServer", peer="llama.cpp"),
+        EngineSpec("llama.cpp", "Q8_0", "8 bits", "peers:LlamaCppServer", peer="llama.cpp"),
+        EngineSpec("llama.cpp", "Q4_0", "4 bits", "peers:LlamaCppServer", peer="llama.cpp"),
+        EngineSpec("OpenVINO", "float32", "float32", "peers:OpenVinoGenAi", peer="openvino"),
+        EngineSpec("OpenVINO", "bfloat16", "bfloat16", "peers:OpenVinoGenAi", (16.0, 16.0), peer="openvino"),
+        EngineSpec("OpenVINO", "int8", "8 bits", "peers:OpenVinoGenAi", peer="openvino"),
+        EngineSpec("OpenVINO", "int4", "4 bits", "peers:OpenVinoGenAi", peer="openvino"),
+        EngineSpec("vLLM", "float32", "float32", "peers:VllmEngine", peer="vllm"),
+        EngineSpec("vLLM", "bfloat16", "bfloat16", "peers:VllmEngine", (16.0, 16.0), peer="vllm"),
     ]
 
 
@@ -112,8 +117,8 @@ def file_engines(file: Path) -> list[EngineSpec]:
     plain = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
     number_class = plain.get(kind) or ("8 bits" if any(bits in kind for bits in "568") else "4 bits")
     return [
-        EngineSpec(OURS, kind, number_class, "octavo_stack"),
-        EngineSpec("llama.cpp", kind, number_class, "llama_cpp_server", peer="llama.cpp"),
+        EngineSpec(OURS, kind, number_class, "octavo:OctavoStack"),
+        EngineSpec("llama.cpp", kind, number_class, "peers:LlamaCppServer", peer="llama.cpp"),
     ]
 
 
@@ -163,7 +168,7 @@ def interpreter(spec: EngineSpec) -> Path:
 def options_of(spec: EngineSpec, directory: Path, num_threads: int, max_tokens: int) -> Options:
     """Return how an engine is started."""
     program = str(llama_cpp_program("llama-server")) if spec.product == "llama.cpp" else ""
-    cores = tuple(sorted(os.sched_getaffinity(0)))
+    cores = sorted(os.sched_getaffinity(0))
     model = str(model_path(spec, directory))
     return Options(model, spec.number_format, num_threads, cores, max_tokens, program)
 
@@ -177,3 +182,53 @@ def weight_bytes(spec: EngineSpec, directory: Path, model: Model) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for ending in ("safetensors", "bin") for file in path.glob(f"*model.{ending}"))
+
+
+_TABLES = ("embed_tokens.weight", "lm_head.weight", "token_embd.weight", "output.weight")
+
+
+def model_costs(path: Path) -> Model:
+    """Count the parameters of a Hugging Face directory or a GGUF file, and the operations of a token."""
+    config: dict[str, Any]
+    if path.is_file():
+        metadata, tensors = read_files(path)
+        config = dict(build_config(metadata, tensors))
+        sizes = {name: math.prod(tensor.shape) for name, tensor in tensors.items()}
+    else:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        sizes = _parameter_counts(path)
+    vocabulary = config["vocab_size"] * config["hidden_size"]
+    tables = [size for name, size in sizes.items() if name.endswith(_TABLES)]
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    return Model(
+        name=path.stem if path.is_file() else path.name,
+        num_parameters=sum(sizes.values()),
+        vocab_size=config["vocab_size"],
+        prefill_flops=2 * (sum(sizes.values()) - sum(tables)),
+        head_flops=2 * vocabulary,
+        attention_flops=4 * config["num_hidden_layers"] * heads * head_dim,
+    )
+
+
+def _parameter_counts(directory: Path) -> dict[str, int]:
+    """Read the headers of the weights' files."""
+    counts: dict[str, int] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        header.pop("__metadata__", None)
+        counts |= {name: math.prod(entry["shape"]) for name, entry in header.items()}
+    return counts
+
+
+def workload_flops(model: Model, workload: Workload) -> int:
+    """Return the operations that a workload needs at least: a prefix that requests share is computed once."""
+    total = 0
+    for index, shape in enumerate(workload.shapes):
+        computed = shape.prompt_tokens + shape.output_tokens - 1  # the last token is not read again
+        begin = shape.shared_tokens if index else 0
+        pairs = computed * (computed + 1) // 2 - begin * (begin + 1) // 2
+        total += (computed - begin) * model.prefill_flops + shape.output_tokens * model.head_flops
+        total += pairs * model.attention_flops
+    return total

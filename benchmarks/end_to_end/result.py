@@ -101,6 +101,31 @@ def read_result(path: Path) -> Result:
     return Result.model_validate_json(path.read_text(encoding="utf-8"))
 
 
+def joined(earlier: Result, later: Result) -> Result:
+    """Return a result with another piece of it.
+
+    Raises:
+        ValueError: they are not of one commit, machine and model; one sentence.
+    """
+    for what in ("commit", "machine", "model", "num_threads", "python"):
+        before, now = getattr(earlier, what), getattr(later, what)
+        if before != now:
+            raise ValueError(f"the result is of another {what.replace('_', ' of ')}, {before}, and this is {now}")
+    names, new = ({engine.name for engine in piece.engines} for piece in (earlier, later))
+    missing = {name: why for name, why in earlier.missing.items() if name in names or name not in new}
+    missing |= {name: why for name, why in later.missing.items() if name in new or name not in names}
+    lists = {name: getattr(earlier.limits, name) + getattr(later.limits, name) for name in Limits.model_fields}
+    changes = {
+        "command": f"{earlier.command}; {later.command}",
+        "minutes": round(earlier.minutes + later.minutes, 1),
+        "limits": Limits(**lists),
+        "engines": [*earlier.engines, *(engine for engine in later.engines if engine.name not in names)],
+        "missing": missing,
+        "runs": [*earlier.runs, *later.runs],
+    }
+    return earlier.model_copy(update=changes)
+
+
 def result_name(result: Result) -> str:
     """Return the name of a result's file."""
     return f"{result.date}-{result.machine.kind}.json"

@@ -2,18 +2,20 @@
 
 A slow spell of the machine then hits all that are compared. A peer that took more than SLOW times as long as the
 fastest of its class in the first round is not measured again at that workload: it cannot be the best one.
+
+A row, one workload in one class, is measured in all its rounds before the next one: a run can be cut into pieces.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.end_to_end.engine_process import EngineError, EngineProcess
+from benchmarks.end_to_end.engine_process import EngineError, EngineProcess, LoadMeter
 from benchmarks.end_to_end.engines import CLASSES, OURS, EngineSpec, interpreter, options_of, weight_bytes, why_missing
 from benchmarks.end_to_end.limits import Sample, sample_limits
-from benchmarks.end_to_end.process_load import LoadMeter
 from benchmarks.end_to_end.result import EngineRecord, Model, RunRecord
 from benchmarks.end_to_end.workloads import WARM_UPS, Workload
 
@@ -36,6 +38,8 @@ class Plan:
         num_repeats: How often a run is repeated that others spoiled.
         num_threads: Equal for all engines.
         folder: Where the engines' logs go.
+        measured: Engines and workloads that another piece of the result has.
+        most_minutes: No row begins later than this; the class that runs then is the last one.
         command: How an engine's process is started; tests have another one.
     """
 
@@ -47,6 +51,8 @@ class Plan:
     num_repeats: int
     num_threads: int
     folder: Path
+    measured: frozenset[tuple[str, str]] = frozenset()
+    most_minutes: float = math.inf
     command: Callable[[EngineSpec], list[str]] = lambda spec: adapter_command(spec)
 
     @property
@@ -84,17 +90,17 @@ class Session:
         self._model = model
         self._say = say
         self._seed = time.time_ns() // 1_000_000_000  # fresh ids in every run
+        self._began = time.monotonic()
         self.findings = Findings()
 
-    def measure(self, after_class: Callable[[Findings], None]) -> None:
-        """Measure class by class; `after_class` is called with all that is known by then."""
+    def measure(self, after_row: Callable[[Findings], None]) -> None:
+        """Measure class by class; `after_row` is called with all that is known by then."""
         self._sample_limits()
         for number_class in CLASSES:
             specs = [spec for spec in self._plan.specs if spec.number_class == number_class]
-            if specs:
-                self._measure_class(specs)
-                self._sample_limits()
-                after_class(self.findings)
+            specs = [spec for spec in specs if any(self._is_wanted(spec, each) for each in self._plan.workloads)]
+            if specs and not self._is_time_up():
+                self._measure_class(specs, after_row)
 
     def _sample_limits(self) -> None:
         sample = sample_limits(self._plan.num_threads)
@@ -102,7 +108,14 @@ class Session:
         if sample.read_gb is not None and sample.fma_gflop is not None:
             self._say(f"this machine: {sample.read_gb:.1f} GB/s read, {sample.fma_gflop:.0f} GFLOP/s in float32")
 
-    def _measure_class(self, specs: Sequence[EngineSpec]) -> None:
+    def _is_wanted(self, spec: EngineSpec, workload: Workload) -> bool:
+        takes_part = not spec.workloads or workload.name in spec.workloads
+        return takes_part and (spec.name, workload.name) not in self._plan.measured
+
+    def _is_time_up(self) -> bool:
+        return time.monotonic() - self._began >= 60 * self._plan.most_minutes
+
+    def _measure_class(self, specs: Sequence[EngineSpec], after_row: Callable[[Findings], None]) -> None:
         with ExitStack() as stack:
             alive: dict[str, EngineProcess] = {}
             for spec in specs:
@@ -110,12 +123,17 @@ class Session:
                 if process is not None:
                     alive[spec.name] = process
             by_name = {spec.name: spec for spec in specs}
-            for round_number in range(1, self._plan.num_rounds + 1):
-                for workload in self._plan.workloads:
+            for workload in self._plan.workloads:
+                if self._is_time_up():
+                    self._say("the time is up; --append goes on with the rows that are left")
+                    break
+                for round_number in range(1, self._plan.num_rounds + 1):
                     for name in _rotated(list(alive), round_number):
-                        spec = by_name[name]
-                        if _takes_part(spec, workload) and not self._is_slow(name, workload, specs):
+                        if self._is_wanted(by_name[name], workload) and not self._is_slow(name, workload, specs):
                             self._run(name, workload, round_number, alive)
+                after_row(self.findings)
+        self._sample_limits()
+        after_row(self.findings)
 
     def _start(self, spec: EngineSpec, stack: ExitStack) -> EngineProcess | None:
         """Start an engine and warm it up; None: it cannot run, and the findings say why."""
@@ -198,10 +216,6 @@ class Session:
     def _next_seed(self) -> int:
         self._seed += 1
         return self._seed
-
-
-def _takes_part(spec: EngineSpec, workload: Workload) -> bool:
-    return not spec.workloads or workload.name in spec.workloads
 
 
 def _rotated(names: list[str], by: int) -> list[str]:

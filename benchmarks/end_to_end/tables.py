@@ -1,10 +1,126 @@
-"""The figures as a table of Markdown, for pages and for the terminal."""
+"""From runs to figures, and from figures to tables of Markdown."""
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from benchmarks.end_to_end.engines import PRODUCTS
-from benchmarks.end_to_end.result import Result
-from benchmarks.end_to_end.summary import Figure, Row, rows
+from benchmarks.end_to_end.engines import CLASSES, OURS, PRODUCTS, workload_flops
+from benchmarks.end_to_end.result import EngineRecord, Result, RunRecord
+from benchmarks.end_to_end.workloads import WORKLOADS, Workload
+from benchmarks.machine import markdown_table
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What one engine reached at one workload.
+
+    Attributes:
+        engine: The engine.
+        median: Tokens a second; of a first token, milliseconds.
+        low: Of all runs.
+        high: Of all runs.
+        num_runs: That count.
+        is_spoiled: Whether other work disturbed all runs.
+        limit_share: W1: bytes of weights that it read a second, of the memory's bandwidth; else: operations a second,
+            of the float32 peak; None: the limit was not measured.
+    """
+
+    engine: EngineRecord
+    median: float
+    low: float
+    high: float
+    num_runs: int
+    is_spoiled: bool
+    limit_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One workload in one class of number formats.
+
+    Attributes:
+        workload: The workload.
+        number_class: The class.
+        ours: Our best figure; None: we did not run.
+        peers: The best figure of each other product.
+    """
+
+    workload: Workload
+    number_class: str
+    ours: Figure | None
+    peers: dict[str, Figure]
+
+    @property
+    def best_peer(self) -> Figure | None:
+        """The best figure of all others."""
+        return best(list(self.peers.values()), self.workload)
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours by that of the best peer: of tokens a second or of milliseconds."""
+        peer = self.best_peer
+        return None if self.ours is None or peer is None else self.ours.median / peer.median
+
+
+def rate(run: RunRecord, workload: Workload) -> float:
+    """Return what a run is judged by; see `Workload.unit`."""
+    if workload.unit == "output":
+        return run.output_tokens / run.seconds
+    first_token_s = run.first_token_s[0] if run.first_token_s else run.seconds
+    if workload.unit == "first token":
+        return 1e3 * first_token_s
+    return (run.output_tokens - 1) / (run.seconds - first_token_s)
+
+
+def best(figures: list[Figure], workload: Workload) -> Figure | None:
+    """Return the fastest one."""
+    choose = min if workload.unit == "first token" else max
+    return choose(figures, key=lambda figure: figure.median, default=None)
+
+
+def figure_of(result: Result, engine: EngineRecord, workload: Workload) -> Figure | None:
+    """Return what an engine reached; runs that other work spoiled count only where there are no others."""
+    runs = [run for run in result.runs if (run.engine, run.workload) == (engine.name, workload.name)]
+    if not runs:
+        return None
+    clean = [run for run in runs if not run.is_spoiled]
+    rates = [rate(run, workload) for run in clean or runs]
+    median = statistics.median(rates)
+    share = _limit_share(result, engine, workload, median)
+    return Figure(engine, median, min(rates), max(rates), len(rates), not clean, share)
+
+
+def _limit_share(result: Result, engine: EngineRecord, workload: Workload, median: float) -> float | None:
+    limits = result.limits
+    if workload.unit == "decode":
+        peak = 1e9 * max(limits.read_gb_per_s, default=0.0)
+        return engine.weight_bytes * median / peak if peak else None
+    peak = 1e9 * max(limits.fma_gflop_per_s, default=0.0)
+    seconds = median / 1e3 if workload.unit == "first token" else workload.output_tokens / median
+    return workload_flops(result.model, workload) / seconds / peak if peak else None
+
+
+def rows(result: Result) -> list[Row]:
+    """Return all rows that anybody ran, in the order of the workloads."""
+    made = []
+    for workload in WORKLOADS:
+        for number_class in CLASSES:
+            figures = [
+                figure
+                for engine in result.engines
+                if engine.number_class == number_class and (figure := figure_of(result, engine, workload)) is not None
+            ]
+            products = dict.fromkeys(figure.engine.product for figure in figures)
+            of_product = {
+                product: best([figure for figure in figures if figure.engine.product == product], workload)
+                for product in products
+            }
+            ours = of_product.pop(OURS, None)
+            peers = {product: figure for product, figure in of_product.items() if figure is not None}
+            if ours is not None or peers:
+                made.append(Row(workload, number_class, ours, peers))
+    return made
+
 
 _NOTHING = "–"
 
@@ -17,16 +133,14 @@ def comparison(result: Result, *, is_front: bool = False) -> str:
     chosen = [row for row in rows(result) if not is_front or _is_on_front(row)]
     products = [product for product in PRODUCTS[1:] if any(product in row.peers for row in chosen)]
     header = ["", "Octavo", *products, "Octavo / best peer", "of the limit"]
-    lines = [_line(header), "|---|" + "---:|" * (len(header) - 1)]
-    lines += [_line(_cells(row, products, chosen)) for row in chosen]
-    return "\n".join(lines)
+    return markdown_table(header, (_cells(row, products) for row in chosen))
 
 
 def _is_on_front(row: Row) -> bool:
     return row.number_class in _FRONT_CLASSES.get(row.workload.name, ("float32", "8 bits"))
 
 
-def _cells(row: Row, products: Sequence[str], chosen: Sequence[Row]) -> list[str]:
+def _cells(row: Row, products: Sequence[str]) -> list[str]:
     best = row.best_peer
     ours = row.ours
     cells = [f"{row.workload.name} {row.number_class}{_unit(row)}", _NOTHING]
@@ -54,15 +168,15 @@ def _number(figure: Figure) -> str:
 
 def runs_table(result: Result) -> str:
     """Return every figure with its range and the number of its runs."""
-    lines = [_line(["", "engine", "median", "range", "runs", "of the limit"]), "|---|---|---:|---:|---:|---:|"]
+    lines = []
     for row in rows(result):
         figures = [] if row.ours is None else [row.ours]
         for figure in [*figures, *row.peers.values()]:
             share = _NOTHING if figure.limit_share is None else f"{100 * figure.limit_share:.0f} %"
             extent = f"{figure.low:,.1f} to {figure.high:,.1f}"
             name = f"{row.workload.name} {row.number_class}{_unit(row)}"
-            lines.append(_line([name, figure.engine.name, _number(figure), extent, str(figure.num_runs), share]))
-    return "\n".join(lines)
+            lines.append([name, figure.engine.name, _number(figure), extent, str(figure.num_runs), share])
+    return markdown_table(["", "engine", "median", "range", "runs", "of the limit"], lines, num_texts=2)
 
 
 def machine_line(result: Result) -> str:
@@ -95,7 +209,3 @@ def limits_line(result: Result) -> str:
 def _extent(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     return f"{high:.0f}" if f"{low:.0f}" == f"{high:.0f}" else f"{low:.0f} to {high:.0f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.gpu.part import Part
-from benchmarks.gpu.report import PartResult, Report
+from benchmarks.gpu.part import Part, PartResult, Report
 
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.02
@@ -60,7 +59,7 @@ def run_parts(parts: Sequence[Part], report: Report, plan: Plan) -> None:
             while waiting or running:
                 while waiting and _may_begin(waiting[0], running, plan.num_jobs):
                     part, rest_s = waiting.pop(0), end_s - time.monotonic()
-                    missing = [name for name in part.needs if not _is_there(name)]
+                    missing = [name for name in part.needs if not _is_installed(name)]
                     if missing:
                         merge(PartResult(part.name, "skipped", f"it needs {', '.join(missing)}, not installed here"))
                     elif rest_s < LEAST_S:
@@ -83,7 +82,7 @@ def run_parts(parts: Sequence[Part], report: Report, plan: Plan) -> None:
             each.kill()
 
 
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # the package that it would lie in

@@ -43,6 +43,7 @@ class Answer:
     logprobs: list[list[float]]
     alternatives: list[list[int]]  # token ids, one place after the other
     prompt_logprobs: list[float] = field(default_factory=list)
+    first_token_s: float = 0.0  # from the beginning of the run; the first of any output
 
 
 @dataclass(slots=True)
@@ -82,15 +83,21 @@ class InProcessEngine:
         worker: Empty.
         num_steps_in_flight: Steps that are launched before the oldest one is waited for.
         preemption_mode: What becomes of blocks for which there is no room.
+        limits: Of the core; None: those of the worker, without a prefix cache.
     """
 
     def __init__(
-        self, worker: Worker, *, num_steps_in_flight: int = 2, preemption_mode: PreemptionMode | None = None
+        self,
+        worker: Worker,
+        *,
+        num_steps_in_flight: int = 2,
+        preemption_mode: PreemptionMode | None = None,
+        limits: CoreLimits | None = None,
     ) -> None:
         info = worker.info
         self._worker = worker
         self._num_steps_in_flight = num_steps_in_flight
-        limits = CoreLimits(
+        limits = limits or CoreLimits(
             max_num_seqs=info.max_num_seqs,
             max_num_batched_tokens=info.max_num_batched_tokens,
             max_model_len=min(info.max_model_len, info.num_device_blocks * info.block_size_tokens),
@@ -133,7 +140,7 @@ class InProcessEngine:
             run.device_s += run.step_s[-1]
             updates = self._core.process(result)
             assert not updates.failures, updates.failures
-            _keep(updates, answer_of)
+            _keep(updates, answer_of, time.perf_counter() - begin_s)
         run.wall_s = time.perf_counter() - begin_s
         run.num_preemptions = sum(self._core.preemption.num_preemptions.values())
         assert not len(self._queue), "a prompt can never run: the cache is too small for it"
@@ -159,10 +166,11 @@ def _no_answer(prompt: Prompt) -> Answer:
     return Answer([[] for _ in outputs], [[] for _ in outputs], [[] for _ in outputs])
 
 
-def _keep(updates: StepUpdates, answer_of: Mapping[int, Answer]) -> None:
+def _keep(updates: StepUpdates, answer_of: Mapping[int, Answer], now_s: float) -> None:
     """Add to the answers what a step brought."""
     for index, (sequence, token_id) in enumerate(zip(updates.sequences, updates.token_ids, strict=True)):
         answer = answer_of[sequence.group.arrival]
+        answer.first_token_s = answer.first_token_s or now_s
         answer.outputs[sequence.index].append(token_id)
         if updates.logprobs is not None:
             answer.logprobs[sequence.index].append(updates.logprobs[index])

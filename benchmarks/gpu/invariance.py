@@ -12,11 +12,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from benchmarks.gpu.engine import InProcessEngine, Prompt
-from benchmarks.gpu.measurements import free_memory, worker_of
+from benchmarks.gpu.engine import InProcessEngine
+from benchmarks.gpu.measurements import prompt_of, worker_of
 from benchmarks.gpu.models import RandomWeights
-from benchmarks.gpu.report import Figure
-from benchmarks.gpu.sizes import Sizes
+from benchmarks.gpu.part import Figure
+from benchmarks.gpu.sizes import Sizes, free_memory
 from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, LayerCache
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.decoder import Decoder
@@ -77,15 +77,15 @@ def invariance_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     assert device.type != "cuda" or not num_wrong, f"{num_wrong} positions have other logits with numerics invariant"
 
 
-def cost_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
+def invariance_cost_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     """Time steps of the large model with both numerics: decodes of several batches, and one chunk."""
     num_new_tokens = min(32, sizes.num_new_tokens)
     longest = min(sizes.max_num_batched_tokens, sizes.large_model["max_position_embeddings"] - 2)
     work = {
-        f"decode step, {size} sequences": [_prompt(sizes.prompt_tokens, num_new_tokens)] * size
+        f"decode step, {size} sequences": [prompt_of(sizes.prompt_tokens, num_new_tokens)] * size
         for size in sizes.invariant_batch_sizes
     }
-    work[f"step of {longest:,} prompt tokens"] = [_prompt(longest, 1)]
+    work[f"step of {longest:,} prompt tokens"] = [prompt_of(longest, 1)]
     step_ms: dict[str, dict[str, float]] = {name: {} for name in work}
     for numerics in ("fast", "invariant"):
         # On a CPU there is nothing to compare: a rehearsal runs the same twice.
@@ -102,10 +102,6 @@ def cost_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     for name, ms in step_ms.items():
         detail = ", ".join(f"{numerics} {value:.3g} ms" for numerics, value in ms.items())
         yield Figure(f"{name}, invariant beside fast", ms["invariant"] / ms["fast"], "×", detail=detail)
-
-
-def _prompt(num_tokens: int, num_new_tokens: int) -> Prompt:
-    return Prompt(3 + np.arange(num_tokens, dtype=np.int32) % 90, num_new_tokens)
 
 
 @torch.inference_mode()

@@ -3,9 +3,7 @@
 `python -m benchmarks.gpu.machine` looks at the card, in a process of its own: a broken driver may crash it.
 """
 
-import datetime
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -14,7 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.machine import processor_name
+from benchmarks.machine import hardware, today
 
 # In the order in which they are printed.
 PACKAGES = (
@@ -47,13 +45,12 @@ def installed_version(name: str) -> str | None:
 
 def describe(find: FindVersion = installed_version) -> list[str]:
     """Return versions, driver, machine and date, a line each; no host name, no path."""
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     versions = [f"{name} {found}" for name in PACKAGES if (found := find(name)) is not None]
     return [
         f"Python {platform.python_version()}, {', '.join(versions)}",
         f"driver: {driver_version() or 'no nvidia-smi here'}",
-        f"{processor_name()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB",
-        f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}",
+        hardware(),
+        today(),
     ]
 
 

@@ -1,23 +1,32 @@
-"""The figures of `make gpu-check`, each with its target; see `benchmarks/gpu_check.py`."""
+"""The figures of make gpu-check, each with its target."""
 
-import gc
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from benchmarks.gpu.bandwidth import copy_bytes_per_s, decode_bytes_per_s, seconds_per_call
-from benchmarks.gpu.engine import InProcessEngine, Run
-from benchmarks.gpu.models import random_worker
-from benchmarks.gpu.report import Figure
-from benchmarks.gpu.settings import executor_settings
-from benchmarks.gpu.sizes import Sizes
-from benchmarks.gpu.throughput import of_transformers
+from benchmarks.gpu.engine import InProcessEngine, Prompt, Run
+from benchmarks.gpu.models import decode_planners, executor_settings, num_weight_bytes, random_worker
+from benchmarks.gpu.part import Figure, Progress
+from benchmarks.gpu.sizes import (
+    Sizes,
+    copy_bytes_per_s,
+    decode_bytes_per_s,
+    free_memory,
+    of_transformers,
+    place_of,
+    seconds_per_call,
+)
 from executor_svc.attention.cache_format import CACHE_DTYPES, FORMAT_NAMES
 from executor_svc.attention.interface import DecodePlanner
+from executor_svc.worker.decode_graphs import Capture, Replay, graph_capture
 from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
 
@@ -28,11 +37,18 @@ FILTERS = {
 }
 
 
-def attention_figures(
-    backends: dict[str, DecodePlanner], sizes: Sizes, device: torch.device, copy_rate: float
-) -> Iterator[Figure]:
-    """Measure decode attention of each backend as a share of the copy bandwidth."""
-    for name, backend in backends.items():
+def measure(progress: Progress, figures: str) -> None:
+    """Tell the figures of a function, given as MODULE:NAME, as they come."""
+    module, _, name = figures.partition(":")
+    progress.add_all(getattr(import_module(f"benchmarks.gpu.{module}"), name)(*place_of(progress)))
+
+
+def attention_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
+    """Measure decode attention of each backend as a share of the copy bandwidth, and with caches of 8 bits."""
+    copy = copy_figure(sizes, device)
+    yield copy
+    copy_rate, planners = copy.value * 1e9, decode_planners(device, sizes.dtype)
+    for name, backend in planners.items():
         for shape in sizes.decode_shapes_of(name):
             rate = decode_bytes_per_s(backend, shape, device)
             yield Figure(
@@ -43,6 +59,7 @@ def attention_figures(
                 detail=f"{rate / 1e9:,.0f} GB/s; {shape.num_heads}/{shape.num_kv_heads} heads of {shape.head_dim}",
             )
             free_memory(device)
+    yield from cache_format_figures(planners["triton"], sizes, device, copy_rate)
 
 
 def cache_format_figures(
@@ -135,8 +152,91 @@ def worker_of(
     return random_worker(model, config, device)
 
 
-def free_memory(device: torch.device) -> None:
-    """Give back what nobody uses any more."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+class TimedCapture:
+    """Captures, and keeps how long each capture took."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self.seconds: list[float] = []
+
+    def __call__(self, run: Callable[[], torch.Tensor]) -> Replay:
+        """Capture `run`; see `Capture`."""
+        begin_s = time.perf_counter()
+        replay = self._capture(run)
+        self.seconds.append(time.perf_counter() - begin_s)
+        return replay
+
+
+def steps_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
+    """Measure on one worker: to make it takes as long as all its steps."""
+    copy = copy_figure(sizes, device)
+    yield copy
+    begin_s = time.perf_counter()
+    with timed_captures() as captures:
+        worker = worker_of(sizes.large_model, sizes, device, max(sizes.decode_batch_sizes))
+    yield Figure("start of a worker, weights made on the device", time.perf_counter() - begin_s, "s")
+    for capture in captures[-1:]:  # those before it measured what graphs take
+        seconds = capture.seconds
+        detail = f"{max(seconds):.2f} s the longest"
+        yield Figure(f"capture of {len(seconds)} graphs", sum(seconds), "s", detail=detail)
+    limit_s = num_weight_bytes(sizes.large_model, sizes.dtype.itemsize) / (copy.value * 1e9)
+    for size in sizes.decode_batch_sizes:
+        run = _run(worker, [prompt_of(sizes.prompt_tokens, sizes.num_new_tokens)] * size)
+        step_s = float(np.median(run.step_s[-sizes.num_new_tokens // 2 :]))
+        yield Figure(
+            f"decode step, {size} sequence{'s' * (size > 1)}",
+            100 * limit_s / step_s,
+            "% of the bandwidth limit of the weights",
+            target=70.0 if size == 1 else None,
+            detail=f"{step_s * 1e3:.2f} ms, {size / step_s:,.0f} tokens/s; the limit is {limit_s * 1e3:.2f} ms",
+        )
+        if size == 1:
+            yield idle_figure(run, 1)
+    num_weights = num_weight_bytes(sizes.large_model, 1)
+    for num_tokens in sizes.prefill_tokens:
+        run = min((_run(worker, [prompt_of(num_tokens, 1)]) for _ in range(3)), key=lambda run: run.device_s)
+        flops = 2 * num_weights * num_tokens / run.device_s
+        detail = f"{num_tokens / run.device_s:,.0f} tokens/s, {flops / 1e12:,.0f} TFLOP/s of products"
+        yield Figure(f"prefill of {num_tokens:,} tokens", run.device_s * 1e3, "ms", detail=detail)
+    yield _mixed_figure(worker, sizes)
+    del worker
+    free_memory(device)
+
+
+def _mixed_figure(worker: TorchWorker, sizes: Sizes) -> Figure:
+    """Measure a step that has decodes and the rest of a prompt."""
+    num_decodes = max(sizes.decode_batch_sizes) // 8 or 1
+    budget, longest = sizes.max_num_batched_tokens, sizes.prefill_tokens[-1]
+    shorts = [prompt_of(min(sizes.prompt_tokens, budget // (2 * num_decodes)), 8)] * num_decodes
+    num_first = budget - sum(len(prompt.token_ids) for prompt in shorts)
+    run = _run(worker, [*shorts, prompt_of(longest, 1)])
+    detail = f"{num_decodes} decodes and a chunk of {longest - num_first:,} tokens"
+    return Figure("mixed step", run.step_s[1] * 1e3, "ms", detail=detail)
+
+
+def prompt_of(num_tokens: int, num_new_tokens: int) -> Prompt:
+    """Return a prompt that repeats itself."""
+    return Prompt(3 + np.arange(num_tokens, dtype=np.int32) % 90, num_new_tokens)
+
+
+def _run(worker: TorchWorker, prompts: list[Prompt]) -> Run:
+    """Run prompts on an empty worker."""
+    worker.reset()
+    return InProcessEngine(worker).generate(prompts)
+
+
+@contextmanager
+def timed_captures() -> Iterator[list[TimedCapture]]:
+    """Time what the workers made meanwhile capture: one entry for each time that they ask for a capture."""
+    made: list[TimedCapture] = []
+    find = graph_capture
+
+    def timed(device: torch.device) -> Capture | None:
+        capture = find(device)
+        if capture is None:
+            return None
+        made.append(TimedCapture(capture))
+        return made[-1]
+
+    with patch("executor_svc.worker.assembly.graph_capture", timed):
+        yield made

@@ -1,15 +1,134 @@
-"""A part of the check. `run_part.py` runs it in a process of its own.
+"""A part of the check, what it tells, and the report of all parts, for people and for programs. Imports no torch.
 
 A part is a function that gets a `Progress` and its arguments. It adds figures as it has them, and returns one line or
 nothing; it fails by an exception. Whatever ends the process, the file has what was added before.
 """
 
+import json
+import os
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from benchmarks.gpu.report import Figure, PartResult
+Status = Literal["not run", "running", "passed", "failed", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Something measured. `target` None: nothing is promised."""
+
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+    at_most: bool = False  # the target is an upper limit
+    detail: str = ""
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the target was reached; None: there is none."""
+        if self.target is None:
+            return None
+        return self.value <= self.target if self.at_most else self.value >= self.target
+
+
+@dataclass(slots=True)
+class PartResult:
+    """What is known of one part. Its process writes it to a file after each figure and before each test.
+
+    `doing`: what the process does now; if it dies, that is where.
+    """
+
+    name: str
+    status: Status = "not run"
+    detail: str = ""
+    doing: str = ""
+    seconds: float = 0.0
+    figures: list[Figure] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """Write it in place of what stood there."""
+        write_in_place(path, json.dumps(asdict(self), indent=2))
+
+    @classmethod
+    def read(cls, path: Path) -> "PartResult":
+        """Read what a part has written. Raises: OSError: it wrote nothing."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{**found, "figures": [Figure(**figure) for figure in found["figures"]]})
+
+
+def write_in_place(path: Path, text: str) -> None:
+    """Replace a file: whoever is killed in between leaves the old one."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text + "\n", encoding="utf-8")
+    os.replace(new, path)
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything about one run. `title` names the card, `machine` the rest."""
+
+    title: str
+    machine: Sequence[str]
+    command: str
+    has_targets: bool = True  # False: the figures mean nothing
+    parts: list[PartResult] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all parts ran and passed, or lack what they need; a missed target of speed fails nothing."""
+        return all(part.status in ("passed", "skipped") for part in self.parts)
+
+    def markdown(self) -> str:
+        """Return the report as a page."""
+        from benchmarks.machine import markdown_table  # the process of a part starts sooner without it
+
+        lines = [f"# {self.title}", "", *(f"- {line}" for line in self.machine), f"- command: `{self.command}`", ""]
+        parts = [
+            [
+                part.name,
+                part.status.upper() if part.status == "failed" else part.status,
+                f"{part.seconds:.0f}",
+                _cell(part.detail or part.doing),
+            ]
+            for part in self.parts
+        ]
+        figures = [
+            [
+                figure.name,
+                f"{_number(figure.value)} {figure.unit}",
+                self._target(figure),
+                _cell(figure.detail),
+            ]
+            for part in self.parts
+            for figure in part.figures
+        ]
+        lines += [markdown_table(["part", "", "seconds", ""], parts, num_texts=4), ""]
+        lines += [markdown_table(["measured", "", "target", ""], figures, num_texts=4), ""]
+        return "\n".join(lines)
+
+    def _target(self, figure: Figure) -> str:
+        if figure.target is None or not self.has_targets:
+            return ""
+        sign, met = ("≤" if figure.at_most else "≥"), ("met" if figure.is_met else "MISSED")
+        return f"{sign} {_number(figure.target)} {figure.unit}: {met}"
+
+    def write(self, folder: Path, name: str) -> list[Path]:
+        """Write the page and its figures as JSON; return the two files."""
+        page, data = folder / f"{name}.md", folder / f"{name}.json"
+        write_in_place(page, self.markdown())
+        write_in_place(data, json.dumps(asdict(self), indent=2))
+        return [page, data]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,9 @@ def _tests(
     ]
 
 
-def _measured(name: str, about: str, limit_s: float, function: str = "") -> Part:
-    return Part(name, about, f"benchmarks.gpu.speed:{function or name}", limit_s, is_alone=True)
+def _measured(name: str, about: str, limit_s: float, module: str = "measurements") -> Part:
+    figures = f"{module}:{name.replace('-', '_')}_figures"
+    return Part(name, about, "benchmarks.gpu.measurements:measure", limit_s, (figures,), is_alone=True)
 
 
 PARTS: Sequence[Part] = (
@@ -129,24 +130,24 @@ PARTS: Sequence[Part] = (
         [f"{DEVICE}/test_libraries.py"],
         [f"{DEVICE}/test_libraries.py"],
     ),
-    _measured("invariance", "all logits of a sequence, bit for bit, alone, in chunks and in batches", 60),
+    _measured("invariance", "all logits of a sequence, bit for bit, alone, in chunks and in batches", 60, "invariance"),
     _measured("sampling", "sampling of 256 rows: greedy, top-p alone, every filter", 30),
     _measured("throughput", "256 ragged sequences beside transformers' static batches", 90),
     Part(
         "memcheck",
         "tests of kernels under compute-sanitizer: reads and writes beside memory",
-        "benchmarks.gpu.sanitizer:sanitize",
+        "benchmarks.gpu.test_files:sanitize",
         120,
         ("memcheck",),
     ),
     Part(
         "racecheck",
         "tests of kernels under compute-sanitizer: races in shared memory",
-        "benchmarks.gpu.sanitizer:sanitize",
+        "benchmarks.gpu.test_files:sanitize",
         120,
         ("racecheck",),
     ),
-    _measured("invariance-cost", "steps with --numerics invariant beside fast ones", 90, "invariance_cost"),
+    _measured("invariance-cost", "steps with --numerics invariant beside fast ones", 90, "invariance"),
     *_tests(
         "random-steps",
         "attention on thousands of random steps beside float64",

@@ -1,7 +1,8 @@
-"""Sends the requests of a plan: an open loop at their times, a closed one when a client is free.
+"""Sends the requests of a plan to a target, and records what became of each.
 
-An open loop never waits for an answer. How late it was all the same is in the records (`lateness_s`), and how busy
-its event loop was in the result: a sender that is late measures itself.
+An open loop sends at its times, a closed one when a client is free. An open loop never waits for an answer. How late it
+was all the same is in the records (`lateness_s`), and how busy its event loop was in the result: a sender that is late
+measures itself.
 """
 
 import asyncio
@@ -9,9 +10,10 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from octavo.bench.plan import Plan
-from octavo.bench.record import Outcome, PlannedRequest, RequestRecord, Target
+from octavo.bench.record import Outcome, PlannedRequest, RequestRecord, Target, TargetInfo
 from octavo.errors import OctavoError
 
 # A client of a closed loop waits so long after a failure, or it would do nothing but ask a server that is gone.
@@ -39,6 +41,21 @@ class LoadResult:
     lags_s: list[float]
     busy_share: float
     is_interrupted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionResult:
+    """A load that was run.
+
+    Attributes:
+        info: Who answered.
+        load: What came of it.
+        started_at: When it began.
+    """
+
+    info: TargetInfo
+    load: LoadResult
+    started_at: datetime
 
 
 class Load:

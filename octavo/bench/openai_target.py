@@ -13,10 +13,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from octavo.bench.errors import BenchError, RequestFailedError
-from octavo.bench.openai_stream import StreamReader, error_message
+from octavo.bench.config import BenchError, RequestFailedError
+from octavo.bench.openai_stream import SseParser, StreamReader, error_message
 from octavo.bench.record import RequestRecord, TargetInfo
-from octavo.bench.sse import SseParser
 from octavo.values.address import is_loopback
 from octavo.values.wording import printable
 

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import click
 
-from octavo.bench.config import MAX_NUM_REQUESTS
-from octavo.bench.lengths import FORMS, Lengths, parse_lengths
-from octavo.bench.outputs import PLOT_SUFFIXES
-from octavo.bench.slo import Slo, parse_slo
+from octavo.bench.config import FORMS, MAX_NUM_REQUESTS, PLOT_SUFFIXES, Lengths, Slo, parse_lengths, parse_slo
 from octavo.commands.options import Number
 
 DEFAULT_CONCURRENCY = 4

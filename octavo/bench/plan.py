@@ -1,22 +1,151 @@
-"""Which requests a load has, all of them known before the first one is sent, but for their prompts' tokens."""
+"""Which requests a load has, and when each is sent; all but their prompts' tokens is known before the first is sent."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from octavo.bench.arrivals import arrival_times, arrival_times_until
-from octavo.bench.config import MAX_NUM_REQUESTS, BenchConfig
-from octavo.bench.dataset import DatasetEntry
-from octavo.bench.errors import BenchError
-from octavo.bench.prompts import (
-    STREAM_ARRIVALS,
-    STREAM_INPUT_LENGTHS,
-    STREAM_OUTPUT_LENGTHS,
-    Prompts,
-    ordinary_token_ids,
-)
+from octavo.bench.config import MAX_NUM_REQUESTS, BenchConfig, BenchError
 from octavo.bench.record import PlannedRequest, TargetInfo
+
+
+def arrival_times(rate: float, burstiness: float, count: int, generator: np.random.Generator) -> list[float]:
+    """Return the times of so many arrivals, in seconds from the beginning, ascending.
+
+    The gaps are independent, with mean 1 / rate and squared coefficient of variation 1 / burstiness. With burstiness 1
+    they are exponential: a Poisson process.
+
+    Args:
+        rate: Arrivals a second, above 0.
+        burstiness: Shape of the gamma distribution, above 0. Below 1: in bursts; above 1: more even than Poisson.
+        count: How many.
+        generator: Where the gaps come from.
+    """
+    gaps = generator.gamma(burstiness, 1 / (rate * burstiness), count)
+    times: list[float] = np.cumsum(gaps).tolist()
+    return times
+
+
+def arrival_times_until(
+    duration_s: float, rate: float, burstiness: float, generator: np.random.Generator
+) -> list[float]:
+    """Return the arrivals before `duration_s`; the first of those that `arrival_times` would return."""
+    # In chunks of one size, so that the same seed gives the same gaps whatever the duration is.
+    begin_s = 0.0
+    times: list[float] = []
+    while begin_s < duration_s:
+        chunk = arrival_times(rate, burstiness, _CHUNK, generator)
+        times += (begin_s + time_s for time_s in chunk)
+        begin_s = times[-1]
+    return [time_s for time_s in times if time_s < duration_s]
+
+
+_CHUNK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetEntry:
+    """A prompt, and the output tokens to ask for; None: those of --output-len."""
+
+    prompt: str
+    max_tokens: int | None
+
+
+def load_dataset(path: Path) -> list[DatasetEntry]:
+    """Return the entries of a file, in its order; other fields and empty lines are passed over.
+
+    Raises:
+        BenchError: the file cannot be read, or a line is no entry; with its number.
+    """
+    try:
+        # Not splitlines(): JSON may have other line separators, such as U+2028, inside of a text.
+        lines = path.read_text("utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BenchError(f"the dataset {path} cannot be read: {reason}") from error
+    entries = [_to_entry(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not entries:
+        raise BenchError(f"the dataset {path} has no prompt")
+    return entries
+
+
+def _to_entry(line: str, place: str) -> DatasetEntry:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise BenchError(f"{place} is not JSON: {error}") from error
+    prompt = fields.get("prompt") if isinstance(fields, dict) else None
+    if not isinstance(prompt, str) or not prompt:
+        raise BenchError(f'{place}: no object with a text as "prompt", such as {{"prompt": "Why?"}}')
+    max_tokens = fields.get("max_tokens")
+    if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1):
+        raise BenchError(f'{place}: "max_tokens" is {max_tokens!r}; it must be a whole number, at least 1')
+    return DatasetEntry(prompt, max_tokens)
+
+
+# Short and common: nearly every tokenizer has one token for each, with the space in front of it.
+_WORDS_IN_A_ROW = (
+    "about after again air all also always and animal another answer any are area ask away back ball base bed "
+    "before began being best better big bird black blue boat body book both box boy bring build but call came can "
+    "car care case cat change children city class clear close cold color come common could country course cut dark "
+    "day did different do does dog done door down draw dry each early earth east easy eat end enough even ever "
+    "every example eye face fact fall family far farm fast father feel feet few field find fine fire first fish "
+    "five food foot for force form found four free friend from front full game gave get girl give go gold good "
+    "got great green ground group grow had half hand hard has have head hear help her here high him his hold home "
+    "horse hot hour house how idea if in inch is it just keep kind king know land large last late"
+)
+WORDS = _WORDS_IN_A_ROW.split()
+
+# What a generator is for; together with the seed it says what comes out of it.
+STREAM_ARRIVALS, STREAM_INPUT_LENGTHS, STREAM_OUTPUT_LENGTHS, STREAM_PREFIX, STREAM_PROMPT = range(5)
+
+
+def ordinary_token_ids(vocab_size: int) -> range:
+    """Return the middle three quarters of a vocabulary: special tokens are at one of its ends."""
+    return range(vocab_size // 8, max(vocab_size - vocab_size // 8, vocab_size // 8 + 1))
+
+
+class Prompts:
+    """Makes the prompts of a load; each depends on its arguments only, not on those made before.
+
+    Args:
+        token_ids: Which ids prompts are made of; None: they are text of `WORDS`.
+        seed: Of the whole load.
+        phase: Equal seeds give other prompts in another phase; the shared prefixes are those of the seed.
+        prefix_len: Tokens, or words, that many prompts begin with.
+        num_prefixes: How many such beginnings there are; each prompt has one of them, chosen at random.
+    """
+
+    def __init__(
+        self, token_ids: range | None, *, seed: int, phase: int = 0, prefix_len: int = 0, num_prefixes: int = 1
+    ) -> None:
+        self._range = range(len(WORDS)) if token_ids is None else token_ids
+        self._is_text = token_ids is None
+        self._seed = seed
+        self._phase = phase
+        self._prefix_len = prefix_len
+        self._num_prefixes = num_prefixes
+        self._prefix = cache(self._make_prefix)
+
+    def make(self, index: int, length: int) -> str | list[int]:
+        """Return the prompt of a request: the shared prefix and so many tokens, or words, of its own."""
+        generator = np.random.default_rng([self._seed, self._phase, STREAM_PROMPT, index])
+        ids = self._draw(generator, length)
+        if self._prefix_len:
+            ids = np.concatenate([self._prefix(int(generator.integers(self._num_prefixes))), ids])
+        values: list[int] = ids.tolist()
+        return " ".join(WORDS[value] for value in values) if self._is_text else values
+
+    def _make_prefix(self, number: int) -> NDArray[np.int64]:
+        return self._draw(np.random.default_rng([self._seed, 0, STREAM_PREFIX, number]), self._prefix_len)
+
+    def _draw(self, generator: np.random.Generator, length: int) -> NDArray[np.int64]:
+        return generator.integers(self._range.start, self._range.stop, length)
+
 
 DEFAULT_NUM_REQUESTS = 64
 

@@ -7,13 +7,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from octavo.bench.config import BenchConfig
+from octavo.bench.config import BenchConfig, Metric
+from octavo.bench.load import SessionResult
 from octavo.bench.record import Float64Array, Outcome
 from octavo.bench.report import describe_lengths, describe_load
-from octavo.bench.session import SessionResult
-from octavo.bench.slo import Metric
-from octavo.bench.summary import all_itls_s
-from octavo.bench.timeline import Timeline, make_timeline
+from octavo.bench.summary import Timeline, all_itls_s, make_timeline
 
 # Of the palette of Okabe and Ito (2008), which people with the usual kinds of colour blindness can tell apart.
 _BLUE, _GREEN, _VERMILION = "#0072B2", "#009E73", "#D55E00"

@@ -127,7 +127,7 @@ class RequestRecord:
 
 
 class Target(Protocol):
-    """A server that answers requests; its kinds are in octavo_target.py, one_stream_target.py and openai_target.py."""
+    """A server that answers requests; its kinds are in octavo_target.py and openai_target.py."""
 
     async def describe(self) -> "TargetInfo":
         """Ask who answers.

@@ -1,39 +1,69 @@
-"""One run from beginning to end: who answers, does it fit, does one request work, warm up, measure."""
+"""One run: who answers, does it fit, does one request work, warm up, measure until Ctrl-C, write the reports."""
 
 import asyncio
 import gc
+import json
 import signal
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
-from octavo.bench.config import BenchConfig
-from octavo.bench.dataset import load_dataset
-from octavo.bench.errors import BenchError
-from octavo.bench.load import Load, LoadResult
-from octavo.bench.plan import plan_load, plan_probe, plan_warmup
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from octavo.bench.config import STDOUT, BenchConfig, BenchError, Outputs
+from octavo.bench.load import Load, SessionResult
+from octavo.bench.plan import load_dataset, plan_load, plan_probe, plan_warmup
 from octavo.bench.record import Outcome, Target, TargetInfo
+from octavo.bench.report import print_report, to_json
+from octavo.bench.summary import summarize
 
 _DESCRIBE_TIMEOUT_S = 15.0
+_DRAWING_INTERVAL_S = 0.25  # rare, since drawing takes the sender's time
 
 # Shows how far a load is, under a title, while the context is open.
 Watch = Callable[[Load, str], AbstractContextManager[None]]
 
 
-@dataclass(frozen=True, slots=True)
-class SessionResult:
-    """A load that was run.
+def run_bench(config: BenchConfig, target: AbstractAsyncContextManager[Target], outputs: Outputs) -> bool:
+    """Run the load and write the reports; return whether it came to its end, and was not interrupted.
 
-    Attributes:
-        info: Who answered.
-        load: What came of it.
-        started_at: When it began.
+    Raises:
+        OctavoError: nothing could be measured, or no request succeeded.
+        OSError: a report could not be written.
     """
+    session = asyncio.run(_run(config, target))
+    summary = summarize(session.load, config.slo)
+    print_report(Console(stderr=outputs.json == STDOUT), config, session.info, summary)
+    if outputs.json is not None:
+        report = to_json(config, session, summary, with_samples=outputs.with_samples)
+        _write_json(outputs.json, json.dumps(report, ensure_ascii=False))
+    if outputs.plot is not None:
+        from octavo.bench.plot import save_plot  # matplotlib takes a second to load
 
-    info: TargetInfo
-    load: LoadResult
-    started_at: datetime
+        save_plot(outputs.plot, config, session)
+    if session.load.is_interrupted:
+        click.echo("octavo: interrupted; the report has what was completed until then", err=True)
+    elif not summary.num_completed:
+        raise BenchError(f"no request succeeded: {summary.errors[0][0]}")
+    return not session.load.is_interrupted
+
+
+async def _run(config: BenchConfig, opened: AbstractAsyncContextManager[Target]) -> SessionResult:
+    console = Console(stderr=True)
+    async with opened as target:
+        return await run_session(config, target, asyncio.Event(), partial(shown, console))
+
+
+def _write_json(path: Path, text: str) -> None:
+    if path == STDOUT:
+        click.echo(text)
+    else:
+        path.write_text(text + "\n", "utf-8")
 
 
 async def run_session(config: BenchConfig, target: Target, stop: asyncio.Event, watch: Watch) -> SessionResult:
@@ -104,3 +134,39 @@ async def _run_before(load: Load, info: TargetInfo, trouble: str) -> None:
     result = await load.run()
     if not any(record.outcome is Outcome.COMPLETED for record in result.records):
         raise BenchError(f"nothing was measured: {trouble} at {info.address}: {result.records[0].error}")
+
+
+@contextmanager
+def shown(console: Console, load: Load, title: str) -> Iterator[None]:
+    """Draw a bar while the context is open; nothing if the console is no terminal."""
+    if not console.is_terminal:
+        yield
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[counts]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+        updates = asyncio.create_task(_update(progress, load, title))
+        try:
+            yield
+        finally:
+            updates.cancel()
+
+
+async def _update(progress: Progress, load: Load, title: str) -> None:
+    task = progress.add_task(title, total=1.0, counts="")
+    while True:
+        progress.update(task, completed=_share(load), counts=_counts(load))
+        progress.refresh()
+        await asyncio.sleep(_DRAWING_INTERVAL_S)
+
+
+def _share(load: Load) -> float:
+    """Return how much of the load is done, 0 to 1: by requests, or by time if that comes first."""
+    share = load.num_ended / max(1, len(load.plan))
+    if load.plan.duration_s is not None and load.plan.arrivals_s is None:
+        share = max(share, (time.perf_counter() - load.begin_s) / load.plan.duration_s)
+    return min(1.0, share)
+
+
+def _counts(load: Load) -> str:
+    failed = f", {load.num_failed} failed" if load.num_failed else ""
+    return f"{load.num_ended} answered, {len(load.records) - load.num_ended} running{failed}"

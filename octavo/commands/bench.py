@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.bench.config import MAX_NUM_REQUESTS, BenchConfig
+from octavo.bench.config import MAX_NUM_REQUESTS, BenchConfig, Outputs
 from octavo.bench.options import (
     CONTENT_OPTIONS,
     DEFAULT_CONCURRENCY,
@@ -14,7 +14,6 @@ from octavo.bench.options import (
     OUTPUT_OPTIONS,
     TARGET_OPTIONS,
 )
-from octavo.bench.outputs import Outputs
 from octavo.client import Client
 from octavo.commands.connection import connection_options
 from octavo.commands.extras import check_packages
@@ -22,8 +21,7 @@ from octavo.commands.flag_names import in_flags
 from octavo.commands.options import account_options, is_on_command_line, with_options
 
 if TYPE_CHECKING:  # these need the extra, and the help does not
-    from octavo.bench.octavo_target import OctavoTarget
-    from octavo.bench.one_stream_target import OneStreamTarget
+    from octavo.bench.octavo_target import OctavoTarget, OneStreamTarget
     from octavo.bench.openai_target import OpenAITarget
     from octavo.bench.record import Target
 
@@ -73,7 +71,7 @@ def bench(
         target = _octavo_target(context, client, config, account, one_stream=one_stream)
     else:
         target = _openai_target(context, config, openai, openai_api, api_key, client.model or None)
-    from octavo.bench.runner import run_bench
+    from octavo.bench.session import run_bench
 
     if not run_bench(config, target, outputs):
         raise click.exceptions.Exit(_EXIT_INTERRUPTED)
@@ -119,8 +117,7 @@ def _check_flags(context: click.Context, *, is_openai: bool, is_json: bool, load
 def _octavo_target(
     context: click.Context, client: Client, config: BenchConfig, account: dict[str, Any], *, one_stream: bool
 ) -> "OctavoTarget | OneStreamTarget":
-    from octavo.bench.octavo_target import OctavoTarget
-    from octavo.bench.one_stream_target import OneStreamTarget
+    from octavo.bench.octavo_target import OctavoTarget, OneStreamTarget
 
     kind = OneStreamTarget if one_stream else OctavoTarget
     return kind(

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.errors import BenchError
-from octavo.bench.json_report import to_json
-from octavo.bench.octavo_target import OctavoTarget
-from octavo.bench.one_stream_target import OneStreamTarget
+from octavo.bench.config import BenchError
+from octavo.bench.octavo_target import OctavoTarget, OneStreamTarget
 from octavo.bench.openai_target import OpenAIApi, OpenAITarget
 from octavo.bench.record import PlannedRequest, RequestRecord, Target
+from octavo.bench.report import to_json
 from octavo.bench.session import run_session
 from octavo.bench.summary import summarize
 from octavo.client import Client

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.end_to_end.adapters.octavo_core import BareLoop
-from benchmarks.end_to_end.adapters.octavo_stack import generate
+from benchmarks.end_to_end.adapters.octavo import bare_loop, generate, generate_alone
 from benchmarks.end_to_end.workloads import Request, Shape, Workload
 from executor_svc.config import ExecutorConfig
 from executor_svc.worker.loading import load_worker
@@ -34,8 +33,8 @@ async def test_the_bare_loop_gives_the_tokens_of_the_whole_stack(tmp_path: Path)
     async with running_stack(worker) as stack, Client(stack.address) as client:
         through_stack = [await generate(client, requests(seed)) for seed in (1, 2)]
 
-    bare = BareLoop(worker, engine_settings(SchedulerConfig.model_validate({"executor": ("127.0.0.1:1",)}), Tenants()))
-    alone = [bare.generate(requests(seed)) for seed in (1, 2)]
+    bare = bare_loop(worker, engine_settings(SchedulerConfig.model_validate({"executor": ("127.0.0.1:1",)}), Tenants()))
+    alone = [generate_alone(bare, requests(seed)) for seed in (1, 2)]
 
     for stacked, done in zip(through_stack, alone, strict=True):
         assert done.token_ids == stacked.token_ids

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.backends import usable_backends
 from benchmarks.gpu.engine import GREEDY, InProcessEngine, Prompt
+from benchmarks.gpu.models import usable_backends
 from executor_svc.attention.interface import DecodePlanner
 from octavo_shared.step_wire.step import SamplingRow
 from tests.device.conftest import MODELS

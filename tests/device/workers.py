@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu.backends import usable_backends
-from benchmarks.gpu.settings import executor_settings
+from benchmarks.gpu.models import executor_settings, usable_backends
 from executor_svc.attention.cache_format import choose_cache_dtype
 from executor_svc.attention.invariant_triton_backend import InvariantAttentionBackend
 from executor_svc.checkpoint.model_directory import ModelDirectory

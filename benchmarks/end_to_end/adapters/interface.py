@@ -1,7 +1,6 @@
 """What an adapter is, and the messages between it and the benchmark: one JSON object a line."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from benchmarks.end_to_end.workloads import Request
@@ -24,7 +23,7 @@ class Options:
     model: str
     number_format: str
     num_threads: int
-    cores: tuple[int, ...]
+    cores: list[int]
     max_tokens: int
     program: str = ""
     kv_cache_gib: int = 2
@@ -68,25 +67,4 @@ class Engine(Protocol):
         """End what was started; also after a failed start."""
 
 
-EngineFactory: TypeAlias = Callable[[Options], Engine]
 Message: TypeAlias = dict[str, Any]
-
-
-def options_to_message(options: Options) -> Message:
-    """Return what the first line to an adapter holds."""
-    return asdict(options)
-
-
-def options_from_message(message: Message) -> Options:
-    """Read the first line to an adapter."""
-    return Options(**{**message, "cores": tuple(message["cores"])})
-
-
-def requests_to_message(requests: list[Request]) -> Message:
-    """Return what a line to an adapter holds."""
-    return {"requests": [asdict(request) for request in requests]}
-
-
-def requests_from_message(message: Message) -> list[Request]:
-    """Read a line to an adapter."""
-    return [Request(**request) for request in message["requests"]]

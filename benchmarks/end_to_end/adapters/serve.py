@@ -1,4 +1,4 @@
-"""Run one adapter as a process: `python -m benchmarks.end_to_end.adapters.serve NAME`.
+"""Run one adapter as a process: `python -m benchmarks.end_to_end.adapters.serve MODULE:CLASS`.
 
 The first line of standard input holds the options, each other one the requests of a run; each is answered with one line
 on standard output, and the end of the input stops the engine. What libraries print goes to standard error.
@@ -13,13 +13,8 @@ from dataclasses import asdict
 from importlib import import_module
 from typing import TextIO
 
-from benchmarks.end_to_end.adapters.interface import (
-    Engine,
-    EngineFactory,
-    Message,
-    options_from_message,
-    requests_from_message,
-)
+from benchmarks.end_to_end.adapters.interface import Engine, Message, Options
+from benchmarks.end_to_end.workloads import Request
 
 
 def main() -> int:
@@ -27,9 +22,9 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engine is stopped too
-    module = import_module(f"benchmarks.end_to_end.adapters.{sys.argv[1]}")
-    factory: EngineFactory = module.make_engine
-    engine = factory(options_from_message(json.loads(sys.stdin.readline())))
+    module, _, name = sys.argv[1].partition(":")
+    make = getattr(import_module(f"benchmarks.end_to_end.adapters.{module}"), name)
+    engine: Engine = make(Options(**json.loads(sys.stdin.readline())))
     try:
         return _serve(engine, answers)
     finally:
@@ -44,7 +39,7 @@ def _serve(engine: Engine, answers: TextIO) -> int:
     try:
         answer(asdict(engine.start()))
         for line in sys.stdin:
-            answer(asdict(engine.generate(requests_from_message(json.loads(line)))))
+            answer(asdict(engine.generate([Request(**request) for request in json.loads(line)["requests"]])))
     except Exception as error:  # whatever an engine throws is told to the benchmark, which goes on with the others
         traceback.print_exc()
         answer({"error": f"{type(error).__name__}: {error}"})

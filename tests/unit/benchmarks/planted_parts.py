@@ -6,8 +6,7 @@ import signal
 import threading
 import time
 
-from benchmarks.gpu.part import Part, Progress, SkippedError
-from benchmarks.gpu.report import Figure
+from benchmarks.gpu.part import Figure, Part, Progress, SkippedError
 
 
 def sound(progress: Progress) -> str:

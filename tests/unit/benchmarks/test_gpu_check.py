@@ -13,9 +13,9 @@ from packaging.requirements import Requirement
 
 from benchmarks import gpu_check
 from benchmarks.gpu import machine
+from benchmarks.gpu.models import DEFAULTS, executor_settings
+from benchmarks.gpu.part import Figure, PartResult, Report, Status
 from benchmarks.gpu.parts import PARTS
-from benchmarks.gpu.report import Figure, PartResult, Report, Status
-from benchmarks.gpu.settings import DEFAULTS, executor_settings
 from executor_svc.config import ExecutorConfig
 from octavo_shared.process.service_config import ServiceConfig
 from tests.support.each_row import each_row

@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.driver import ROOT, Plan, run_parts
-from benchmarks.gpu.part import Part
-from benchmarks.gpu.report import Figure, PartResult, Report
+from benchmarks.gpu.part import Figure, Part, PartResult, Report
 from tests.unit.benchmarks.planted_parts import part
 
 DRIVER = """
 import sys
 from pathlib import Path
 from benchmarks.gpu.driver import Plan, run_parts
-from benchmarks.gpu.report import Report
+from benchmarks.gpu.part import Report
 from tests.unit.benchmarks.planted_parts import part
 parts = [part("sound"), part("hang"), part("sound", name="late")]
 run_parts(parts, Report("A card", [], ""), Plan(Path(sys.argv[1]), "report", 60.0, num_jobs=1))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu import steps
+from benchmarks.gpu import measurements
 from benchmarks.gpu.part import Progress, SkippedError
-from benchmarks.gpu.sanitizer import SanitizerError, sanitize
+from benchmarks.gpu.test_files import SanitizerError, sanitize
 from executor_svc.worker import assembly
 from executor_svc.worker.decode_graphs import Capture, Replay
 
@@ -72,8 +72,8 @@ def test_captures_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         run()
         return run
 
-    monkeypatch.setattr(steps, "graph_capture", lambda device: capture if device.type == "cuda" else None)
-    with steps.timed_captures() as captures:
+    monkeypatch.setattr(measurements, "graph_capture", lambda device: capture if device.type == "cuda" else None)
+    with measurements.timed_captures() as captures:
         find: Callable[[torch.device], Capture | None] = vars(assembly)["graph_capture"]
         none, some = find(torch.device("cpu")), find(torch.device("cuda"))
         assert some is not None

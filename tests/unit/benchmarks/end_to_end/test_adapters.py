@@ -3,13 +3,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from benchmarks.end_to_end.adapters.interface import Options, options_to_message, requests_to_message
-from benchmarks.end_to_end.adapters.llama_cpp_server import NUM_SLOTS, LlamaCppServer, first_token_time
-from benchmarks.end_to_end.adapters.transformers_generate import TransformersGenerate
+from benchmarks.end_to_end.adapters.interface import Options
+from benchmarks.end_to_end.adapters.peers import NUM_SLOTS, LlamaCppServer, TransformersGenerate, first_token_time
 from benchmarks.end_to_end.engine_process import ROOT
 from benchmarks.end_to_end.workloads import Request
 from tests.numerics.tiny_models import save_tiny_model
@@ -18,7 +18,7 @@ FAKE_SERVER = Path(__file__).with_name("fake_llama_server.py")
 
 
 def options(model: Path, number_format: str, program: str = "") -> Options:
-    return Options(str(model), number_format, 1, (0,), 64, program)
+    return Options(str(model), number_format, 1, [0], 64, program)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -59,9 +59,9 @@ def test_the_first_token_of_llama_cpp_comes_before_the_time_of_the_others(num_to
 
 def test_an_adapter_that_fails_says_why_and_ends(tmp_path: Path) -> None:
     """The real process, with what a library prints kept away from the answers."""
-    lines = [options_to_message(options(tmp_path, "F32", "/nowhere/llama-server")), requests_to_message([])]
+    lines = [asdict(options(tmp_path, "F32", "/nowhere/llama-server")), {"requests": []}]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.end_to_end.adapters.serve", "llama_cpp_server"],
+        [sys.executable, "-m", "benchmarks.end_to_end.adapters.serve", "peers:LlamaCppServer"],
         input="\n".join(map(json.dumps, lines)),
         capture_output=True,
         text=True,

@@ -1,6 +1,5 @@
 """Workloads, the list of engines, the model's costs, the machine's limits, the installer, the command line."""
 
-import json
 import subprocess
 import sys
 import zipfile
@@ -11,15 +10,8 @@ from gguf import GGMLQuantizationType as FileType
 
 from benchmarks.end_to_end import __main__ as command
 from benchmarks.end_to_end import engines, peers
-from benchmarks.end_to_end.adapters.interface import (
-    options_from_message,
-    options_to_message,
-    requests_from_message,
-    requests_to_message,
-)
-from benchmarks.end_to_end.engines import CLASSES, EngineSpec, all_engines, our_formats
+from benchmarks.end_to_end.engines import CLASSES, EngineSpec, all_engines, model_costs, our_formats
 from benchmarks.end_to_end.limits import measure
-from benchmarks.end_to_end.model_costs import model_costs
 from benchmarks.end_to_end.workloads import WORKLOADS, Workload, by_name
 from tests.numerics.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.support.gguf_files import write_small_gguf
@@ -32,7 +24,6 @@ def test_requests_have_their_lengths_and_ids_that_are_new_with_every_seed(worklo
     assert lengths == [(shape.prompt_tokens, shape.output_tokens) for shape in workload.shapes]
     assert first == again
     assert first[0].prompt[:8] != other[0].prompt[:8]
-    assert requests_from_message(json.loads(json.dumps(requests_to_message(first)))) == first
 
 
 def test_only_the_prefix_is_shared() -> None:
@@ -75,8 +66,6 @@ def test_the_costs_of_a_model_are_those_of_its_matrices(tmp_path: Path) -> None:
     assert costs.head_flops == 2 * embeddings
     assert costs.vocab_size == VOCAB_SIZE
     assert costs.attention_flops == 4 * 2 * 32  # layers, width of all heads
-    options = engines.options_of(all_engines()[0], tmp_path, 2, 64)
-    assert options_from_message(json.loads(json.dumps(options_to_message(options)))) == options
 
 
 def test_a_gguf_file_is_loaded_as_it_is_by_both_engines_that_read_one(tmp_path: Path) -> None:

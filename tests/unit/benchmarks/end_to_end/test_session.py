@@ -3,21 +3,21 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.end_to_end import session
 from benchmarks.end_to_end.adapters.interface import Options
-from benchmarks.end_to_end.engine_process import EngineError, EngineProcess
+from benchmarks.end_to_end.engine_process import EngineError, EngineProcess, Load, LoadMeter, cpu_seconds, process_tree
 from benchmarks.end_to_end.engines import EngineSpec
 from benchmarks.end_to_end.limits import Sample
-from benchmarks.end_to_end.process_load import Load, LoadMeter, cpu_seconds, process_tree
 from benchmarks.end_to_end.result import Model
 from benchmarks.end_to_end.session import Findings, Plan, Session
 from benchmarks.end_to_end.workloads import Request, Shape, Workload
 
 FAKE = Path(__file__).with_name("fake_engine.py")
-OPTIONS = Options("model", "float32", 2, (0, 1), 64)
+OPTIONS = Options("model", "float32", 2, [0, 1], 64)
 MODEL = Model(name="m", num_parameters=1, vocab_size=200, prefill_flops=1, head_flops=1, attention_flops=1)
 WORKLOADS = (Workload("W1", "", (Shape(3, 4),), "decode"), Workload("W2", "", (Shape(3, 4),) * 2))
 
@@ -58,16 +58,20 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     assert not shares
 
 
-def measured(ways: dict[str, str], folder: Path, *, num_rounds: int = 2, num_repeats: int = 0) -> tuple[Findings, str]:
+def measured(
+    ways: dict[str, str], folder: Path, *, num_rounds: int = 2, num_repeats: int = 0, **piece: Any
+) -> tuple[Findings, str]:
     specs = [EngineSpec(name, "f", "float32", "") for name in ways]
     said: list[str] = []
     plan = Plan(
-        specs, folder, 200, WORKLOADS, num_rounds, num_repeats, 2, folder, lambda spec: fake(ways[spec.product])
+        *(specs, folder, 200, WORKLOADS, num_rounds, num_repeats, 2, folder),
+        command=lambda spec: fake(ways[spec.product]),
+        **piece,
     )
     made = Session(plan, MODEL, said.append)
     saved: list[int] = []
     made.measure(lambda findings: saved.append(len(findings.runs)))
-    assert saved == [len(made.findings.runs)]
+    assert max(saved, default=0) == len(made.findings.runs)
     return made.findings, "\n".join(said)
 
 
@@ -77,8 +81,8 @@ def test_engines_take_turns_at_each_workload_and_another_one_begins_in_each_roun
     turns = [(run.round, run.workload, run.engine[0]) for run in findings.runs]
     first, second = ("b", "a"), ("a", "b")
     order = [(1, first), (2, second)]
-    assert turns == [(number, w.name, engine) for number, names in order for w in WORKLOADS for engine in names]
-    assert [run.output_tokens for run in findings.runs] == [4, 4, 8, 8] * 2
+    assert turns == [(number, w.name, engine) for w in WORKLOADS for number, names in order for engine in names]
+    assert [run.output_tokens for run in findings.runs] == [4] * 4 + [8] * 4
     assert [engine.settings for engine in findings.engines] == [{"threads": "2"}] * 2
     assert len(findings.samples) == 2
 
@@ -90,17 +94,26 @@ def test_what_is_missing_breaks_or_is_slow_is_written_down_and_the_others_go_on(
     findings, said = measured(ways, tmp_path)
     rounds = {name: [run.round for run in findings.runs if run.engine == f"{name} f"] for name in ways}
     assert rounds == {
-        "a": [1, 1, 2, 2],
+        "a": [1, 2, 1, 2],
         "absent": [],
         "broken": [],
         "dying": [1],
         "slow": [1, 1],
-        "Octavo": [1, 1, 2, 2],
+        "Octavo": [1, 2, 1, 2],
     }
     assert findings.missing["absent f"] == "no file"
     assert findings.missing["broken f"] == "it ended: the model is broken"
-    assert findings.missing["dying f"].startswith("failed at W2: it ended")
+    assert findings.missing["dying f"].startswith("failed at W1: it ended")
     assert "absent f is left out: no file" in said
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_piece_measures_what_the_result_lacks_until_its_time_is_up(tmp_path: Path) -> None:
+    has = frozenset({("a f", "W1"), ("b f", "W1"), ("b f", "W2")})
+    findings, _ = measured({"a": "", "b": ""}, tmp_path, measured=has)
+    assert [(run.workload, run.engine) for run in findings.runs] == [("W2", "a f")] * 2
+    findings, _ = measured({"a": "", "b": ""}, tmp_path, most_minutes=0)
+    assert (findings.engines, findings.runs) == ([], [])
 
 
 def test_a_run_that_others_disturb_is_repeated_and_the_least_disturbed_one_counts(

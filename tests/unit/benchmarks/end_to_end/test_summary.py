@@ -6,15 +6,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from benchmarks.end_to_end.engines import ROOT
-from benchmarks.end_to_end.model_costs import workload_flops
-from benchmarks.end_to_end.pages import SECTIONS, Section
-from benchmarks.end_to_end.plot import save_plot
-from benchmarks.end_to_end.result import RESULTS, Limits, last_result, read_result, result_name, write_result
-from benchmarks.end_to_end.summary import figure_of, rate, rows
-from benchmarks.end_to_end.tables import comparison, limits_line, machine_line
+from benchmarks.end_to_end.engines import ROOT, workload_flops
+from benchmarks.end_to_end.pages import SECTIONS, Section, save_plot
+from benchmarks.end_to_end.result import RESULTS, Limits, joined, last_result, read_result, result_name, write_result
+from benchmarks.end_to_end.tables import comparison, figure_of, limits_line, machine_line, rate, rows
 from benchmarks.end_to_end.workloads import Shape, Workload, by_name
-from tests.unit.benchmarks.end_to_end.results import MODEL, engine, result, run
+from tests.unit.benchmarks.end_to_end.results import MACHINE, MODEL, engine, result, run
 
 OURS, FAST, SLOW = engine("Octavo", "none"), engine("vLLM", "float32", "float32"), engine("OpenVINO", "x", "float32")
 
@@ -97,6 +94,19 @@ def test_a_result_is_read_as_it_was_written_and_a_field_that_nobody_knows_is_ref
     path.write_text(path.read_text(encoding="utf-8").replace('"num_threads"', '"host_name"'), encoding="utf-8")
     with pytest.raises(ValidationError, match="host_name"):
         read_result(path)
+
+
+def test_a_piece_is_joined_to_a_result_of_the_same_commit_and_machine_only() -> None:
+    first = result([OURS], [run(OURS.name, "W1", 2.0)], missing={FAST.name: "no time", SLOW.name: "no file"})
+    second = result([OURS, FAST], [run(FAST.name, "W1", 3.0)], missing={FAST.name: "failed at W2"})
+    whole = joined(first, second)
+    assert (whole.engines, whole.runs) == ([OURS, FAST], [*first.runs, *second.runs])
+    assert whole.missing == {FAST.name: "failed at W2", SLOW.name: "no file"}
+    assert (whole.minutes, whole.limits.read_gb_per_s) == (2.0, [9.0, 10.0] * 2)
+    with pytest.raises(ValueError, match="the result is of another commit, abc, and this is def"):
+        joined(first, result([OURS], [], commit="def"))
+    with pytest.raises(ValueError, match="the result is of another machine"):
+        joined(first, result([OURS], [], machine=MACHINE.model_copy(update={"cores": 4})))
 
 
 def test_the_picture_is_the_same_for_the_same_result(tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from octavo.bench.config import BenchConfig
-from octavo.bench.lengths import parse_lengths
+from octavo.bench.config import BenchConfig, parse_lengths
 
 
 def bench_config(**fields: Any) -> BenchConfig:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from octavo.bench.arrivals import arrival_times, arrival_times_until
+from octavo.bench.plan import arrival_times, arrival_times_until
 from tests.support.each_row import each_row
 
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.dataset import DatasetEntry, load_dataset
-from octavo.bench.errors import BenchError
+from octavo.bench.config import BenchError
+from octavo.bench.plan import DatasetEntry, load_dataset
 from tests.support.each_row import each_row
 
 

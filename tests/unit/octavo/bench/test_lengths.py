@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from octavo.bench.lengths import parse_lengths
+from octavo.bench.config import parse_lengths
 from tests.support.each_row import each_row
 
 COUNT = 20_000

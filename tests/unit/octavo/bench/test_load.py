@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from octavo.bench.config import BenchConfig
-from octavo.bench.errors import BenchError, RequestFailedError
-from octavo.bench.load import Load, LoadResult
+from octavo.bench.config import BenchConfig, BenchError, RequestFailedError
+from octavo.bench.load import Load, LoadResult, SessionResult
 from octavo.bench.plan import plan_load
-from octavo.bench.progress import shown
 from octavo.bench.record import Outcome, RequestRecord, TargetInfo, TokenUsage
-from octavo.bench.session import SessionResult, run_session
+from octavo.bench.session import run_session, shown
 from tests.support.each_row import each_row
 from tests.unit.octavo.bench.settings import bench_config
 

@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 
-from octavo.bench.errors import RequestFailedError
+from octavo.bench.config import RequestFailedError
 from octavo.bench.openai_stream import StreamReader, error_message, spread
 from octavo.bench.record import RequestRecord
 from tests.support.each_row import each_row

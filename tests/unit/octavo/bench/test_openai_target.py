@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.errors import BenchError
+from octavo.bench.config import BenchError
 from octavo.bench.load import Load
 from octavo.bench.openai_target import OpenAIApi, OpenAITarget, check_url
 from octavo.bench.plan import plan_load

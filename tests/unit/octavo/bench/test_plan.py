@@ -3,10 +3,8 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.dataset import DatasetEntry
-from octavo.bench.errors import BenchError
-from octavo.bench.plan import plan_load, plan_probe, plan_warmup
-from octavo.bench.prompts import WORDS, Prompts, ordinary_token_ids
+from octavo.bench.config import BenchError
+from octavo.bench.plan import WORDS, DatasetEntry, Prompts, ordinary_token_ids, plan_load, plan_probe, plan_warmup
 from octavo.bench.record import PlannedRequest, TargetInfo
 from tests.support.each_row import each_row
 from tests.unit.octavo.bench.settings import bench_config

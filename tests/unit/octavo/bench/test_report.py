@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from octavo.bench.config import BenchConfig
-from octavo.bench.json_report import to_json
-from octavo.bench.load import LoadResult
+from octavo.bench.config import BenchConfig, parse_slo
+from octavo.bench.load import LoadResult, SessionResult
 from octavo.bench.plot import save_plot
 from octavo.bench.record import Outcome, TargetInfo, TokenUsage
-from octavo.bench.report import print_report, warnings
-from octavo.bench.session import SessionResult
-from octavo.bench.slo import parse_slo
+from octavo.bench.report import print_report, to_json, warnings
 from octavo.bench.summary import summarize
 from tests.unit.octavo.bench.records import load_of, record
 from tests.unit.octavo.bench.settings import bench_config

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from octavo.bench.slo import Metric, parse_slo
+from octavo.bench.config import Metric, parse_slo
 from tests.support.each_row import each_row
 
 

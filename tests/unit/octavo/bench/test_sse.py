@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from octavo.bench.sse import SseParser
+from octavo.bench.openai_stream import SseParser
 from tests.support.each_row import each_row
 
 STREAM = (

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from octavo.bench.config import parse_slo
 from octavo.bench.record import Outcome, TokenUsage
-from octavo.bench.slo import parse_slo
 from octavo.bench.summary import distribution, max_running, meets, summarize
 from tests.unit.octavo.bench.records import load_of, record
 

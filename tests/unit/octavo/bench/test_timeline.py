@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from octavo.bench.timeline import make_timeline
+from octavo.bench.summary import make_timeline
 from tests.support.each_row import each_row
 from tests.unit.octavo.bench.records import load_of, record
 

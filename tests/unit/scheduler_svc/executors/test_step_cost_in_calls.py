@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.scheduler_core import limits_for
+from benchmarks.costs.core import limits_for
 from octavo_shared.step_wire.step import SamplingRow, StepResult
 from octavo_shared.step_wire.wire import decode_result, encode_result, encode_step
 from scheduler_svc.core.fleet.fleet import Fleet

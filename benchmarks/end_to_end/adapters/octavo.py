@@ -1,17 +1,27 @@
-"""Octavo as `octavo up` runs it: client (this process), scheduler and executor, joined by gRPC."""
+"""Octavo as `octavo up` runs it, and without its stack."""
 
 import asyncio
 import time
 from importlib.metadata import version
 
-from benchmarks.end_to_end.adapters.interface import Description, Engine, Generation, Options
+import numpy as np
+
+from benchmarks.end_to_end.adapters.interface import Description, Generation, Options
 from benchmarks.end_to_end.engines import IN_BFLOAT16
 from benchmarks.end_to_end.workloads import Request
+from benchmarks.gpu.engine import InProcessEngine, Prompt
+from executor_svc.worker.interface import Worker
+from executor_svc.worker.loading import load_worker
 from octavo.client import Client
 from octavo.local.options import LocalOptions
 from octavo.local.services import LocalServices
 from octavo.values.outputs import Delta
 from octavo.values.sampling_params import SamplingParams
+from octavo_shared.process.garbage_collection import settle
+from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.engine.tenants import Tenants
+from scheduler_svc.executors.serving_limits import serving_limits
+from scheduler_svc.processes.service import engine_settings
 
 
 def settings_of(options: Options) -> dict[str, object]:
@@ -84,6 +94,43 @@ class OctavoStack:
             await self._services.stop()
 
 
-def make_engine(options: Options) -> Engine:
-    """Return the engine."""
-    return OctavoStack(options)
+class OctavoCore:
+    """Octavo without its stack: the scheduler's core and the executor's worker in one loop, in this process.
+
+    Both are those of the services, with the same settings. There is no gRPC, no second process, no text and no stream.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._engine: InProcessEngine | None = None
+
+    def start(self) -> Description:
+        """Load the model."""
+        settings = settings_of(self._options)
+        local = LocalOptions(self._options.model, settings)
+        scheduler = engine_settings(local.scheduler.config, Tenants())
+        self._engine = bare_loop(load_worker(local.executor.config), scheduler)
+        settle()
+        told = {name: str(value) for name, value in settings.items()}
+        return Description({name: version(name) for name in ("octavo", "torch")}, told)
+
+    def generate(self, requests: list[Request]) -> Generation:
+        """Compute all requests."""
+        assert self._engine is not None, "start() comes first"
+        return generate_alone(self._engine, requests)
+
+    def stop(self) -> None:
+        """Nothing was started."""
+
+
+def bare_loop(worker: Worker, settings: EngineSettings) -> InProcessEngine:
+    """Return a loop that decides a step, executes it, and gives its result back to the core."""
+    worker.reset()
+    return InProcessEngine(worker, num_steps_in_flight=1, limits=serving_limits(worker.info, settings.planner))
+
+
+def generate_alone(engine: InProcessEngine, requests: list[Request]) -> Generation:
+    """Compute requests that arrive at once."""
+    run = engine.generate([Prompt(np.array(request.prompt, np.int32), request.output_tokens) for request in requests])
+    first_token_s = [answer.first_token_s for answer in run.answers]
+    return Generation(run.wall_s, first_token_s, [len(output) for output in run.outputs], run.outputs)
