@@ -66,7 +66,7 @@ test: $(INSTALLED)
 	$(BIN)/octavo model prepare smollm2
 	ignored=$$($(SUITES_OF_TESTS) --ignore) && $(PYTEST) -m $(QUICK) $$ignored
 
-# SUITES="tls docs": some of those that `make test` leaves out (tests/suites.py).
+# SUITES="tls docs": some of those that `make test` leaves out (tests/suites.toml).
 test-suites: $(INSTALLED) $(if $(filter monitoring,$(SUITES)),monitoring-tools) $(if $(filter page,$(SUITES)),browser)
 	$(BIN)/octavo model prepare smollm2
 	paths=$$($(SUITES_OF_TESTS) --paths $(SUITES)) && $(PYTEST) -m $(QUICK) $$paths

@@ -1,4 +1,4 @@
-"""Suites that `make test` leaves out: what each runs, and the files whose change concerns it.
+"""Suites that `make test` leaves out; suites.toml has what each runs, and the files whose change concerns it.
 
 `make test-all` runs all of them, and `.ci/run` those that a change since the commit in `.ci/base` concerns.
 
@@ -9,127 +9,39 @@
 """
 
 import argparse
-import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
-from fnmatch import fnmatch
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).parents[1]
-# Concern every suite: versions of libraries, and the set-up of pytest.
-SHARED = ("constraints.txt", "tests/conftest.py", "tests/suites.py")
-SETTINGS = ("scheduler_svc/config/*", "executor_svc/config.py", "shared/octavo_shared/process/*config.py")
 
 
 class Suite(NamedTuple):
-    """A suite: files and folders of tests, and patterns of what it tests; `*` matches `/` too."""
+    """A suite: files and folders of tests, and patterns of files whose change concerns it."""
 
     tests: tuple[str, ...]
     sources: tuple[str, ...]
 
 
+IMPORT = re.compile(r"^ *from (tests[.\w]*) import (\([^)]*\)|.*)", re.MULTILINE)
+TABLE = tomllib.loads((REPOSITORY / "tests/suites.toml").read_text(encoding="utf-8"))
+SHARED = TABLE["shared"].split()
 SUITES = {
-    "docs": Suite(
-        tests=(
-            "tests/docs/test_agents.py",
-            "tests/docs/test_cookbook.py",
-            "tests/docs/test_python_client_page.py",
-            "tests/docs/test_site.py",
-        ),
-        sources=("*.md", "docs/*", "octavo/*", "protos/*", "scheduler_svc/front/*", "executor_svc/fake/*", *SETTINGS),
-    ),
-    "page": Suite(
-        tests=("tests/page",),
-        sources=("scheduler_svc/admin/*", "scheduler_svc/http/*", "octavo/admin/*", "octavo/top/*"),
-    ),
-    "k8s": Suite(tests=("tests/k8s", "tests/cluster"), sources=("k8s/*", "images/*", *SETTINGS)),
-    "monitoring": Suite(
-        tests=("tests/monitoring",),
-        sources=(
-            "k8s/components/monitoring/*",
-            "scheduler_svc/telemetry/*",
-            "scheduler_svc/*me[tr][er]*.py",
-            "executor_svc/service/*me[tr][er]*.py",
-            "shared/octavo_shared/*metric*.py",
-            "shared/octavo_shared/process/histogram.py",
-            "docs/tools/*",
-        ),
-    ),
-    "packaging": Suite(
-        tests=("tests/packaging",),
-        sources=(
-            "pyproject.toml",
-            "install.sh",
-            "Makefile",
-            "images/*",
-            "CHANGELOG.md",
-            "README.md",
-            "docs/releasing.md",
-            "docs/upgrades.md",
-            "octavo/__init__.py",
-        ),
-    ),
-    "skew": Suite(
-        tests=("tests/skew",),
-        sources=(
-            "protos/*",
-            "shared/octavo_shared/step_wire/*",
-            "shared/octavo_shared/grpc/*",
-            "scheduler_svc/link/*",
-            "scheduler_svc/executors/*",
-            "scheduler_svc/processes/*",
-            "scheduler_svc/front/api/*",
-            "executor_svc/service/*",
-            "executor_svc/fake/*",
-            "octavo/calls/*",
-            "octavo/values/*",
-            "octavo/*client.py",
-        ),
-    ),
-    "tls": Suite(
-        tests=("tests/tls",),
-        sources=(
-            "shared/octavo_shared/grpc/*",
-            "scheduler_svc/*tls*.py",
-            "scheduler_svc/http/*",
-            "scheduler_svc/front/access/*",
-            "scheduler_svc/admin/http/*",
-            "scheduler_svc/link/*",
-            "scheduler_svc/processes/*",
-            "scheduler_svc/executors/client.py",
-            "executor_svc/service/process.py",
-            "octavo/calls/*",
-            "octavo/values/*",
-            "octavo/*client.py",
-            *SETTINGS,
-        ),
-    ),
-    "kernels": Suite(
-        tests=("tests/kernels", "tests/device", "tests/contract_attention"),
-        sources=(
-            "executor_svc/triton_kernels/*",
-            "executor_svc/attention/*",
-            "executor_svc/cache/*",
-            "executor_svc/sampler/*",
-            "executor_svc/models/*dense.py",
-            "executor_svc/numerics/triton_code.py",
-            "benchmarks/gpu/*",
-        ),
-    ),
-    "tracing": Suite(
-        tests=("tests/tracing",),
-        sources=("*tracing.py", "executor_svc/service/traced_worker.py", "executor_svc/fake/spans.py"),
-    ),
-    "benchmarks": Suite(tests=("tests/unit/benchmarks",), sources=("benchmarks/*",)),
+    name: Suite(tuple(row["tests"].split()), tuple(row["sources"].split())) for name, row in TABLE["suites"].items()
 }
 
 
 def matches(path: str, patterns: Iterable[str]) -> bool:
     """Whether a pattern names a file, or a folder above it."""
-    return any(fnmatch(path, pattern) or path.startswith(f"{pattern}/") for pattern in patterns)
+    return any(
+        path == pattern or path.startswith(f"{pattern}/") or ("*" in pattern and PurePosixPath(path).match(pattern))
+        for pattern in patterns
+    )
 
 
 @cache
@@ -139,13 +51,12 @@ def imported_tests(suite: Suite) -> set[str]:
     roots = [REPOSITORY / path for path in suite.tests]
     queue = [file for root in roots for file in (root.rglob("*.py") if root.is_dir() else [root])]
     while queue:
-        for node in ast.walk(ast.parse(queue.pop().read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tests":
-                for module in (f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)):
-                    path = module.replace(".", "/") + ".py"
-                    if path not in found and (REPOSITORY / path).is_file():
-                        found.add(path)
-                        queue.append(REPOSITORY / path)
+        for package, names in IMPORT.findall(queue.pop().read_text(encoding="utf-8")):
+            for module in (package, *(f"{package}.{name}" for name in re.findall(r"\w+", names))):
+                path = module.replace(".", "/") + ".py"
+                if path not in found and (REPOSITORY / path).is_file():
+                    found.add(path)
+                    queue.append(REPOSITORY / path)
     return found
 
 
