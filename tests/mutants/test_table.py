@@ -40,6 +40,7 @@ def test_a_row_fits_the_code_and_names_tests_that_exist(mutant: Mutant) -> None:
     assert not names or names[-1] in tests, f"{path} has no {names[-1]}"
 
 
+@pytest.mark.slow
 def test_c_compiles_with_all_mutants_at_once(tmp_path: Path) -> None:
     try:
         build_library(cache_directory())
