@@ -11,15 +11,18 @@ TOOLS := $(VENV)/tools
 TEST_WORKERS ?= 2
 # Files go out in the order of collection: the small ones of tests/unit come last, so that both workers end together.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+QUICK := "not slow and not further_case and not gpu"
+SUITES_OF_TESTS := $(BIN)/python -m tests.suites
 # The suite starts hundreds of processes; each would compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo dev test test-all check protos baseline record-release models bench bench-peers bench-pages bench-core gpu-check mutants chaos coverage resolve-check pythons strangers checkov k8s-check cluster-test monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
+.PHONY: help demo dev test test-suites test-all check protos baseline record-release models bench bench-peers bench-pages bench-core gpu-check mutants chaos coverage resolve-check pythons strangers checkov k8s-check cluster-test monitoring-tools monitoring-check browser pictures docs docs-reference images wheels clean
 
 help:
 	@echo "make demo      a real model answers, and an executor is killed in the middle of it"
 	@echo "make dev       install everything: what make test needs, grpcurl"
 	@echo "make test      the quick suite (5 minutes on 2 cores)"
+	@echo "make test-suites the suites that make test leaves out, as SUITES='tls docs'; python -m tests.suites names all"
 	@echo "make test-all  every test"
 	@echo "make check     format, lint, types, import contracts, protos, packages (a minute)"
 	@echo "make resolve-check the packages that others get fit each other: pins and ranges, every Python and platform"
@@ -59,9 +62,14 @@ demo: $(RUNTIME)
 
 dev: $(INSTALLED)
 
-test: $(INSTALLED) monitoring-tools browser
+test: $(INSTALLED)
 	$(BIN)/octavo model prepare smollm2
-	$(PYTEST) -m "not slow and not further_case and not gpu"
+	ignored=$$($(SUITES_OF_TESTS) --ignore) && $(PYTEST) -m $(QUICK) $$ignored
+
+# SUITES="tls docs": some of those that `make test` leaves out (tests/suites.toml).
+test-suites: $(INSTALLED) $(if $(filter monitoring,$(SUITES)),monitoring-tools) $(if $(filter page,$(SUITES)),browser)
+	$(BIN)/octavo model prepare smollm2
+	paths=$$($(SUITES_OF_TESTS) --paths $(SUITES)) && $(PYTEST) -m $(QUICK) $$paths
 
 test-all: $(INSTALLED) monitoring-tools browser
 	$(BIN)/octavo model prepare smollm2
@@ -178,7 +186,7 @@ $(CHECKOV):
 	$(PYTHON) -m venv .venv-checkov
 	.venv-checkov/bin/python -m pip install --quiet 'checkov>=3.3,<4'
 
-# What `make test` leaves out of the checks of the manifests.
+# What tests/k8s leaves out of the checks of the manifests.
 checkov: $(INSTALLED) $(CHECKOV)
 	$(BIN)/python -m tests.k8s.checkov_check $(CHECKOV)
 

@@ -1,12 +1,8 @@
 """What `tests.support.each_row` makes of a test."""
 
-from types import FunctionType
-from typing import Any
-
 import pytest
 
 from tests.support.each_row import each_row
-from tests.support.large_tables import SMALL, TESTS, step_of
 
 
 @each_row((1, 1), (2, 3), (4, 5), (6, 6))
@@ -48,16 +44,3 @@ def test_a_table_without_rows_is_refused() -> None:
 def test_fixtures_are_the_same_for_every_row(number: int, *, capsys: pytest.CaptureFixture[str]) -> None:
     print(number)
     assert capsys.readouterr().out == f"{number}\n"
-
-
-def test_of_a_large_table_in_an_area_a_step_is_quick_and_the_other_rows_are_further() -> None:
-    def test_of_numbers(number: int) -> None:
-        pass
-
-    elsewhere = {"__file__": str(TESTS / "numerics/test_tables.py")}
-    marked: Any = each_row(*range(SMALL + 1))(FunctionType(test_of_numbers.__code__, elsewhere))
-    [parts] = [mark.args[1] for mark in marked.pytestmark]
-    quick, further = ([number for (number,) in part.values[0]] for part in parts)
-    assert quick == list(range(0, SMALL + 1, step_of(SMALL + 1)))
-    assert sorted(quick + further) == list(range(SMALL + 1))
-    assert [mark.name for part in parts for mark in part.marks] == ["further_case"]

@@ -163,12 +163,3 @@ def test_variables_of_the_services_exist(page: str) -> None:
     pattern = rf"\bOCTAVO_(?:{'|'.join(services)})_[A-Z0-9_]+\b".upper()
     text = (REPOSITORY / page).read_text(encoding="utf-8")
     assert {name for name in re.findall(pattern, text) if not name.endswith("_X_Y")} - known == set()
-
-
-def test_wrong_command_lines_are_noticed() -> None:
-    assert "No such option" in mistake(["octavo", "generate", "Hi", "--temprature", "0"])
-    assert "no command" in mistake(["octavo", "generatte", "Hi"])
-    assert "not a flag" in mistake(["python", "-m", "scheduler_svc", "--polcy", "fcfs"])
-    assert "must be" in mistake(["python", "-m", "executor_svc.fake", "--step-ms", "-1"])
-    assert unknown_flags(["octavo", "up", "--modle", "x"]) == ["--modle"]
-    assert unknown_flags(["python", "-m", "executor_svc", "--modle", "x"]) == ["--modle"]

@@ -1,35 +1,12 @@
 """The reference pages are what the code says."""
 
 import re
-import shutil
-import sys
-from pathlib import Path
 
 import pytest
 
 from docs.tools import configuration, reference
 from octavo_shared.process.config import load_config
 from octavo_shared.process.service_config import ServiceConfig
-
-
-def test_no_page_is_stale() -> None:
-    assert [path.name for path in reference.stale_pages()] == [], "run `make docs-reference`"
-
-
-@pytest.mark.parametrize("name", reference.PAGES)
-def test_a_page_that_is_behind_the_code_is_noticed_and_written_anew(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for page in reference.PAGES:
-        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(reference.REPOSITORY / page, tmp_path / page)
-    monkeypatch.setattr(reference, "REPOSITORY", tmp_path)
-    current = (tmp_path / name).read_text(encoding="utf-8")
-    (tmp_path / name).write_text(re.sub(r"(requests?|services?)\b", "jobs", current), encoding="utf-8")
-
-    monkeypatch.setattr(sys, "argv", ["reference", "--check"])
-    assert reference.main() == 1
-    assert str(tmp_path / name) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("config_class", configuration.CONFIG_CLASSES, ids=lambda config_class: config_class.service)

@@ -235,7 +235,7 @@ async def test_a_full_queue_says_when_to_retry(stand_in: StandIn) -> None:
 async def test_each_failure_is_one_error_of_the_tree(
     wish: str, expected: type[Exception], *, stand_in: StandIn
 ) -> None:
-    async with Client(stand_in.address) as client:
+    async with Client(stand_in.address, resume_timeout_s=0) as client:
         with pytest.raises(expected) as caught:
             await client.generate(wish)
     assert type(caught.value) is expected
