@@ -333,7 +333,7 @@ def spread(loop: OpenLoop) -> tuple[list[int], float, int]:
         cores.run(arrival_us, arrival_us)
         groups.append(cores.come(loop.output_tokens))
         cores.run(arrival_us, arrival_us + 1e6 / loop.requests_per_s)
-        num_running += [core.num_rows for core in cores.all]
+        num_running += [core.batch.num_rows for core in cores.all]
     names = [group.placed.executor for group in groups if group.placed is not None]
     num_placed = [names.count(core.name) for core in cores.all]
     return num_placed, float(num_running.max() / num_running.mean()), cores.num_computed

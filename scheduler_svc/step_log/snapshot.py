@@ -34,7 +34,8 @@ from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.step_log import decoding, state
 from scheduler_svc.step_log.masking import MASKED_ERROR, TokenMask
 from scheduler_svc.step_log.replayed_fleet import ReplayedFleet
-from scheduler_svc.step_log.state import Masks, SnapshotError, StateReader, StateWriter
+from scheduler_svc.step_log.state import Masks, StateReader, StateWriter
+from scheduler_svc.step_log.state import SnapshotError as SnapshotError
 
 # That one row of a step is answered with, and all that a step is answered with, at most.
 MAX_CANDIDATES = 2**16
@@ -151,8 +152,8 @@ def _check_value(value: Any) -> None:
         counted = [(counts, value.max_model_len) for counts in lengths]
         counted += [(group.counts, group.block_ids.shape[1]) for group in value.groups]
         counted += [(value.allowance, MAX_ALLOWANCE)]
-        asked = value.num_prompt_logprobs, value.num_logprobs, value.num_candidates
-        too_many = any(counts.max() > MAX_CANDIDATES for counts in asked)
+        numbers = value.num_prompt_logprobs, value.num_logprobs, value.num_candidates
+        too_many = any(counts.max() > MAX_CANDIDATES for counts in numbers)
         if too_many or any(counts.min() < 0 or counts.max() > most for counts, most in counted):
             raise SnapshotError("a slot has more tokens, blocks or candidates than it can have, or less than none")
         for group in value.groups:

@@ -51,7 +51,7 @@ _CONTAINERS: tuple[type, ...] = (
     *(collections.OrderedDict, collections.Counter, bytearray, np.ndarray),
 )
 # What is not written: see above.
-_MADE_ANEW = (CoreLimits, ExecutorInfo, BlockHasher, FcfsPolicy, PriorityPolicy, Callable)
+_MADE_ANEW: tuple[Any, ...] = (CoreLimits, ExecutorInfo, BlockHasher, FcfsPolicy, PriorityPolicy, Callable)
 # Attributes that are sets of planners; other planners are made anew.
 _SETS_OF_PLANNERS = ("bit", "_bits")
 # Arrays of which each row is garbage behind some length, and the attribute with these lengths.
@@ -66,8 +66,8 @@ _MAX_RAGGED = 2**36
 _GROWTH = 4
 
 _Array: TypeAlias = npt.NDArray[Any]
-# What becomes of an attribute before it is written, by class and name.
-Masks: TypeAlias = Mapping[type, Mapping[str, Callable[[Any], Any]]]
+# What becomes of an attribute before it is written, by class and name: called with the object, and the value.
+Masks: TypeAlias = Mapping[type, Mapping[str, Callable[[Any, Any], Any]]]
 
 
 class SnapshotError(Exception):
@@ -88,7 +88,7 @@ def _classes() -> dict[str, type]:
 
 
 @functools.cache
-def _slots_of(kind: type) -> tuple[str, ...]:
+def _slots_of(kind: Any) -> tuple[str, ...]:
     slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
     names = [name for of_base in slots for name in ((of_base,) if isinstance(of_base, str) else of_base)]
     return tuple(name for name in names if not name.startswith("__"))
@@ -96,7 +96,8 @@ def _slots_of(kind: type) -> tuple[str, ...]:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Return the attributes that an object has."""
-    slots = {name: getattr(value, name) for name in _slots_of(type(value)) if hasattr(value, name)}
+    kind: Any = type(value)
+    slots = {name: getattr(value, name) for name in _slots_of(kind) if hasattr(value, name)}
     return {**slots, **getattr(value, "__dict__", {})}
 
 
@@ -391,7 +392,8 @@ class StateReader:
             single = [names[start : start + BLOCK_NAME_BYTES] for start in range(0, len(names), BLOCK_NAME_BYTES)]
             return [b"" if name == _NO_NAME else name for name in single]
         if tag == "ints":
-            return np.frombuffer(self._bytes.take(*rest), "<i8").tolist()
+            integers: list[Any] = np.frombuffer(self._bytes.take(*rest), "<i8").tolist()
+            return integers
         return list(map(self._value, rest))
 
 
@@ -441,7 +443,7 @@ def complete(made: list[Any], read: list[Any]) -> None:
             if isinstance(value, _MADE_ANEW):
                 object.__setattr__(found, name, value)
                 continue
-            other = getattr(found, name, None)
+            other: Any = getattr(found, name, None)
             inner = [(value, other)] if _is_object(value) or isinstance(value, np.ndarray) else []
             if isinstance(value, list | tuple) and any(map(_is_object, value)) and type(other) is type(value):
                 inner = list(zip(value, other, strict=True))

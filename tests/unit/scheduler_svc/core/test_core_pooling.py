@@ -155,9 +155,8 @@ def test_a_text_is_neither_preempted_nor_given_away() -> None:
 
 
 def test_a_swapped_group_comes_back_beside_texts_as_if_nobody_ran() -> None:
-    swaps = {"num_host_blocks": 8, "preemption_mode": PreemptionMode.SWAP}
     bench = bench_with(
-        replace(limits(), num_blocks=6, watermark=0.5, **swaps),
+        replace(limits(), num_blocks=6, watermark=0.5, num_host_blocks=8, preemption_mode=PreemptionMode.SWAP),
         group(0, 3, max_tokens(20)),
         group(1, 3, max_tokens(20)),
     )

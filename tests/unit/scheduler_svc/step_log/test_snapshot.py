@@ -57,7 +57,7 @@ def dumps_under(permutation: npt.NDArray[np.int32], *, is_masked: bool) -> list[
             vocab_size=VOCAB, eos_token_ids=eos_token_ids, budget=16, blocks=9, host_blocks=host_blocks,
             preemption_mode=mode, prefix_caching=True,
         )  # fmt: skip
-        limits = replace(limits, pooling_tasks=frozenset([PoolingTask.EMBED]), embedding_size=3)
+        limits = replace(limits, pooling_tasks=(PoolingTask.EMBED,), embedding_size=3)
         members.append((fleet.join(limits, 1), ToyExecutor(limits, hashed_next_token(VOCAB - 8))))
     for arrival in range(13):
         fleet.add(described(arrival, names))
