@@ -71,8 +71,8 @@ class TorchWorker:
     ) -> None:
         self._info = info
         self._lay_out = lay_out
-        self._uses_groups = False
-        self._runner, self._cache_engine = lay_out(False)
+        self._uses_groups = bool(info.cache_groups)  # as a scheduler of this release agrees, so that Attach finds it so
+        self._runner, self._cache_engine = lay_out(self._uses_groups)
         self._last_tokens = last_tokens
         self._sampler = sampler
         self._tokenizer_files = tokenizer_files
@@ -82,7 +82,7 @@ class TorchWorker:
         self._pooler = pooler  # None: it computes no vectors
         self._rows = RowLookup()
         self._unrecorded: deque[LaunchedStep] = deque()  # their tokens are UNKNOWN_TOKEN in the table
-        self.reset()
+        self.reset(uses_groups=self._uses_groups)
 
     @property
     def info(self) -> ExecutorInfo:

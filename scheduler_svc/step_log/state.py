@@ -315,7 +315,7 @@ class StateReader:
             if isinstance(value, set):
                 value.update(self._items(row[1]))
             else:
-                dict.update(value, zip(self._items(row[1]), self._items(row[2]), strict=True))  # a Counter's own adds
+                value.update(dict(zip(self._items(row[1]), self._items(row[2]), strict=True)))  # a Counter counts pairs
         return self.objects[0]
 
     def _empty(self, row: list[Any]) -> Any:

@@ -49,6 +49,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
             worker = load_worker(ExecutorConfig(model=str(tmp_path), **{**config, **settings}))
         assert isinstance(worker, TorchWorker)
         assert isinstance(worker._runner, NativeRunner) is not is_composed
+        worker.reset()  # one table for all layers
         return StepDriver(worker)
 
     return loaded

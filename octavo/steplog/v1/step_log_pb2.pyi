@@ -104,8 +104,8 @@ Global___LogHeader: _TypeAlias = LogHeader  # noqa: Y015
 
 @_typing.final
 class Snapshot(_message.Message):
-    """Snapshot is what a fleet holds whose cores are those of the header. `scheduler_svc/step_log/state_codec.py` says how
-    values are written, and `state_fields.py` which ones.
+    """Snapshot is what a fleet holds whose cores are those of the header. `scheduler_svc/step_log/state.py` says how it
+    is written.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -114,7 +114,9 @@ class Snapshot(_message.Message):
     ARRAYS_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
     rows: _builtins.str
-    """The rows of objects, as JSON: the class of each by its number, then the values of each."""
+    """The rows of objects, as JSON: classes with their attributes, then for each object the number of its class and its
+    values.
+    """
     arrays: _builtins.bytes
     """All arrays, one after the other."""
     names: _builtins.bytes
