@@ -47,7 +47,7 @@ from executor_svc.numerics.probe import probe_bits
 from executor_svc.numerics.probe_file_formats import probe_file_format
 from executor_svc.numerics.triton_code import triton_parts
 from executor_svc.sampler.sampler import Sampler
-from octavo.values.sampling_parameters import Stage, of_stage
+from octavo.values.sampling_params_table import Stage, of_stage
 from octavo_shared.process.events import Event
 
 REVISION = 1

@@ -11,7 +11,7 @@ from executor_svc.device.transfer import to_device
 from executor_svc.sampler.drawing import Draws
 from executor_svc.sampler.filters import MIN_TEMPERATURE, SamplingRows
 from executor_svc.triton_kernels.sampling import sample_rows
-from octavo.values.sampling_parameters import Stage, of_stage
+from octavo.values.sampling_params_table import Stage, of_stage
 from octavo_shared.step_wire.step import Int32Array
 
 MAX_VOCAB_SIZE = 2**20

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from octavo.values.sampling_parameters import NO_LOGPROBS, Stage, of_stage
+from octavo.values.sampling_params_table import NO_LOGPROBS, Stage, of_stage
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import BoolArray, Int32Array
 from octavo_shared.step_wire.table_columns import NO_GRAMMAR

@@ -265,7 +265,7 @@ def sample_rows(
         row_stride: In elements.
         size: Of the vocabulary, up to 2**20.
         numbers: [num_samples, num_numbers] float32: temperature (0: greedy), top_p, logarithm of min_p, typical_p;
-            the order is that of octavo/values/sampling_parameters.py.
+            the order is that of octavo/values/sampling_params_table.py.
         num_numbers: Of a row.
         limits: [num_samples, 2] int32: the row of `logits`, top_k (0: off).
         draws: [num_samples] float64, from 0 to below 1.

@@ -13,8 +13,8 @@ from octavo.client import DEFAULT_ADDRESS
 from octavo.commands.flag_names import in_flags
 from octavo.errors import InvalidRequestError
 from octavo.values.address import port_trouble, target_trouble
-from octavo.values.sampling_parameters import BY_NAME, SAMPLING_PARAMETERS
 from octavo.values.sampling_params import EarlyStopping, SamplingParams
+from octavo.values.sampling_params_table import BY_NAME, SAMPLING_PARAMS
 
 _R = TypeVar("_R")
 
@@ -135,7 +135,7 @@ OF_ONE_COMMAND = ("n", "logprobs", "prompt_logprobs")
 _SAMPLING_OPTIONS = (
     *(
         number_option(parameter.name)
-        for parameter in SAMPLING_PARAMETERS
+        for parameter in SAMPLING_PARAMS
         if parameter.is_public and parameter.name not in OF_ONE_COMMAND
     ),
     click.option(

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypedDict
 
 from octavo.errors import InternalError, OctavoError
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
-from octavo.values.sampling_parameters import BY_NAME
 from octavo.values.sampling_params import SamplingParams
+from octavo.values.sampling_params_table import BY_NAME
 
 
 class TextPart(TypedDict):

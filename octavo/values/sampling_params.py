@@ -18,7 +18,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_pb2
 from octavo.values.sampling_numbers import SamplingNumbers
-from octavo.values.sampling_parameters import BY_NAME, UINT32_MAX
+from octavo.values.sampling_params_table import BY_NAME, UINT32_MAX
 from octavo.values.wording import did_you_mean, kind_of
 
 _Class = TypeVar("_Class")

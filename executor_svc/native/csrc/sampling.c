@@ -12,7 +12,7 @@
 #define MIN_TEMPERATURE 1e-6f  // MIN_TEMPERATURE of filters.py
 #define MARGIN 0.5             // bounds of probabilities are so much lower than they need be, so that rounding is safe
 
-// How a token is chosen from a row of scores: the filters of octavo/values/sampling_parameters.py, in its order.
+// How a token is chosen from a row of scores: the filters of octavo/values/sampling_params_table.py, in its order.
 typedef struct {
     int64_t row;
     int64_t processing;  // which of the records; -1: nothing changes the row
