@@ -65,7 +65,7 @@ class _LateGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the words call; of one that there is not, name the nearest."""
+        """Return the command that the words call; if there is none, name the nearest."""
         if args[0] not in _COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             if here := command_here(args[0]):
                 ctx.fail(f"No such command {args[0]!r}; in Octavo it is {here}")

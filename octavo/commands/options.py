@@ -1,4 +1,4 @@
-"""Options that several commands share: the scheduler's address, sampling, whose request."""
+"""Options that several commands share: the scheduler's address, sampling, tenant and priority."""
 
 import functools
 import math
@@ -247,5 +247,5 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., _R]], 
 
 
 def is_on_command_line(context: click.Context, name: str) -> bool:
-    """Return whether somebody gave a parameter as a flag, and not by a variable or not at all."""
+    """Return whether a parameter was given as a flag, and not by a variable or not at all."""
     return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
