@@ -1,7 +1,7 @@
 """The choice of an attention backend: by name, or the best that can run the model.
 
 `--attention-backend auto` takes, on a CUDA device, flash-attn 3 where it is installed, else our Triton kernels, else
-plain torch. flash-attn 2 and xformers are for those who ask for them: a prefix is shared in whole blocks, and their
+plain torch. flash-attn 2 and xformers are used only by name: a prefix is shared in whole blocks, and their
 blocks of 256 and 64 tokens cost hits. On a CPU there are the C library, which `cpu_kernels` decides on
 (`executor_svc/models/kernels.py`), and plain torch.
 """

@@ -1,6 +1,6 @@
 """The paged KV cache: one pool of keys and one of values a layer, a host pool, and moves between blocks.
 
-Which block belongs to whom is the scheduler's business; this module only moves them.
+The scheduler decides which sequence has which block; this module only moves them.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What a model's generation_config.json says of sampling: the defaults of requests that do not say it themselves."""
+"""What a model's generation_config.json says of sampling: the defaults of requests that do not set it."""
 
 import logging
 from collections.abc import Mapping

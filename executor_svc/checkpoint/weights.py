@@ -133,7 +133,7 @@ class Checkpoint:
         return found
 
     def matrix_formats(self, besides: Iterable[str] = ()) -> set[str]:
-        """Return the number formats in which matrices are stored, but for those of some names; see `number_formats`."""
+        """Return the number formats in which matrices are stored, except some names; see `number_formats`."""
         found = set()
         besides = {self._stored(name) for name in besides}
         for path, names in self._names_by_file():

@@ -22,11 +22,11 @@ from typing import Self
 
 from octavo_shared.errors import ModelLoadError
 
-# A tensor's digest is that of the digests of its pieces, so that several threads can work on one. Another size is
-# another digest.
+# A tensor's digest is made of the digests of its pieces, so that several threads can work on one. Another piece size
+# gives another digest.
 PIECE_BYTES = 16 * 2**20
 
-# Above the speed of most disks; each takes a core from those that convert weights.
+# Above the speed of most disks; each thread takes a core from the conversion of weights.
 NUM_THREADS = 2
 
 # What is read at once: it stays in the processor's cache until it is hashed.

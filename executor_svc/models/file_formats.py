@@ -60,7 +60,7 @@ LONG_INPUTS: Final = {*FLOATS} | {kind for kind, holders in HOLDERS.items() if s
 
 
 class FileFormats:
-    """The number formats of a GGUF checkpoint: those of a matrix by the names of its tensors.
+    """The number formats of a GGUF checkpoint: the formats of a matrix by the names of its tensors.
 
     Args:
         checkpoint: The weights.

@@ -35,7 +35,7 @@ class QuantizedLinear:
     Parts of different number formats must take the same inputs.
 
     The weight is restored in each call, which saves memory and costs much time: the reference of the kernels in C, and
-    what serves without them for those who ask for it.
+    what `--cpu-kernels torch` serves with.
     """
 
     def __init__(

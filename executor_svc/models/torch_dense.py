@@ -152,7 +152,7 @@ class TorchEmbedding:
         return residual if weights.norm is None else weights.norm(residual)
 
     def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the tokens: each rank has those of its part of the vocabulary."""
+        """Return the rows of the tokens: each rank has the rows of its part of the vocabulary."""
         tokens = self.weights.tokens
         if self.group.size == 1:
             return tokens.rows(token_ids).to(self.dtype)

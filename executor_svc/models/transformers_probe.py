@@ -50,7 +50,7 @@ def probe_attention(model: Any, base: Any, hook: AttentionHook) -> AttentionFact
     try:
         with hook.handled_by(recorder):
             base(input_ids=probe_tokens(model)[None], position_ids=positions[None], use_cache=False)
-    except Exception as error:  # code of others, which fails with many types
+    except Exception as error:  # foreign code, which fails with many types
         raise refusal(architecture, _why_it_failed(model, error)) from error
     try:
         return _facts(recorder.calls, model.config)

@@ -98,7 +98,7 @@ class NativeLibrary:
             matrix: In a format of integers.
             first_row: Where they begin.
             blocks: Rows of blocks, [num_rows, num_bytes] uint8.
-            block_type: What a block is, by ggml's numbers; one that blocks.c knows.
+            block_type: What a block is, by ggml's numbers; blocks.c has to know it.
             order: Which of the rows to take, in this order, int64; None: all.
         """
         num_rows = len(blocks) if order is None else len(order)

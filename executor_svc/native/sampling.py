@@ -161,7 +161,7 @@ class NativeSampling:
     ) -> tuple[Float32Array, Int32Array, Float32Array]:
         """Return the log-probability of a token in each of some rows, and the likeliest tokens with theirs.
 
-        All those of a row that is not finite are NaN.
+        In a row that is not finite all of them are NaN.
 
         Args:
             logits: See the class.

@@ -151,7 +151,7 @@ def assemble_worker(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What workers are made of: one to measure what steps take, then the one that serves."""
+    """Makes workers: one to measure what steps take, then the one that serves."""
 
     chosen: ChosenModel
     identity: ModelIdentity

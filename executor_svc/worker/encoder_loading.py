@@ -30,12 +30,12 @@ from octavo_shared.process.events import Event
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import PoolingTask
 
-# Raised by hand when an output is another one, and no other part of the numerics id says so.
+# Raised by hand when outputs change and no other part of the numerics id does.
 REVISION = 1
 
 _logger = logging.getLogger(__name__)
 
-# What a step's texts take of a block table, which they have not.
+# The blocks of a step's texts in a block table: they have none.
 _BLOCK_SIZE = 16
 
 # As sentence-transformers pools where nothing is said.

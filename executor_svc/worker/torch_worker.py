@@ -237,7 +237,7 @@ class TorchWorker:
         return answer
 
     def _record(self, launched: LaunchedStep) -> None:
-        """Write the tokens of a step, and of those before it, into the table, if they are not there yet."""
+        """Write the tokens of a step, and of earlier ones, into the table, if they are not there yet."""
         while self._unrecorded and not launched.is_recorded:
             first = self._unrecorded.popleft()
             first.is_recorded = True

@@ -18,7 +18,7 @@ typedef struct {
     float frequency_penalty;   // 0: off
 } Processing;
 
-// What belongs to the rows of a call, one after the other.
+// The lists of the rows of a call, one row after the other.
 typedef struct {
     const int32_t *histories;
     const uint8_t *masks;  // a bit for each token, the lowest first

@@ -1,4 +1,4 @@
-// Rows in codes: what products with quantized weights take.
+// Rows in codes: the inputs of products with quantized weights.
 #include <string.h>
 
 #include "bfloat16.h"
