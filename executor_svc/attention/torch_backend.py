@@ -12,7 +12,7 @@ asks for it.
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
+import torch.nn.functional as F  # noqa: N812 -- the usual name
 
 from executor_svc.attention.cache_format import decode
 from executor_svc.attention.explicit_attention import attend_explicitly, slopes_on

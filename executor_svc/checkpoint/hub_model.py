@@ -91,7 +91,7 @@ def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = No
 
     check_answers()
     name = HubName.of(model)
-    assert name is not None, "whoever asks has checked the name"
+    assert name is not None, "the caller has checked the name"
     try:
         found = _look_up(name)
     except NotAtHubError:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
+import torch.nn.functional as F  # noqa: N812 -- the usual name
 
 from executor_svc.attention.interface import Rotation
 from executor_svc.checkpoint.weight_map import Range, WeightTarget

@@ -77,7 +77,7 @@ class FileFormats:
         self.has_codes = checkpoint.has_codes
         self.used: set[NumberFormat] = set()
         self._holders: dict[FileType, list[NumberFormat]] = {}
-        products: dict[bool, GGUFTensor] = {}  # one whose products take floats, one that takes codes
+        products: dict[bool, GGUFTensor] = {}  # one with products of floats, one of codes
         is_tied = HEAD not in checkpoint.tensors
         for tensor in checkpoint.tensors.values():
             check_type(tensor, allow_requantization=allow_requantization)

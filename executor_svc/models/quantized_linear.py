@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
+import torch.nn.functional as F  # noqa: N812 -- the usual name
 from gguf import GGMLQuantizationType as FileType
 
 from executor_svc.models.file_blocks import read_blocks, read_k_blocks

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
+import torch.nn.functional as F  # noqa: N812 -- the usual name
 
 from executor_svc.attention.interface import Rotation
 from executor_svc.models.config import Activation

@@ -35,12 +35,9 @@ class TritonDense(TorchDense):
     """Matrices and segments on a CUDA device, of every model that `TorchDense` has.
 
     Args:
-        dtype: See `TorchDense`.
-        device: The same.
-        number_format: The same.
+        dtype, device, number_format, group: See `TorchDense`.
         is_invariant: Whether products are ours, so that no row depends on others, and ranks are added up in their
             order; not with int8.
-        group: See `TorchDense`.
     """
 
     merges_gate_and_up = True

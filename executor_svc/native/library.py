@@ -105,7 +105,7 @@ class NativeLibrary:
         ids = None if order is None else order.data_ptr()
         place = (blocks.data_ptr(), blocks.stride(0), ids, self.num_threads)
         num_inexact: int = self._library.octavo_pack_blocks(byref(matrix), first_row, num_rows, block_type, *place)
-        assert num_inexact >= 0, "whoever plans a load takes only types that are known here"
+        assert num_inexact >= 0, "a load is planned with types that are known here"
         return num_inexact == 0
 
     def read_rows(self, matrix: MatrixStruct, row_ids: torch.Tensor, out: torch.Tensor, first_id: int = 0) -> None:

@@ -77,18 +77,7 @@ class Attempts:
 
 
 class GenerationCalls(SchedulerChannel):
-    """Makes the calls. `Client` has the arguments, and the methods for callers.
-
-    Args:
-        address: See `Client`.
-        tls: See there.
-        token: See there.
-        resume_timeout_s: See there.
-        model: See there.
-
-    Attributes:
-        model: As above.
-    """
+    """Makes the calls. `Client` describes the arguments, and has the methods for callers."""
 
     channel_options = (
         # Find a scheduler that vanished without a word. It allows pings this often (octavo_shared/grpc/grpc_server.py),

@@ -132,17 +132,7 @@ class RequestStream:
     ) -> int:
         """Send a request and return its number; the arguments are as in `Client.stream`.
 
-        Args:
-            prompt: See there.
-            sampling_params: See there.
-            request_id: See there.
-            priority: See there.
-            tenant: See there.
-            cache_salt: See there.
-            include_provenance: See there.
-            min_delta_interval_ms: See there.
-            include_text: Whether the events have text; without it they have token ids, which costs least.
-            keywords: Fields of SamplingParams.
+        `include_text`: whether the events have text; without it they have token ids, which costs least.
 
         Raises:
             InvalidRequestError: a value does not fit its field at all.

@@ -291,7 +291,7 @@ INLINE void add_block(const long format, const bool in_pairs, const Step *step, 
         }
 }
 
-// A block of keys, for `num_rows` queries of one token, which sees all of them; the first are those of KV head `head`.
+// A block of keys for `num_rows` queries of one token, which sees all keys; the first queries are of KV head `head`.
 INLINE void attend_direct(const long format, const bool in_pairs, const Step *step, const QueryTile *tile, long head,
                           long num_rows, const KeyBlock *block, const Work *work, const Softmax *into) {
     long group = group_of(step), num_heads = num_rows / group;
