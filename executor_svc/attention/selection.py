@@ -120,7 +120,6 @@ class _Situation:
     installed: InstalledLibraries
 
     def candidates(self, name: BackendName) -> Sequence[BackendRules]:
-        """Return the backends that `name` may stand for, the best first."""
         flash_attn_3 = FlashAttention3Rules(is_installed=self.installed.has_flash_attn_3)
         match name:
             case "auto":
@@ -145,7 +144,6 @@ class _Situation:
         return problem
 
     def why(self, name: BackendName) -> str:
-        """Return why the first candidate was taken."""
         if name != "auto":
             return "asked for"
         return "cpu_kernels decides" if self._is_cpu else "the best"

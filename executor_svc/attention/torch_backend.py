@@ -143,7 +143,6 @@ class TorchAttentionPlan:
         return output.squeeze(0).transpose(0, 1)
 
     def _is_fused(self, layer: AttentionLayer) -> bool:
-        """Return whether torch's fused attention does all that the layer asks for."""
         return layer.soft_cap is None and layer.alibi_slopes is None and not self._in_bfloat16
 
     def _explicitly(

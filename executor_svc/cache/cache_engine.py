@@ -171,7 +171,6 @@ class CacheEngine:
 
 
 def _make_pools(shape: CacheShape, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-    """Return the pools of keys and values, layer by layer."""
     num_pools, block_shape = 2 * shape.num_layers, shape.pool_shape
     if shape.is_one_piece:
         # No huge pages: where a machine lends its free memory to others, the first use of one takes milliseconds.

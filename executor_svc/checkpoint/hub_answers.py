@@ -56,7 +56,6 @@ def _check_answer(response: Any) -> None:  # of httpx or httpx2, as the release 
 
 
 def _check_description(value: object) -> None:
-    """Check the description of a model, or the tree of its files."""
     description = value if isinstance(value, dict) else {}
     if "sha" in description:
         require_commit(description["sha"])

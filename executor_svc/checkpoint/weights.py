@@ -210,7 +210,6 @@ def _tensor_names(path: Path) -> list[str]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[safe_open]:
-    """Open a safetensors file; its errors become one sentence that names it."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield file

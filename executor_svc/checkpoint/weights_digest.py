@@ -115,7 +115,6 @@ def _tensors_of(path: Path) -> list[tuple[str, StoredTensor]]:
 
 
 def _hash(path: Path, begin: int, end: int) -> bytes:
-    """Return the SHA-256 of a part of a file."""
     hasher, buffer = hashlib.sha256(), memoryview(bytearray(min(_READ_BYTES, end - begin)))
     with _naming(path), path.open("rb", buffering=0) as file:
         while begin < end:
@@ -135,7 +134,6 @@ def read_whole(path: Path) -> bytes:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Make one sentence of what the system says of a file."""
     try:
         yield
     except OSError as error:

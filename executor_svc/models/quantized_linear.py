@@ -100,7 +100,6 @@ class _QuantizedRows:
     def empty(
         cls, number_format: NumberFormat, num_outputs: int, num_inputs: int, device: torch.device
     ) -> "_QuantizedRows":
-        """Return rows that are not written yet."""
         dtypes = dict.fromkeys(_BFLOAT16, torch.bfloat16) | {NumberFormat.INT4: torch.uint8}
         shared = 16 if number_format in (NumberFormat.Q2_K, NumberFormat.Q3_K, NumberFormat.Q6_K) else GROUP
         num_groups = -(-num_inputs // shared)
@@ -116,12 +115,10 @@ class _QuantizedRows:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the weight."""
         return torch.Size((len(self.codes), self.num_inputs))
 
     @property
     def nbytes(self) -> int:
-        """Memory of all."""
         return self.codes.nbytes + self.scales.nbytes + self.minima.nbytes
 
     def copy_(self, source: torch.Tensor, /) -> None:

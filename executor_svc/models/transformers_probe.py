@@ -150,7 +150,6 @@ def _facts(calls: list[_Call], config: Any) -> AttentionFacts:
 
 
 def _layer(call: _Call, head_dim: int, max_position_embeddings: int) -> AttentionLayer:
-    """Return how a layer attends."""
     for name, value in call.options.items():
         # A flag that is off asks for nothing.
         if name not in KNOWN_OPTIONS | HARMLESS_OPTIONS and value is not None and value is not False:

@@ -99,7 +99,6 @@ class _Block:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the weight, scales and padding included."""
         return self._panels.nbytes + (0 if self._scales is None else self._scales.nbytes)
 
     def rows(self, row_ids: torch.Tensor) -> torch.Tensor:

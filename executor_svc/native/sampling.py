@@ -227,7 +227,6 @@ def _address(logits: torch.Tensor) -> int:
 
 
 def _pointers(processors: Processors | None) -> tuple[object, object]:
-    """Return where the records are, and the lists."""
     if processors is None:
         return None, None
     lists = (processors.histories, processors.masks, processors.biased_ids, processors.biases, processors.forbidden_ids)

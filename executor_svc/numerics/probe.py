@@ -111,7 +111,6 @@ def _of_each(logits: torch.Tensor) -> tuple[Int32Array, Int32Array]:
 
 
 def _sample(sampler: Sampler) -> Sequence[object]:
-    """Return what the sampler makes of some rows of scores."""
     logits = torch.from_numpy(counted_values("logits", (4, _VOCAB_SIZE)) * np.float32(64.0))
     sampling = np.array([row.as_tuple() for row in _SAMPLINGS], SAMPLING_ROW).repeat(_NUM_DRAWS)
     number = np.arange(len(sampling), dtype=np.int32)

@@ -293,7 +293,6 @@ class StepRunner:
             self._finish_first()
 
     def _finish_all(self) -> None:
-        """Finish and answer all steps, however long it takes."""
         while self._running:
             self._finish_first()
         self._thread.wait_for_answers()

@@ -200,7 +200,6 @@ def _make_with_transformers(
     device: torch.device,
     reason: str,
 ) -> _Made:
-    """Make and load an encoder that transformers' code runs."""
     # Seconds, which most models need not wait.
     import transformers
 
@@ -237,7 +236,6 @@ def _make_own(
     checkpoint: Checkpoint,
     found: FoundLibrary,
 ) -> _Made:
-    """Make and load an encoder with code of our own."""
     values, source = directory.config(), directory.path / "config.json"
     encoder_config = read_encoder_config(values, source, kind)
     assert found.library is not None, "else transformers runs the model"

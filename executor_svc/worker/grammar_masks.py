@@ -186,7 +186,6 @@ class _Output:
     flag: RowFlag | None = None
 
     def fork(self) -> "_Output":
-        """Return a copy of it as it is now."""
         self.resolve()
         if self.matcher is None:
             return _Output(self.slot, self.position, self.num_kept, flag=self.flag)

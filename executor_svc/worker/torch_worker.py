@@ -144,7 +144,6 @@ class TorchWorker:
 
     @torch.inference_mode()
     def _launch_on_device(self, step: Step, layout: StepLayout, digest: int | None, timer: StepTimer) -> LaunchedStep:
-        """Put the work of a step into the device's stream."""
         answer = no_answer(step, layout)
         sampled = torch.empty((2, 0), dtype=torch.int64, device=self._runner.model.device)
         if layout.num_tokens:

@@ -283,7 +283,6 @@ class GenerationCalls(SchedulerChannel):
         request: _Request,
         timeout_s: float | None = None,
     ) -> _Response:
-        """Return the answer of one address."""
         try:
             answer = await method(self._stub(endpoint))(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:

@@ -213,10 +213,8 @@ class RequestStream:
             self._unwritten.put_nowait(pb.StreamRequestsRequest(credits=MAX_MESSAGES_ON_THEIR_WAY // 2))
 
     async def _write_all(self, call: _Call) -> None:
-        """Write what there is to say, while the call lasts."""
         try:
-            # gRPC tells why a call was refused, as by a scheduler that does not know it, only if nothing was written
-            # since.
+            # gRPC tells why a call was refused, as by a scheduler that does not know it, only before we write.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEADERS_TIMEOUT_S):
                     await call.initial_metadata()
@@ -245,7 +243,6 @@ class RequestStream:
                 self._room.release()
 
     def _raise_if_ended(self) -> None:
-        """Raise why the call has ended, if it has."""
         if self._has_ended:
             self._room.release()  # wake the next waiter too
             raise self._error or ClosedError(_CLOSED)

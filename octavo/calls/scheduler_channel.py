@@ -120,7 +120,6 @@ class SchedulerChannel:
         return grpc.aio.secure_channel(address, channel_credentials(self._tls), options=options)
 
     def _endpoint(self) -> Endpoint:
-        """Return the endpoint that calls go to."""
         name = type(self).__name__
         if os.getpid() != self._pid:  # gRPC's threads stayed behind, and a call would wait for ever
             raise ClosedError(f"this {name} belongs to the process that made it; make one after the fork")
@@ -143,7 +142,6 @@ class SchedulerChannel:
             self._current = (self._current + 1) % len(self._endpoints)
 
     def _go_to(self, endpoint: Endpoint) -> None:
-        """Let calls go there."""
         self._current = self._endpoints.index(endpoint)
 
     def _failed(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> OctavoError:

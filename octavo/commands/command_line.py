@@ -50,11 +50,9 @@ class _LateGroup(click.Group):
     """A group whose commands are imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names for the help."""
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of a command."""
         if cmd_name not in _COMMANDS:
             return None
         module_name, _, attribute = _COMMANDS[cmd_name].partition(":")

@@ -47,7 +47,6 @@ def list_models(address: tuple[str, ...], is_json: bool) -> None:
 
 
 async def _served_model(addresses: Sequence[str]) -> tuple[str | None, str]:
-    """Return the model that is served, and where."""
     client = Client(addresses)
     try:
         async with asyncio.timeout(_LONGEST_WAIT_S), client:

@@ -75,13 +75,11 @@ address_option = click.option(
 
 
 def _to_early_stopping(ctx: click.Context, param: click.Parameter, word: str | None) -> EarlyStopping | None:
-    """Return the word's value in SamplingParams."""
     del ctx, param
     return _EARLY_STOPPING[word] if word is not None else None
 
 
 def _to_biases(ctx: click.Context, param: click.Parameter, entries: tuple[str, ...]) -> dict[int, float] | None:
-    """Return the biases by token id; None: there are none."""
     del ctx, param
     biases: dict[int, float] = {}
     for entry in entries:
@@ -94,7 +92,6 @@ def _to_biases(ctx: click.Context, param: click.Parameter, entries: tuple[str, .
 
 
 def _to_text(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
-    """Return what is in a file."""
     del ctx, param
     if path is None:
         return None

@@ -43,11 +43,9 @@ class _SettingOption(click.Option):
         self._choices = choices
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the lines of the help; None: there are none."""
         return super().get_help_record(ctx) if self._is_common else None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the choices that begin with what was typed."""
         return [CompletionItem(choice) for choice in self._choices if choice.startswith(incomplete)]
 
 
@@ -198,7 +196,6 @@ def _setting_option(name: str) -> _SettingOption:
 
 
 def _parse(assignment: str) -> tuple[str, str, str]:
-    """Return service, name and value of --set."""
     place, equals, value = assignment.partition("=")
     service, dot, name = place.partition(".")
     if not (equals and dot and service in ("executor", "scheduler")):

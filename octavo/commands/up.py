@@ -31,7 +31,7 @@ DEFAULT_OPENAI_ADDRESS = "127.0.0.1:8080"
 # A question and an answer of a few sentences.
 _SHORT_TOKENS = 256
 
-# For the question whether the scheduler still has requests.
+# For asking the scheduler whether requests still run.
 _LOOK_TIMEOUT_S = 1.0
 
 

@@ -157,7 +157,6 @@ def _require_space(model: DemoModel, models_dir: Path) -> None:
 
 
 def _make(model: DemoModel, partial: Path, progress: ProgressCallback) -> None:
-    """Make the whole model in the directory `partial`/model."""
     download_dir = partial / "download"
     made = partial / "model"
     download_dir.mkdir(parents=True)

@@ -101,7 +101,6 @@ class TopApp(App[None]):
 
     @property
     def _base(self) -> Screen[None]:
-        """The screen below the help."""
         return cast("Screen[None]", self.screen_stack[0])
 
     @property

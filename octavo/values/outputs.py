@@ -419,7 +419,6 @@ def _alternatives_from_proto(
     message: generation_pb2.Output | generation_pb2.PromptLogprobs | generation_service_pb2.OutputDelta,
     num_places: int,
 ) -> tuple[tuple[TokenLogprob, ...], ...]:
-    """Return the alternatives of each place; empty if there are none."""
     return alternatives_of(message.alternative_token_ids, message.alternative_logprobs, num_places)
 
 

@@ -230,7 +230,6 @@ def _special_tokens(metadata: Metadata, tokens: list[str]) -> dict[str, str]:
 
 
 def _settings(metadata: Metadata) -> bytes:
-    """Return tokenizer_config.json."""
     settings: dict[str, object] = {
         "clean_up_tokenization_spaces": False,
         "model_max_length": metadata.integer("context_length"),
