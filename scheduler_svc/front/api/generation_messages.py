@@ -4,7 +4,7 @@ from itertools import starmap
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.values.sampling_parameters import BEAMLESS_STAGES, ROW_PARAMETERS
+from octavo.values.sampling_params_table import BEAMLESS_STAGES, ROW_PARAMS
 from octavo_shared.step_wire.step import NO_LOGPROBS
 from scheduler_svc.front.output import Delta, Output, PromptDelta
 from scheduler_svc.front.response import Response
@@ -38,7 +38,7 @@ def effective_params(
     effective = generation_pb2.SamplingParams()
     effective.CopyFrom(params)
     is_beam = asked.beam_search is not None
-    for parameter in ROW_PARAMETERS:
+    for parameter in ROW_PARAMS:
         name = parameter.name
         if not parameter.is_public or params.HasField(name) or (is_beam and parameter.stage in BEAMLESS_STAGES):  # type: ignore[arg-type]
             continue

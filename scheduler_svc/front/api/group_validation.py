@@ -7,7 +7,7 @@ itself is refused, with the rule. `request_validation.py` calls this and checks 
 import hashlib
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
-from octavo.values.sampling_parameters import INT32_MAX, Stage, of_stage
+from octavo.values.sampling_params_table import INT32_MAX, Stage, of_stage
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
 from scheduler_svc.front.api.sampling_validation import number

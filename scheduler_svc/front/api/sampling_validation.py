@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from octavo.generation.v1 import generation_pb2
-from octavo.values.sampling_parameters import BEAMLESS_STAGES, BY_NAME, ROW_PARAMETERS
+from octavo.values.sampling_params_table import BEAMLESS_STAGES, BY_NAME, ROW_PARAMS
 from octavo_shared.step_wire.sampling_row import SamplingRow
 from scheduler_svc.front.api.request_limits import require_param
 
@@ -48,7 +48,7 @@ def sampling_row(
     Raises: InvalidFieldError: the first number that is out of range.
     """
     values: dict[str, float] = {"num_logprobs": num_logprobs}
-    for parameter in ROW_PARAMETERS:
+    for parameter in ROW_PARAMS:
         if parameter.is_public and not (is_beam and parameter.stage in BEAMLESS_STAGES):
             value = number(params, parameter.name, model_defaults)
             if value is not None:

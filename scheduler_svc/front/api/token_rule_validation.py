@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.generation.v1 import generation_pb2
-from octavo.values.sampling_parameters import MAX_ALTERNATIVES
+from octavo.values.sampling_params_table import MAX_ALTERNATIVES
 from octavo_shared.step_wire.step import Int32Array
 from octavo_shared.step_wire.token_rules import (
     MAX_BANNED_TOKENS,

@@ -12,7 +12,7 @@ from aiohttp import web
 from pydantic_core import to_json
 
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.values.sampling_parameters import INT32_MAX, UINT32_MAX
+from octavo.values.sampling_params_table import INT32_MAX, UINT32_MAX
 from octavo_shared.errors import InvalidFieldError, OctavoServiceError
 from scheduler_svc.front.api.group_validation import priority_rule
 from scheduler_svc.front.api.models import Models

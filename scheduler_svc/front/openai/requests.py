@@ -6,7 +6,7 @@ from typing import Any
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.values.sampling_parameters import INT32_MAX, UINT32_MAX
+from octavo.values.sampling_params_table import INT32_MAX, UINT32_MAX
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.step_wire.token_rules import MAX_BIASED_TOKENS
 from scheduler_svc.front.api.generation import GrammarMaker

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from octavo.values.sampling_parameters import INT32_MAX as INT32_MAX
-from octavo.values.sampling_parameters import NO_LOGPROBS as NO_LOGPROBS
+from octavo.values.sampling_params_table import INT32_MAX as INT32_MAX
+from octavo.values.sampling_params_table import NO_LOGPROBS as NO_LOGPROBS
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW as SAMPLING_ROW

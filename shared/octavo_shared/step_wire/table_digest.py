@@ -4,16 +4,16 @@ import hashlib
 
 import numpy as np
 
-from octavo.values.sampling_parameters import NO_LOGPROBS, ROW_PARAMETERS
+from octavo.values.sampling_params_table import NO_LOGPROBS, ROW_PARAMS
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
 from octavo_shared.step_wire.table_columns import NO_GRAMMAR, TableColumns
 
 # The columns of release 0.1.0 are always in the digest; a later one where it says something, so that a peer of
 # another release comes to the same number until somebody uses it.
 _NUM_FIRST = 13
-_FIRST = [parameter.name for parameter in ROW_PARAMETERS[:_NUM_FIRST]]
+_FIRST = [parameter.name for parameter in ROW_PARAMS[:_NUM_FIRST]]
 _FIRST_ROW = np.dtype([(name, SAMPLING_ROW[name]) for name in _FIRST])
-_LATER = ROW_PARAMETERS[_NUM_FIRST:]
+_LATER = ROW_PARAMS[_NUM_FIRST:]
 _INT32 = np.dtype("<i4")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.execution.v1 import sampling_params_pb2, step_pb2
-from octavo.values.sampling_parameters import ROW_PARAMETERS
+from octavo.values.sampling_params_table import ROW_PARAMS
 from octavo.values.wording import counted, shown
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar.grammar import Grammar
@@ -53,7 +53,7 @@ FLOAT32 = np.dtype("<f4")
 MAX_ERROR_CHARS = 500
 
 _POOLING_TASKS = frozenset(task.value for task in PoolingTask)
-_NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMETERS)
+_NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMS)
 
 
 def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.ExecuteModelRequest:

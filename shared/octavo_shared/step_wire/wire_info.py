@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from octavo.execution.v1 import capability_pb2, execution_service_pb2, sampling_params_pb2
-from octavo.values.sampling_parameters import BY_NAME
+from octavo.values.sampling_params_table import BY_NAME
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
 from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.executor_info import ExecutorInfo
