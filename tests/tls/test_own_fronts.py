@@ -313,7 +313,7 @@ async def test_a_core_that_is_told_to_end_lets_streams_of_fronts_of_their_own_fi
 
 WRONG_FLAGS = {
     "scheduler_svc --engine-listen 127.0.0.1:0": (
-        "octavo scheduler: --engine-listen 127.0.0.1:0 has no --front-tls-ca, and whoever joins there as a front may "
+        "octavo scheduler: --engine-listen 127.0.0.1:0 has no --front-tls-ca, and any process that joins there may "
         "run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, or "
         "--engine-insecure where every process that can connect is trusted"
     ),

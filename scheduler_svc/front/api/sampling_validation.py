@@ -18,7 +18,7 @@ NO_DEFAULTS: Mapping[str, float] = MappingProxyType({})
 def number(
     params: generation_pb2.SamplingParams, name: str, model_defaults: Mapping[str, float] = NO_DEFAULTS
 ) -> float | None:
-    """Return a field's value; if it is unset what the model says, else its default.
+    """Return a field's value; if it is unset, the model's default, else the table's.
 
     Raises: InvalidFieldError: it is out of the table's range.
     """
@@ -41,9 +41,9 @@ def sampling_row(
 
     Args:
         params: What the client asks for.
-        num_logprobs: Of the row.
-        model_defaults: What the model says of fields that are unset, by name.
-        is_beam: Whether for beams, which draw nothing; that it has no fields for that was checked.
+        num_logprobs: The row's.
+        model_defaults: The model's defaults of unset fields, by name.
+        is_beam: Whether the row is for beams, which sample nothing; their fields were checked.
 
     Raises: InvalidFieldError: the first number that is out of range.
     """

@@ -1,7 +1,7 @@
-"""What executors require of a single request, whatever step it comes in: numbers to sample by, token ids, token rules.
+"""What executors require of a single request, whatever step it comes in: sampling parameters, token ids, token rules.
 
-An executor checks each admission, and the core of a scheduler what fronts of other processes submit: what an executor
-would refuse a step for, the core refuses to the one who asks for it.
+An executor checks each admission, and an engine the requests that fronts of other processes submit: what would make an
+executor refuse a step, the engine refuses to the front.
 """
 
 import numpy as np
