@@ -96,6 +96,7 @@ class Server:
             except _BROKEN as error:
                 await self._wait_until_back(_reason(error))
                 if (num_breaks := num_breaks + 1) < _MOST_BREAKS:
+                    wait_s, busy_since_s = _FIRST_WAIT_S, None  # whoever is back may be another one
                     continue
                 return Answer(error={"code": "connection_failed", "message": _reason(error)})
             busy_since_s = busy_since_s or time.monotonic()

@@ -54,13 +54,15 @@ class KeptProcess:
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
             ran_s = await self._run()
-            pause_s = FIRST_PAUSE_S if ran_s > LONGEST_PAUSE_S else min(LONGEST_PAUSE_S, 2 * pause_s)
             if self._stopping.is_set():
                 return
+            if ran_s > LONGEST_PAUSE_S:
+                pause_s = FIRST_PAUSE_S
             log.warning(Event("process_ended", name=self.name, code=self.exit_code, starts_again_in_s=pause_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def stop(self) -> None:
         """Ask the process to end, and do not restart it.

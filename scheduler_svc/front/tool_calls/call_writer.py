@@ -69,6 +69,8 @@ class CallWriter:
                 self._tell()
                 index = self._call.index
                 self._ready.append(ToolCallArguments(index, unreadable_end("".join(self._told))))
+            else:
+                self._call_ids.discard(self._call.id)  # nobody was told
             self._ready.append(ToolCallBroken(index))
         self._close()
         return text
