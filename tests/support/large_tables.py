@@ -22,7 +22,7 @@ def quick_rows(rows: Sequence[Sequence[object]]) -> set[int]:
     named = [[(column, repr(value)) for column, value in enumerate(row)] for row in rows]
     counts = Counter(value for row in named for value in row)
     values = [{value for value in row if counts[value] > 1} for row in named]
-    pairs, wanted = [set(combinations(sorted(row), 2)) for row in values], set().union(*values)
+    pairs, wanted = [set(combinations(sorted(row), 2)) for row in values], set[object]().union(*values)
     left, chosen, seen, used = list(range(len(rows))), set[int](), set[object](), Counter[object]()
 
     def gain(place: int) -> tuple[int, int, int]:
