@@ -160,7 +160,7 @@ class FrontSession:
         try:
             for end in message.output_ends:
                 if (sink := self._requests.get(end.number)) is not None:
-                    sink.finish_by_front(end.output_index, end.num_tokens, decode_reason(end.reason))
+                    sink.handle.finish_output(end.output_index, end.num_tokens, decode_reason(end.reason))
             await in_turns(message.aborts, self._abort, ABORTS_AT_ONCE)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise CallerError(f"front {self.name} sent an invalid end of an output") from error
@@ -258,23 +258,13 @@ class FrontSession:
 class _RemoteSink:
     """The sink of a request whose front is another process."""
 
-    __slots__ = ("_has_stop_strings", "_num_tokens_of", "_session", "handle", "number")
+    __slots__ = ("_num_tokens_of", "_session", "handle", "number")
 
     def __init__(self, session: FrontSession, number: int, request: EngineRequest) -> None:
         self.number = number
-        self._has_stop_strings = request.has_stop_strings
         self.handle: RequestHandle
         self._session = session
         self._num_tokens_of = request.num_known_tokens
-
-    def finish_by_front(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
-        """The front says with how many tokens an output ends.
-
-        Raises: IndexError, ValueError: it has not so many, or the request no stop strings.
-        """
-        if not self._has_stop_strings or num_tokens > self._num_tokens_of[output_index]:
-            raise ValueError(num_tokens)
-        self.handle.finish_output(output_index, num_tokens, reason)
 
     def begin(self, handle: RequestHandle) -> None:
         self.handle = handle

@@ -151,7 +151,7 @@ def _finish(
     num_tokens: int,
     reason: FinishReason,
 ) -> None:
-    if request.ends.get(output_index, reason) is not reason:
+    if request.ends[output_index].reason not in (None, reason):
         note("stop string met a length")
     finish(request, output_index, num_tokens, reason)
 

@@ -408,7 +408,7 @@ BUGS = (
     Bug(
         "the engine does not hear how a front ends an output",
         f"{LINK}/front_session.py",
-        "                    sink.finish_by_front(end.output_index, end.num_tokens, decode_reason(end.reason))\n",
+        "                    sink.handle.finish_output(end.output_index, end.num_tokens, decode_reason(end.reason))\n",
         "                    pass\n",
     ),
     Bug(
