@@ -395,13 +395,13 @@ BUGS = (
     ),
     Bug(
         "a front grants no further messages",
-        f"{LINK}/remote_engine.py",
+        f"{LINK}/engine_stream.py",
         "            self._outbox.message.credits += self._num_taken\n",
         "",
     ),
     Bug(
         "a front grants one message too few each time",
-        f"{LINK}/remote_engine.py",
+        f"{LINK}/engine_stream.py",
         "            self._outbox.message.credits += self._num_taken\n",
         "            self._outbox.message.credits += self._num_taken - 1\n",
     ),
@@ -467,12 +467,12 @@ BUGS = (
     Bug(
         "each session of a front has the same numbers of requests again",
         f"{LINK}/remote_engine.py",
-        "        self._num_taken, self._is_front_ready = 0, None\n",
-        "        self._num_taken, self._is_front_ready, self._numbers = 0, None, itertools.count(1)\n",
+        "        self._is_front_ready = None\n",
+        "        self._is_front_ready, self._numbers = None, itertools.count(1)\n",
     ),
     Bug(
         "what is left to say to an engine that is gone is said to the next one",
-        f"{LINK}/remote_engine.py",
+        f"{LINK}/engine_stream.py",
         "        self._outbox.clear()\n",
         "        self._outbox._full.clear()\n",
     ),
@@ -516,9 +516,9 @@ BUGS = (
     ),
     Bug(
         "all fronts stay at one scheduler for ever",
-        f"{LINK}/cell.py",
-        "[self._joined[address] for address in agreement.used]",
-        "[self._joined[address] for address in agreement.used[:1]]",
+        f"{LINK}/engines_in_use.py",
+        "[joined[address] for address in agreement.used]",
+        "[joined[address] for address in agreement.used[:1]]",
         LIVENESS,
     ),
     Bug(
@@ -548,7 +548,7 @@ BUGS = (
     ),
     Bug(
         "a scheduler that is away is given new requests",
-        f"{LINK}/cell.py",
+        f"{LINK}/engines_in_use.py",
         "        if engine.is_away or engine.why_not_ready or engine.model is None:\n",
         "        if engine.model is None:\n",
     ),
