@@ -4,9 +4,9 @@
                           └─> RemoteEngine ══ Join ══> engine process of another one
 
 A request runs at one of those in use (`engines_in_use.py`), which `rendezvous.py` chooses. Where that engine goes away,
-or loses its last executor, its requests go on at another one that computes the same bits, else they wait for it.
-Nothing that runs is moved. Where no engine is left, as while all schedulers are restarted, new requests wait for one as
-long as those that ran there.
+or loses its last executor, its requests go on at another engine that computes the same bits, else they wait.
+Nothing that runs is moved. Where no engine is left, as while all schedulers are restarted, new requests wait as long as
+requests that ran.
 """
 
 import asyncio
@@ -160,7 +160,7 @@ class Cell:
     def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
         """See `EngineClient`: from what the engines have told; the share of a tenant is for them to say.
 
-        So others than those they name are refused only when their prompts that are being checked here fill the queues.
+        A tenant that no engine names is refused only if its prompts that are being checked here fill the queues.
         """
         if not any(engine.is_reachable for engine in self.engines):
             raise UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
@@ -214,9 +214,9 @@ class Cell:
                 return
 
     async def _wait_for_news(self, refusal: OctavoServiceError, until_s: float) -> None:
-        """Wait for the next word of an engine; none has one more often than every 50 ms. Raises the refusal: too long.
+        """Wait for the next state of an engine, every 50 ms at most. Raises the refusal: it took too long.
 
-        One that has just stopped taking requests refuses them before it has told so.
+        An engine that has just stopped taking requests refuses them before it has told so.
         """
         if self._is_leaving or not (self._used or self._is_one_expected):
             raise refusal
@@ -238,14 +238,14 @@ class Cell:
         known = [engine for engine in self.engines if engine.is_reachable or engine.is_away]
         if not known:
             raise UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
-        # One that is away hears of it when it is back, whoever waits for it.
+        # An engine that is away hears of it when it is back.
         return await any_says_yes(engine.abort_request(request_id, tenant) for engine in known)
 
     # For the process of the front --------------------------------------------------------------------------------
 
     @property
     def engines(self) -> list[RemoteEngine]:
-        """All engine processes that there ought to be, and those that have left and still have requests of ours."""
+        """All engines that are named, and engines that have left and still have requests of this front."""
         return [joined.engine for joined in self._joined.values()]
 
     @property
@@ -329,7 +329,7 @@ class Cell:
         changed.set()
 
     def _stop_waiting(self, after_s: float) -> None:
-        """No engine has taken requests for so long: those that wait are refused, and new ones at once."""
+        """No engine has taken requests for so long: requests that wait are refused, and new ones at once."""
         log.warning(Event("no_engine_takes_requests", cause=self.why_not_ready, after_s=after_s))
         asyncio.get_running_loop().call_soon(self._wake)  # the absence ends behind this
 

@@ -139,7 +139,7 @@ class FrontSession:
             for task in tasks:
                 task.cancel()
             try:
-                await self._abort_all()  # first: who cancels us while we wait leaves none behind
+                await self._abort_all()  # first: a cancel while we wait leaves none behind
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
                 self.has_left.set()
@@ -256,7 +256,7 @@ class FrontSession:
 
 
 class _RemoteSink:
-    """The sink of a request whose front is another process."""
+    """The sink of a request of a front in another process."""
 
     __slots__ = ("_num_tokens_of", "_session", "handle", "number")
 

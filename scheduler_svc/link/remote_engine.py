@@ -1,7 +1,7 @@
 """One engine process as a front in a process of its own has it; `cell.py` makes one engine of all that it joins.
 
-One stream carries all requests that the front has there (`engine_stream.py`). When it breaks, the front joins whichever
-engine answers at the address, and has it go on with the requests that are live: their clients notice nothing.
+One stream carries all requests that the front has there (`engine_stream.py`). When it breaks, the front joins the
+engine that answers at the address then, which goes on with the live requests: their clients notice nothing.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class RemoteEngine:
         self._numbers = itertools.count(1)
         self._calls = itertools.count(1)
         self._requests: dict[int, RemoteRequest] = {}
-        self._num_untold = 0  # sequences that began here since `state` was told, less those that ended
+        self._num_untold = 0  # sequences that began here since `state` was told, less sequences that ended
         self._abort_calls: dict[int, tuple[pb.AbortCall, asyncio.Future[bool]]] = {}
         self._absence = Absence(self._give_up)
         self.scheduler_id = ""
@@ -207,7 +207,7 @@ class RemoteEngine:
         return [(number, remote.request) for number, remote in live if waits or remote.is_put_back]
 
     def can_take_over(self, lost: "RemoteEngine") -> bool:
-        """Whether it may go on with what another one had: it is the next one of its scheduler, or computes the same."""
+        """Whether it may go on with requests of another engine: of the same scheduler, or with the same bits."""
         if self.scheduler_id == lost.scheduler_id:
             return True
         if self.model is None or lost.model is None:
@@ -217,7 +217,7 @@ class RemoteEngine:
         return has_same_weights and own.numerics_ids == other.numerics_ids and bool(own.numerics_ids)
 
     def take_over(self, lost: "RemoteEngine", number: int) -> None:
-        """Go on with a request that another one had under a number."""
+        """Go on with a request that another engine had under a number."""
         assert self.model is not None, "it takes requests"
         remote = lost._requests.pop(number)
         if not lost.is_away:
@@ -322,7 +322,7 @@ class RemoteEngine:
         self._on_change()
 
     def _go_on(self) -> None:
-        """Have the engine that we joined go on with what the one before it had, once it can."""
+        """Have the engine that we joined go on with the requests of the last one, once it can."""
         model = self.state.model
         has_model = model is not None and model.info.instance_id == self._tokenizer_of
         if not self._absence.is_on or not self.is_reachable:
@@ -359,7 +359,7 @@ class RemoteEngine:
                 request.end(ended)
                 is_put_back |= request.is_put_back
                 if not request.is_put_back:
-                    del self._requests[ended.number]  # not before: one that cannot be read ends nothing
+                    del self._requests[ended.number]  # not before: an end that cannot be read ends nothing
                 self._num_untold -= request.request.width
         if is_put_back or (had_requests and not self._requests):
             self._on_change()

@@ -702,7 +702,7 @@ async def test_versions_that_do_not_meet_are_refused_in_words() -> None:
         async with joined(stack, versions=(2, 3)) as front:
             assert await status(front) == (
                 grpc.StatusCode.FAILED_PRECONDITION,
-                "front 'raw' supports versions 2 to 3 of octavo.core.v1; this core supports 1 to 1",
+                "front 'raw' supports versions 2 to 3 of octavo.core.v1; this engine supports 1 to 1",
             )
         async with joined(stack, versions=(0, 9)) as front:
             assert (await front.until("welcome")).welcome.version == 1

@@ -370,13 +370,13 @@ BUGS = (
     Bug(
         "the requests of a front that is gone go on",
         f"{LINK}/front_session.py",
-        "                await self._abort_all()  # first: who cancels us while we wait leaves none behind\n",
+        "                await self._abort_all()  # first: a cancel while we wait leaves none behind\n",
         "",
     ),
     Bug(
         "the requests of a front that is gone end, unless somebody is in a hurry",
         f"{LINK}/front_session.py",
-        "                await self._abort_all()  # first: who cancels us while we wait leaves none behind\n"
+        "                await self._abort_all()  # first: a cancel while we wait leaves none behind\n"
         "                await asyncio.gather(*tasks, return_exceptions=True)\n",
         "                await asyncio.gather(*tasks, return_exceptions=True)\n"
         "                await self._abort_all()\n",
