@@ -10,11 +10,11 @@ from octavo_shared.errors import OctavoServiceError
 from octavo_shared.grpc.grpc_status import status_code
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.request_life import RequestLife
-from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_client import TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest, RequestTimes
 from scheduler_svc.request.losses import NO_LOSSES, Losses
+from scheduler_svc.request.output_end import OutputEnd
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import StopConditions
 
@@ -27,16 +27,14 @@ class LiveRequest:
         sink: Takes its tokens.
         arrived_at_s: Monotonic time of arrival, in seconds.
         trace_id: The trace that its span belongs to; None: this process does not trace.
+        has_stop_strings: Whether its front looks for stop strings.
         losses: Losses that counted against it at earlier engines.
         on_losses: Called with the losses that count against it whenever they change.
 
     Attributes:
         times: Times of its arrival, tokens and end; kept by `LiveRequests`.
         life: Its other events.
-        num_tokens_of: Tokens of each sampled output that were given to the sink, or that count once it has ended.
-        num_answer_tokens: Tokens in the answer of a beam search that has ended.
-        ends: Why sampled outputs have ended in the planner, while their front has not agreed yet, by output index.
-        finish_reason: Why its first output ended; None: it has not.
+        ends: How each output ends, by output index; a beam search and a text to be pooled have one.
         error: Why it failed; None: it has not.
         num_losses: How many losses of an executor in the middle of its steps count against it, since its last token.
         num_lone_losses: How many of these losses hit a step that computed nothing else.
@@ -62,28 +60,17 @@ class LiveRequest:
         self.times = RequestTimes(arrived_at_s)
         self.life = RequestLife()
         self.trace_id = trace_id
-        self.has_stop_strings = has_stop_strings
-        self.num_tokens_of = [0] * group.num_sequences
-        self.num_answer_tokens = 0
-        self.ends: dict[int, FinishReason] = {}
-        self.finish_reason: FinishReason | None = None
+        self.ends = [OutputEnd(has_stop_strings=has_stop_strings) for _ in range(group.num_sequences)]
         self.error: OctavoServiceError | None = None
         self.num_losses, self.num_lone_losses = losses.num_losses, losses.num_lone_losses
         self.unclear_losses: dict[str, bool] = {}
         self.num_lost_executors = 0
         self.told_losses, self._on_losses = losses, on_losses
-        self._finished: set[int] = set()
-        self._has_found = False
         self._told_span = group.provenance.spans[-1] if group.provenance.spans else None
-        if group.continuation is not None:
-            self._go_on_behind(group.continuation)
-
-    def _go_on_behind(self, continuation: Continuation) -> None:
-        """Count the tokens and ends of the calls before."""
-        for index, output in enumerate(continuation.outputs):
-            self.num_tokens_of[index] = len(output.token_ids)
-            if output.finish_reason is not None:
-                self.note_finished_output(index, output.finish_reason)
+        for end, output in zip(
+            self.ends, () if group.continuation is None else group.continuation.outputs, strict=False
+        ):
+            end.set_to(len(output.token_ids), output.finish_reason)
 
     @property
     def request_id(self) -> str:
@@ -97,8 +84,8 @@ class LiveRequest:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens so far, over all sampled outputs; of a beam search, the tokens of its answer, at the end."""
-        return sum(self.num_tokens_of) + self.num_answer_tokens
+        """Tokens made so far, over all sampled outputs; of beams, those in the answer, at the end."""
+        return sum(end.num_tokens for end in self.ends)
 
     @property
     def mean_length(self) -> int:
@@ -109,29 +96,12 @@ class LiveRequest:
     @property
     def has_ended(self) -> bool:
         """Whether all outputs are finished, or the request failed."""
-        return self._has_found or len(self._finished) == self.group.num_sequences or self.error is not None
+        return self.error is not None or all(end.is_settled for end in self.ends)
 
-    def is_finished(self, output_index: int) -> bool:
-        """Whether a sampled output has ended, and its front agrees."""
-        return output_index in self._finished
-
-    def note_finished_output(self, output_index: int, reason: FinishReason) -> None:
-        """Note that a sampled output has ended: its last token was given to the sink."""
-        assert output_index not in self._finished, "an output ends once"
-        self._finished.add(output_index)
-        if output_index == 0:
-            self.finish_reason = reason
-
-    def note_finished_search(self, num_tokens: int, reason: FinishReason) -> None:
-        """Note that its beam search has ended, with so many tokens in the answer, and why the best output ended."""
-        self.num_answer_tokens = num_tokens
-        self.finish_reason = reason
-        self._has_found = True
-
-    def note_pooled(self) -> None:
-        """Note that it has its vector or its scores, which end it."""
-        self.finish_reason = FinishReason.STOP
-        self._has_found = True
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why its first output ended, or the best one of a beam search; None: it has not."""
+        return self.ends[0].reason
 
     def tell_span(self) -> None:
         """After an admission, tell the sink which numerics go on, if they are new."""

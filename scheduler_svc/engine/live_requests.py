@@ -24,7 +24,7 @@ from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import RowFlag
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.group_event import GroupEvent, GroupFailure
-from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.engine.live_request import LiveRequest
@@ -32,6 +32,7 @@ from scheduler_svc.engine.suspects import Suspects, is_suspect
 from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.engine.token_quotas import TokenQuotas
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestKey
+from scheduler_svc.request.output_end import EndState, OutputEnd
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 
@@ -195,22 +196,22 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             self._on_room()
 
     def finish_output(self, request: LiveRequest, output_index: int, num_tokens: int, reason: FinishReason) -> None:
-        """End a sampled output of a request with stop strings, with `num_tokens`, as its front says."""
-        if self._live(request.group) is None or request.is_finished(output_index):
+        """The front of a request with stop strings says with how many tokens a sampled output ends, and why."""
+        end = request.ends[output_index]
+        if self._live(request.group) is None or not end.settle(num_tokens, reason):
             return
-        request.num_tokens_of[output_index] = num_tokens
-        request.note_finished_output(output_index, reason)
-        if request.ends.pop(output_index, None) is None:
-            self._finish_sequence(request.group, output_index)
+        if end.state is EndState.ENDED_BY_TEXT:
+            self._finish_sequence(request.group, output_index, end)
         if request.has_ended:
             self._forget(request, self._clock())
 
-    def _finish_sequence(self, group: SequenceGroup, output_index: int) -> None:
-        """End a sequence whose text holds a stop string; a waiting one with live siblings ends with its next token."""
+    def _finish_sequence(self, group: SequenceGroup, output_index: int, end: OutputEnd) -> None:
+        """End a sequence whose text holds a stop string, where it is; one that waits ends with its next token."""
         sequence = group.sequences[output_index]
         if (planner := self._fleet.planner_of(group)) is not None:
             self._fleet.finish(planner, sequence)
             self._on_room()
+            end.confirm()
         elif group.is_last(sequence):
             self._fleet.abort(group)
 
@@ -276,20 +277,22 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             if group.lost_on:
                 self._forgive_losses(request)
             index = sequence.index
-            if request.is_finished(index):
-                # Its front found a stop string while it waited, or in this row's earlier tokens.
-                if row not in finished and sequence.status is not SequenceStatus.FINISHED:
-                    self._fleet.finish(planner, sequence)
+            end = request.ends[index]
+            if end.is_settled:
+                if end.state is EndState.ENDED_BY_TEXT:  # the group waited for a planner until now
+                    if row not in finished:
+                        self._fleet.finish(planner, sequence)
+                    end.confirm()
                 continue
             self._note_progress(request, planner, now_s, last_tokens_at_s)
-            request.num_tokens_of[index] += 1
+            end.num_tokens += 1
             if num_tokens_of is not None:
                 num_tokens_of[group.tenant] += 1
             if row in finished:
-                request.ends[index] = finished[row]
+                end.end_by_tokens(finished[row])
             request.sink.push(index, token_id, logprob, alternatives_of.get(place))
             if place in last_places:
-                self._end_output(request, index, now_s)
+                self._end_output(request, index, end, now_s)
         for group in updates.advanced_searches:
             request = self._live(group)
             if request is None:
@@ -307,7 +310,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             hypotheses = group.beams.finished_hypotheses()
             request.sink.finish_search(hypotheses)
             num_found = sum(len(hypothesis.token_ids) for hypothesis in hypotheses)
-            request.note_finished_search(num_found, hypotheses[0].finish_reason)
+            request.ends[0].set_to(num_found, hypotheses[0].finish_reason)
             num_tokens += num_found
             if num_tokens_of is not None:
                 num_tokens_of[group.tenant] += group.num_slots
@@ -319,7 +322,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         for group, values in updates.pooled:
             if (request := self._live(group)) is not None:
                 request.sink.pooled(values)
-                request.note_pooled()
+                request.ends[0].set_to(0, FinishReason.STOP)
                 self._meter.text_pooled(group)
                 self._forget(request, now_s)
         for failure in updates.failures:
@@ -364,14 +367,15 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         if self.suspects.current is not None:
             self._clear_suspect(request)
 
-    def _end_output(self, request: LiveRequest, index: int, now_s: float) -> None:
-        """End a sampled output as the planner did; if the request has stop strings, its front has to agree."""
-        if index not in request.ends:  # the front agreed already, by a stop string in the last token
+    def _end_output(self, request: LiveRequest, index: int, end: OutputEnd, now_s: float) -> None:
+        """The sink has the last token of an output that the planner has ended."""
+        if end.is_settled:  # by a stop string in the last token
             return
-        request.sink.finish_output(index, request.ends[index])
-        if request.has_stop_strings:
+        assert end.reason is not None, "the planner has ended it"
+        request.sink.finish_output(index, end.reason)
+        if end.has_stop_strings:
             return
-        request.note_finished_output(index, request.ends.pop(index))
+        end.confirm()
         if request.has_ended:
             self._forget(request, now_s)
 

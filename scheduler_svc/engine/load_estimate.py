@@ -128,7 +128,7 @@ class LoadEstimate:
         return min((self._rest(group) for planner in planners for group in planner.batch.with_slots), default=0)
 
     def _rest(self, group: SequenceGroup) -> int:
-        return max(0, group.expected_len - max(self._requests.of(group).num_tokens_of))
+        return max(0, group.expected_len - max(end.num_tokens for end in self._requests.of(group).ends))
 
     def _mean_length(self) -> int:
         """Return the mean length of the last answers; before any has ended, of the running ones so far."""

@@ -232,7 +232,7 @@ async def test_versions_that_do_not_meet_are_refused_and_newer_fronts_served(fil
         refused, served = stub.Join(), stub.Join()
         await refused.write(hello(2, 3))
         assert await refused.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert "supports versions 2 to 3 of octavo.core.v1; this core supports 1 to 1" in await refused.details()
+        assert "supports versions 2 to 3 of octavo.core.v1; this engine supports 1 to 1" in await refused.details()
         await served.write(hello(1, 9))
         message = await served.read()
         assert isinstance(message, core_service_pb2.JoinResponse)
