@@ -39,7 +39,7 @@ LIMITS = replace(
     pooling_tasks=(PoolingTask.EMBED,),
     embedding_size=3,
 )
-KINDS = (
+KINDS: tuple[dict[str, object], ...] = (
     {},
     {},
     {"num_sequences": 3},
