@@ -344,7 +344,7 @@ class Engine:
         return EngineLoad(
             num_requests=len(self.requests),
             num_running=sum(len(planner.batch.running) for planner in planners),
-            num_waiting_prompt_tokens=self.queue.num_prompt_tokens,
+            num_waiting_prompt_tokens=self.waiting.num_prompt_tokens,
             max_num_seqs=sum(planner.limits.max_num_seqs for planner in planners),
             num_taken_slots=sum(planner.batch.num_rows for planner in planners),
             num_cache_tokens=sum(pool.num_blocks * block_size for pool, block_size in pools),

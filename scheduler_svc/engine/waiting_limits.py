@@ -72,6 +72,16 @@ class WaitingLimits:
         """Requests that wait for a place in a batch, an executor, or their check; parked ones count."""
         return len(self._queue) + len(self._suspects.parked) + self._num_checked_of.total()
 
+    def num_waiting_of(self, tenant: str) -> int:
+        """Return how many of them are a tenant's."""
+        num_parked = sum(parked.group.tenant == tenant for parked in self._suspects.parked)
+        return self._queue.num_waiting_of(tenant) + num_parked + self._num_checked_of[tenant]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompts that wait; those of parked requests count."""
+        return self._queue.num_prompt_tokens + sum(_num_tokens(parked.group) for parked in self._suspects.parked)
+
     @property
     def most_of_a_tenant(self) -> int:
         """Requests of a tenant that may wait if no other tenant's do."""
@@ -83,7 +93,7 @@ class WaitingLimits:
         settings, limits = self.settings, list[_Limit]()
         if self.num_waiting >= settings.max_waiting_requests:
             limits.append(self._requests())
-        if settings.max_waiting_tokens is not None and self._queue.num_prompt_tokens >= settings.max_waiting_tokens:
+        if settings.max_waiting_tokens is not None and self.num_prompt_tokens >= settings.max_waiting_tokens:
             limits.append(self._tokens())
         return frozenset(
             tenant
@@ -99,7 +109,7 @@ class WaitingLimits:
 
         Raises: QueueFullError: the request may not wait.
         """
-        settings, num_of_tenant = self.settings, self._queue.num_waiting_of(tenant) + self._num_checked_of[tenant]
+        settings, num_of_tenant = self.settings, self.num_waiting_of(tenant)
         if num_of_tenant >= self.tenants.of(tenant).max_waiting_of(settings.max_waiting_requests):
             self.num_refused += 1
             raise QueueFullError(num_of_tenant, self._retry_after_s(), tenant)
@@ -108,7 +118,7 @@ class WaitingLimits:
         if is_full and not self._make_room(self._requests(), tenant, 1, displaced):
             self.num_refused += 1
             raise QueueFullError(self.num_waiting, self._retry_after_s())
-        most, num_waiting_tokens = settings.max_waiting_tokens, self._queue.num_prompt_tokens
+        most, num_waiting_tokens = settings.max_waiting_tokens, self.num_prompt_tokens
         num_left = num_waiting_tokens - sum(map(_num_tokens, displaced))
         is_full = most is not None and num_left > 0 and num_left + num_tokens > most
         if is_full and not self._make_room(self._tokens(), tenant, num_tokens, displaced):
@@ -177,7 +187,9 @@ class WaitingLimits:
         """Return the limit of tokens; it must exist."""
         most = self.settings.max_waiting_tokens
         assert most is not None, "any number of tokens may wait"
-        num_of = {name: work.num_prompt_tokens for name, work in self._queue.work.by_tenant().items()}
+        num_of = Counter({name: work.num_prompt_tokens for name, work in self._queue.work.by_tenant().items()})
+        for parked in self._suspects.parked:
+            num_of[parked.group.tenant] += _num_tokens(parked.group)
         return _Limit(most, num_of, {}, _num_tokens)
 
     @contextmanager

@@ -36,7 +36,7 @@ class TenantCap:
     def obstacle(self, group: SequenceGroup) -> Obstacle | None:
         """Return why a group is not dispatched because of its tenant's cap; None: it may be."""
         num_seqs, most = self._num_seqs_of[group.tenant], self._shares.of(group.tenant).max_num_seqs
-        if most is None or not num_seqs or num_seqs + group.num_slots <= most:
+        if most is None or not (num_seqs and group.num_slots) or num_seqs + group.num_slots <= most:
             return None
         return Obstacle(
             Wait.SKIPPED,
