@@ -94,6 +94,8 @@ def check_counts_of_engine(engine: Engine, num_checked_of: Mapping[str, int]) ->
     assert load.num_taken_slots == sum(map(slots_of, running)), "the slots of the executors"
     assert load.num_waiting_prompt_tokens == limits.num_prompt_tokens
     assert {request.group for request in engine._waiting_requests()} == set(waiting)
-    num_made = {group: max(engine.requests.of(group).num_tokens_of) for group in running if slots_of(group)}
+    num_made = {
+        group: max(end.num_tokens for end in engine.requests.of(group).ends) for group in running if slots_of(group)
+    }
     rests = [max(0, group.expected_len - num) for group, num in num_made.items()]
     assert engine.estimate._shortest_rest(engine.fleet.planners) == min(rests, default=0), "until slots are free"

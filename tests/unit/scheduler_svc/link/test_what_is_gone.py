@@ -85,14 +85,14 @@ class Front:
 
     async def say(self) -> None:
         """Carry what the front says."""
-        message = self.front._outbox._take()
+        message = self.front._outbox.take()
         await self.session.take(pb.JoinRequest.FromString(message.SerializeToString()))
 
     async def hear(self) -> None:
         """Carry what the engine says."""
         self.session.tell_state()
         batch, self.session._batch = self.session._batch, CoreBatch()
-        await self.front._take(pb.JoinResponse.FromString(batch.message().SerializeToString()), UNUSED)
+        await self.front.take(pb.JoinResponse.FromString(batch.message().SerializeToString()), UNUSED)
         for _ in range(3):  # whoever waits for that goes on
             await asyncio.sleep(0)
 
@@ -183,9 +183,9 @@ class Scene:
             await asyncio.sleep(0)
         if gone in ("session", "engine", "engine, for good"):
             await self.front.session._abort_all()
-            await self.front.front._lose("it is gone")
+            await self.front.front.lose("it is gone")
         if gone.startswith("engine"):
-            await self.other_front.front._lose("it is gone")
+            await self.other_front.front.lose("it is gone")
 
     async def find(self, gone: str) -> None:
         """What comes in its place comes."""
@@ -301,7 +301,7 @@ async def test_what_an_engine_says_of_a_request_that_is_gone_goes_to_no_other(ki
         else:
             for number in told:
                 SAYS[kind](message, number)
-        await front._take(message, UNUSED)
+        await front.take(message, UNUSED)
         ended = [call.args[1] for call in sink.end.call_args_list]
         others = [call for call in sink.method_calls if call[0] not in ("end", "begin")]
         heard.append(repr((others, list(map(str, ended)), sink.begin.call_count, remote.losses, front.num_requests)))
@@ -321,5 +321,5 @@ async def test_answers_to_aborts_that_nobody_waits_for_are_dropped() -> None:
     waiting = asyncio.get_running_loop().create_future()
     front._abort_calls[1] = pb.AbortCall(call=1), waiting
     answers = [pb.AbortAnswer(call=call, was_live=True) for call in (7, 1, 1)]
-    await front._take(pb.JoinResponse(abort_answers=answers), UNUSED)
+    await front.take(pb.JoinResponse(abort_answers=answers), UNUSED)
     assert waiting.result() is True
