@@ -85,7 +85,7 @@ class Front:
 
     async def say(self) -> None:
         """Carry what the front says."""
-        message = self.front._outbox.take()
+        message = self.front._outbox._take()
         await self.session.take(pb.JoinRequest.FromString(message.SerializeToString()))
 
     async def hear(self) -> None:
