@@ -286,14 +286,15 @@ async def test_a_process_that_stands_still_ends_and_nobody_else_waits_for_it() -
 async def test_what_clients_send_is_read_in_the_process_of_the_compiler() -> None:
     checks, model = GrammarChecks(CompilerProcess), model_with()
     await checks.check(asked(regex="a+"), model)
-    properties = {f"p{number}": {"pattern": "[a]{3}"} for number in range(8000)}
-    begun_at_s = time.process_time()
-    with pytest.raises(InvalidFieldError, match='"not" at #/properties/last; it must be one without it'):
-        await checks.check(asked(json_schema=json.dumps({"properties": {**properties, "last": {"not": {}}}})), model)
-    own_s = time.process_time() - begun_at_s
-    begun_at_s = time.process_time()
-    await checks.check(asked(regex="b+"), model)
-    assert own_s < 0.2 + time.process_time() - begun_at_s, "to send takes milliseconds, to read half a second"
+    own_s = []
+    for attempt in range(3):
+        properties: dict[str, object] = {f"p{attempt} {number}": {"pattern": "[a]{3}"} for number in range(8000)}
+        schema = json.dumps({"properties": {**properties, "last": {"not": {}}}})
+        begun_at_s = time.process_time()
+        with pytest.raises(InvalidFieldError, match='"not" at #/properties/last; it must be one without it'):
+            await checks.check(asked(json_schema=schema), model)
+        own_s.append(time.process_time() - begun_at_s)
+    assert min(own_s) < 0.2, "to send takes milliseconds, to read half a second"
 
 
 async def test_what_is_remembered_has_a_limit_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
