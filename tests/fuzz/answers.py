@@ -45,7 +45,7 @@ from scheduler_svc.front.output import AnswerOptions
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from scheduler_svc.link import remote_engine
+from scheduler_svc.link import engine_stream
 from scheduler_svc.link.remote_engine import RemoteEngine
 from tests.fuzz.calls import method_of, requests
 from tests.fuzz.messages import changed
@@ -259,7 +259,7 @@ class CoreAnswers(Answers):
         stack = await real.enter_async_context(running_stack(FakeWorker(max_model_len=300), fronts=1))
         assert stack.fronts is not None
         self._told = told
-        self._stopping = patch.multiple(remote_engine, FIRST_PAUSE_S=0.0, LONGEST_PAUSE_S=0.0)
+        self._stopping = patch.multiple(engine_stream, FIRST_PAUSE_S=0.0, LONGEST_PAUSE_S=0.0)
         await self.play(stack.fronts.link, dial)
         self._told = []
 
