@@ -107,6 +107,7 @@ class InProcessEngine:
             prefix_caching=False,
             preemption_mode=preemption_mode,
         )
+        worker.reset(uses_groups=bool(limits.more_groups))
         policy = FcfsPolicy()
         self._queue = WaitingQueue(policy)
         self._planner = ExecutorPlanner(limits, self._queue, policy, prefix_key=b"check")

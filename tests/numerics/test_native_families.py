@@ -104,8 +104,10 @@ of_families = pytest.mark.parametrize(
 def test_it_equals_torch(lanes: str, name: str, number_format: NumberFormat, directories: dict[str, Path]) -> None:
     ours = DensePart(directories[name], NativeDense(native_library(lanes), number_format=number_format))
     theirs = DensePart(directories[name], TorchDense(torch.float32, torch.device("cpu"), number_format=number_format))
-    # int16 inputs differ from float32 by less than 2 ** -16 of the largest one of their row.
-    tolerance = {NumberFormat.INT8: 2e-3, NumberFormat.INT8_A8: 0.1, NumberFormat.INT4: 0.1}.get(number_format, 5e-5)
+    # int16 inputs differ from float32 by less than 2 ** -16 of the largest one of their row. An input between two
+    # numbers of bfloat16 may become the other one, which a few outputs show.
+    tolerances = {NumberFormat.BFLOAT16_A16: 1e-2, NumberFormat.INT8: 2e-3}
+    tolerance = (tolerances | {NumberFormat.INT8_A8: 0.1, NumberFormat.INT4: 0.1}).get(number_format, 5e-5)
 
     for begin, end in ((0, 1), (20, 44)):
         for our, their in zip(ours(begin, end), theirs(begin, end), strict=True):
