@@ -2,8 +2,8 @@
 
     python -m benchmarks.architectures [ARCHITECTURE ...]
 
-Logits are compared at every position of a prompt, greedy tokens of prompts that are decoded together. float32 on the
-CPU. The exit code is 1 if an architecture differs.
+Logits are compared at every position of a prompt, and greedy tokens of prompts that are decoded together, in float32 on
+the CPU. The exit code is 1 if an architecture differs.
 """
 
 import sys

@@ -21,17 +21,14 @@ def describe_machine() -> str:
 
 
 def hardware() -> str:
-    """Return processor, cores and memory."""
     return f"{processor_name()}, {os.cpu_count()} cores, {memory_gib():.0f} GiB"
 
 
 def memory_gib() -> float:
-    """Return the size of the memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
 def processor_name() -> str:
-    """Return the processor's name as Linux tells it."""
     return cpu_info("model name") or platform.processor() or platform.machine()
 
 
@@ -45,7 +42,6 @@ def cpu_info(field: str) -> str:
 
 
 def today() -> str:
-    """Return the date, UTC."""
     return f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
 
 
@@ -61,7 +57,7 @@ def commit() -> str:
 
 
 def markdown_table(heading: Sequence[str], rows: Iterable[Sequence[str]], num_texts: int = 1) -> str:
-    """Return a table of Markdown whose columns behind the first `num_texts` have numbers."""
+    """Return a table of Markdown with numbers in the columns behind the first `num_texts`."""
     marks = ["---" if index < num_texts else "---:" for index in range(len(heading))]
     lines = [f"| {' | '.join(heading)} |", f"|{'|'.join(marks)}|"]
     return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in rows)])

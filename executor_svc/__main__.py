@@ -58,12 +58,12 @@ def _import_and_load(config: ExecutorConfig, assignment: RankAssignment | None, 
 
 
 def _spin_less() -> None:
-    """Let torch's threads, OpenMP's, sleep soon when they wait for each other; it reads this when torch is imported.
+    """Let OpenMP's threads, which torch uses, sleep soon when they wait for each other; read when torch is imported.
 
     By default they spin for milliseconds, and where other work shares the cores they steal them from
     the very thread that they wait for. A token of the demo model beside 3 busy processes took 114 and
     120 ms with this, 507 ms without; alone on the machine 58 and 69 ms with, 57 ms without (Intel Xeon
-    2.5 GHz, 2 cores, 2026-11-21). Who sets one of the variables decides.
+    2.5 GHz, 2 cores, 2026-11-21). A variable that is set already stays.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")

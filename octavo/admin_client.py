@@ -1,7 +1,6 @@
 """The async client of AdminService: what operators ask a scheduler, with typed errors.
 
-Answers are the messages of octavo/admin/v1; their comments in protos/ say what each field means. Errors are those of
-octavo/errors.py and the two below.
+Answers are the messages of octavo/admin/v1, which protos/ explains. Errors: octavo/errors.py and the two below.
 """
 
 from collections.abc import Callable
@@ -39,7 +38,7 @@ class AdminPortError(OctavoError):
     """What answers at the address is not a scheduler's admin port.
 
     Args:
-        address: That was dialled.
+        address: The dialled address.
     """
 
     def __init__(self, address: str) -> None:
@@ -55,7 +54,7 @@ class AdminClient(SchedulerChannel):
 
     It belongs to the event loop in which it is opened. Every method raises `OctavoError`: UnavailableError if nothing
     answers, or not within CALL_TIMEOUT_S; AdminPortError at another port; UnauthenticatedError and
-    PermissionDeniedError if the token does not do.
+    PermissionDeniedError if the token may not do this.
 
     Args:
         address: HOST:PORT of the scheduler's admin port, or any gRPC target.
@@ -71,7 +70,7 @@ class AdminClient(SchedulerChannel):
         super().__init__(address, tls=tls, token=token)
 
     def page_url(self, port: int) -> str | None:
-        """Return where the live page is; None: it is not served, or the address is one that no browser takes.
+        """Return where the live page is; None: it is not served, or no browser can open the address.
 
         Args:
             port: `GetSchedulerStateResponse.page_port`.
@@ -110,27 +109,27 @@ class AdminClient(SchedulerChannel):
         return list((await self._call(lambda stub: stub.ListQueue, request)).requests)
 
     async def get_request(self, request_id: str, tenant: str | None = None) -> admin_pb2.RequestState:
-        """Return a live request or one that has ended, with block tables and events; `tenant` None: of any tenant.
+        """Return a live or ended request, with block tables and events; `tenant` None: of any tenant.
 
-        Raises: NotFoundError: there is none. InvalidRequestError: several tenants have one, and none is named.
+        Raises: NotFoundError: no request has the id. InvalidRequestError: several tenants have it, and none is named.
         """
         request = pb.GetRequestRequest(request_id=request_id, tenant=tenant)
         return (await self._call(lambda stub: stub.GetRequest, request)).request
 
     async def explain_request(self, request_id: str, tenant: str | None = None) -> pb.ExplainRequestResponse:
-        """Return why a request waits, that it runs, or how it ended; as `get_request`."""
+        """Return why a request waits, that it runs, or how it ended; see `get_request`."""
         request = pb.ExplainRequestRequest(request_id=request_id, tenant=tenant)
         return await self._call(lambda stub: stub.ExplainRequest, request)
 
     async def get_block_map(self, executor: str) -> pb.GetBlockMapResponse:
         """Return the state of every block of an executor.
 
-        Raises: NotFoundError: there is none; UnavailableError: it is not attached.
+        Raises: NotFoundError: there is no such executor; UnavailableError: it is not attached.
         """
         return await self._call(lambda stub: stub.GetBlockMap, pb.GetBlockMapRequest(executor=executor))
 
     async def get_block(self, executor: str, block: int) -> pb.GetBlockResponse:
-        """Return who uses a block of the device pool of an executor.
+        """Return which sequences use a block of an executor's device pool.
 
         Raises: NotFoundError: there is no such executor; UnavailableError: it is not attached.
         """
@@ -139,7 +138,7 @@ class AdminClient(SchedulerChannel):
     async def drain_executor(self, executor: str, *, undo: bool = False) -> pb.DrainExecutorResponse:
         """Empty an executor, or with `undo` let it take requests again; return what it has now.
 
-        Raises: NotFoundError: there is none.
+        Raises: NotFoundError: there is no such executor.
         """
         request = pb.DrainExecutorRequest(executor=executor, undo=undo)
         return await self._call(lambda stub: stub.DrainExecutor, request)

@@ -1,4 +1,4 @@
-"""What a scheduler sends that no scheduler sends becomes an error of ours with a sentence, not a traceback."""
+"""Turns messages that no scheduler should send into an OctavoError with a sentence, instead of a traceback."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,13 +8,13 @@ from octavo.errors import InternalError
 
 _Message = TypeVar("_Message")
 
-# What reading a message raises then.
+# What reading such a message raises.
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @contextmanager
 def reading_answers() -> Iterator[None]:
-    """Raise InternalError if what is read here cannot be read."""
+    """Raise InternalError if a message cannot be read in this context."""
     try:
         yield
     except _UNREADABLE as error:
@@ -23,7 +23,7 @@ def reading_answers() -> Iterator[None]:
 
 
 def message_of(answer: _Message | None) -> _Message:
-    """Return an answer. Raises InternalError: gRPC has none, because the bytes are no message."""
+    """Return an answer. Raises InternalError: it is None, because gRPC could not parse it."""
     if answer is None:
         raise InternalError("the scheduler sent a message that cannot be decoded")
     return answer

@@ -1,8 +1,8 @@
 """The async client of a scheduler: typed events in, typed errors out.
 
-Values are in octavo/values/outputs.py, errors in octavo/errors.py. An answer whose call is cut goes on in another
-call (octavo/calls/resumption.py): callers get each token once, and notice a pause. A request that no scheduler has
-accepted goes to other addresses, each once, and where one goes away that was there, again for as long
+Values are in octavo/values/outputs.py, errors in octavo/errors.py. An answer whose call is cut goes on in another call
+(octavo/calls/resumption.py): callers get each token once, and notice a pause. A request that no scheduler has accepted
+goes to each other address once, and again and again if a scheduler that had answered before goes away
 (`GenerationCalls._pause_before`). Callers who want more catch `OverloadedError` and `UnavailableError` and decide.
 """
 
@@ -62,11 +62,11 @@ class Client(PoolingCalls):
         address: HOST:PORT of the scheduler, or any gRPC target. Several, where several schedulers serve one model:
             calls go to one of them, and to the next when it cannot serve.
         tls: How to speak TLS; None: plaintext. The files are read when the client is opened.
-        token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
+        token: Identifies the caller to a scheduler with --tokens-file; over plaintext it goes to this machine only.
         resume_timeout_s: How long to try to go on with an answer whose call was cut, in seconds from the first loss
             since something new came, and to send a request again that a scheduler refused as it went away; 0: the error
             is raised at once.
-        model: Which of the models at the address all calls are for, by its name; "": the only one.
+        model: The name of the model that all calls are for; "": the only one at the address.
 
     Raises:
         ConnectionOptionsError: an address, the time or the model is none, or the token cannot be sent; when the client
@@ -120,15 +120,15 @@ class Client(PoolingCalls):
             sampling_params: How to choose tokens; None: all defaults.
             request_id: Unique among the live requests; None: the scheduler makes one.
             priority: A lower number is served first.
-            tenant: On whose account the request runs; tenants share the scheduler fairly.
+            tenant: The tenant that the request runs for; tenants share the scheduler fairly.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
-            include_provenance: Whether to say which kind of executor made which tokens: `Output.provenance`.
-            require_same_numerics: Whether executors of one kind have to make all of the answer; where none of that kind
-                comes, it ends with UnavailableError. Otherwise it goes on, and `continued_on_other_numerics` tells.
+            include_provenance: Whether to say which numerics and weights made which tokens: `Output.provenance`.
+            require_same_numerics: Whether executors of one numerics id have to make all of the answer; if none is left,
+                it ends with UnavailableError. Otherwise it goes on, and `continued_on_other_numerics` tells.
             min_delta_interval_ms: Least time between two deltas, in milliseconds, up to 10,000: what is made meanwhile
                 comes together. The first one and the end never wait. 0: they come as they are made.
             timeout_s: Time limit for the whole answer, in seconds; None: none.
-            keywords: Fields of SamplingParams, such as `temperature=0`; they win over those of `sampling_params`.
+            keywords: Fields of SamplingParams, such as `temperature=0`; they win over `sampling_params`.
 
         Raises:
             OctavoError: one of the tree in octavo/errors.py, also after some events.
@@ -164,7 +164,7 @@ class Client(PoolingCalls):
         timeout_s: float | None = None,
         **keywords: Any,
     ) -> RequestOutput:
-        """Run one prompt and return all of it; arguments and errors are those of `stream`, without those of deltas."""
+        """Run one prompt and return all of it; arguments and errors as in `stream`, without the ones of deltas."""
         sampling_params = with_keywords(sampling_params, keywords, function="generate")
         accepted = Accepted(request_id or "", 0)
         finished: Finished | None = None
@@ -201,19 +201,19 @@ class Client(PoolingCalls):
     ) -> AsyncGenerator[tuple[int, Event | FailedRequest], None]:
         """Run many prompts on one stream and yield (index of the prompt, event) as they come.
 
-        The events of a prompt are those of `stream`. One that is refused or fails has a FailedRequest as its last
-        event, and the others go on; what a full queue refuses is sent again later.
+        The events of a prompt are as in `stream`. A prompt that is refused or fails has a FailedRequest as its last
+        event, and the rest goes on; what a full queue refuses is sent again later.
 
         Args:
             prompts: As for `stream`, each of them.
             sampling_params: For all prompts, or one for each; None: all defaults.
             priority: A lower number is served first.
-            tenant: On whose account the requests run.
+            tenant: The tenant that the requests run for.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
             min_delta_interval_ms: As for `stream`, of each prompt.
             include_text: Whether the events have text; without it they have token ids, which costs least.
             max_in_flight: How many requests the scheduler has at a time.
-            keywords: Fields of SamplingParams; they win over those of `sampling_params`.
+            keywords: Fields of SamplingParams; they win over `sampling_params`.
 
         Raises:
             InvalidRequestError: an argument is wrong; nothing was sent.

@@ -12,15 +12,14 @@
     ├── UnauthenticatedError       the token is missing or unknown
     ├── PermissionDeniedError      the token is another tenant's, or not an operator's
     ├── ConnectionOptionsError     a certificate file or the token cannot be used; nothing was sent
-    ├── RequestAbortedError        somebody ended the request
+    ├── RequestAbortedError        the request was ended by a call or an operator
     ├── DeadlineError              the time limit passed, or is far too short for the answer
     ├── InternalError              the model's logits are not finite; a bug; or not an Octavo scheduler at the other end
     ├── LocalServiceError          a service of this machine did not start, or not again
     │   └── SettingsError          a setting is wrong, so nothing was started; has mistakes
     └── ClosedError                the client or the LLM was closed before
 
-Each message is one sentence that may be shown to a person as it is: it is cut, and cannot steer a terminal, whoever
-wrote it.
+Each message is one sentence that may be shown to a person as it is: it is cut, and cannot steer a terminal.
 """
 
 from collections.abc import Sequence
@@ -145,7 +144,7 @@ class TlsHandshakeError(UnavailableError):
 
 
 class UnauthenticatedError(OctavoError):
-    """The scheduler wants a token, and the call had none or one that it does not know."""
+    """The scheduler wants a token, and the call had none or an unknown one."""
 
 
 class PermissionDeniedError(OctavoError):

@@ -1,4 +1,4 @@
-"""What `generate.py` writes from the table of sampling parameters, octavo/values/sampling_parameters.py.
+"""What `generate.py` writes from the table of sampling parameters, octavo/values/sampling_params_table.py.
 
 The message of the execution wire, the row that both tiers keep, and the fields of the client's value: declared in the
 table once, and here as people, type checkers and buf read them.
@@ -7,9 +7,9 @@ table once, and here as people, type checkers and buf read them.
 import textwrap
 from collections.abc import Iterable
 
-from octavo.values.sampling_parameters import ROW_PARAMETERS, SAMPLING_PARAMETERS, SamplingParameter
+from octavo.values.sampling_params_table import ROW_PARAMS, SAMPLING_PARAMS, SamplingParam
 
-_ORIGIN = "Written by `make protos` from octavo/values/sampling_parameters.py; changes here are lost."
+_ORIGIN = "Written by `make protos` from octavo/values/sampling_params_table.py; changes here are lost."
 
 
 def sources() -> dict[str, str]:
@@ -32,7 +32,7 @@ def _proto() -> str:
         "// SamplingParams is the sampling row of a slot: numbers only. Stop conditions are the scheduler's.",
         "message SamplingParams {",
     ]
-    for parameter in ROW_PARAMETERS:
+    for parameter in ROW_PARAMS:
         absent = parameter.absent if not parameter.is_public and parameter.absent else f"{parameter.row_value:g}"
         comment = _sentences(parameter.wire_doc or parameter.doc, parameter.range_words, f"Absent: {absent}.")
         lines += _field(parameter, comment, is_optional=parameter.row_value != 0)
@@ -42,13 +42,13 @@ def _proto() -> str:
         "// SamplingDefaults is what the model's generation_config.json sets, for requests that leave it unset.",
         "message SamplingDefaults {",
     ]
-    for parameter in (parameter for parameter in ROW_PARAMETERS if parameter.may_model_set):
+    for parameter in (parameter for parameter in ROW_PARAMS if parameter.may_model_set):
         comment = _sentences("As in SamplingParams.", parameter.range_words, "Absent: the model does not say.")
         lines += _field(parameter, comment, is_optional=True)
     return "\n".join([*lines, "}", ""])
 
 
-def _field(parameter: SamplingParameter, comment: str, *, is_optional: bool) -> list[str]:
+def _field(parameter: SamplingParam, comment: str, *, is_optional: bool) -> list[str]:
     presence = "optional " if is_optional else ""
     return [
         *textwrap.wrap(comment, 100, initial_indent="  // ", subsequent_indent="  // "),
@@ -70,7 +70,7 @@ def _row() -> str:
             "",
             "SAMPLING_ROW = np.dtype(",
             "    [",
-            *(f'        ("{parameter.name}", "{parameter.kind.row_type}"),' for parameter in ROW_PARAMETERS),
+            *(f'        ("{parameter.name}", "{parameter.kind.row_type}"),' for parameter in ROW_PARAMS),
             "    ]",
             ")",
             "",
@@ -85,13 +85,13 @@ def _row() -> str:
             "",
             *(
                 f"    {parameter.name}: {parameter.kind.python_type} = {_literal(parameter, parameter.row_value)}"
-                for parameter in ROW_PARAMETERS
+                for parameter in ROW_PARAMS
             ),
             "",
             "    def as_tuple(self) -> tuple[float | int, ...]:",
             '        """Return the values in the order of `SAMPLING_ROW`."""',
             "        return (",
-            *(f"            self.{parameter.name}," for parameter in ROW_PARAMETERS),
+            *(f"            self.{parameter.name}," for parameter in ROW_PARAMS),
             "        )",
             "",
         ]
@@ -99,7 +99,7 @@ def _row() -> str:
 
 
 def _numbers() -> str:
-    public = [parameter for parameter in SAMPLING_PARAMETERS if parameter.is_public]
+    public = [parameter for parameter in SAMPLING_PARAMS if parameter.is_public]
     return "\n".join(
         [
             '"""The fields of `SamplingParams` that are numbers.',
@@ -124,7 +124,7 @@ def _numbers() -> str:
     )
 
 
-def _attributes(parameters: Iterable[SamplingParameter]) -> list[str]:
+def _attributes(parameters: Iterable[SamplingParam]) -> list[str]:
     lines: list[str] = []
     for parameter in parameters:
         text = _sentences(
@@ -138,5 +138,5 @@ def _sentences(*sentences: str) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _literal(parameter: SamplingParameter, value: float) -> str:
+def _literal(parameter: SamplingParam, value: float) -> str:
     return str(int(value)) if parameter.is_whole else str(float(value))

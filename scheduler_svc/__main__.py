@@ -18,9 +18,9 @@ def main() -> int:
 
 
 async def serve(config: SchedulerConfig) -> int:
-    """Run the scheduler until somebody wants it to stop; return the exit code.
+    """Run the scheduler until told to stop; return the exit code.
 
-    Raises: OctavoServiceError: it cannot start.
+    Raises: OctavoServiceError: the scheduler cannot start.
     """
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
     config = choose_fronts(config)
@@ -33,7 +33,7 @@ async def serve(config: SchedulerConfig) -> int:
         if not waiting.done():
             return 0
         return await Supervisor(config).run(stopping)
-    from scheduler_svc.processes import engine_process  # takes longest to import, and a supervisor does without
+    from scheduler_svc.processes import engine_process  # slowest to import, and a supervisor does not need it
 
     return await engine_process.serve(config, stop)
 

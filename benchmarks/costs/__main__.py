@@ -20,7 +20,6 @@ from benchmarks.costs.harness import SCENARIOS, Size, provenance, run_scenario, 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
     given = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m benchmarks.costs", description="What each part costs.")
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help="(default: all)")

@@ -17,7 +17,7 @@ class Clock:
     Attributes:
         calls: By name of the function.
         elapsed_ns: The same.
-        cost_ns: What timing a call adds to whoever makes it.
+        cost_ns: What timing a call adds to its caller.
     """
 
     def __init__(self) -> None:

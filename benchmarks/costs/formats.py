@@ -27,7 +27,7 @@ LEAST_OPERATIONS = 4e8  # of a turn
 
 @scenario("products", "products of float32 rows with weights in each number format, one thread, CPU time", pairs=7)
 async def products(size: Size) -> Groups:
-    """The rounding of rows is part of it. A product of 512 rows with the head is what no model does."""
+    """The rounding of rows is part of it. No model multiplies 512 rows with its head."""
     library = load_library(1)
     for (num_outputs, num_inputs), rows in size.of(
         [(shape, rows) for shape in SHAPES for rows in PRODUCT_ROWS if rows * shape[0] < 2**24], [((50, 70), 3)]
@@ -44,7 +44,6 @@ async def products(size: Size) -> Groups:
 
 
 def matrix_of(library: NativeLibrary, number_format: NumberFormat, num_outputs: int, num_inputs: int) -> PackedMatrix:
-    """Return a random matrix."""
     formats = [(number_format, [num_outputs])]
     matrix = PackedMatrix(library, num_inputs, formats, has_bias=False, memory=WeightMemory())
     matrix.weights[0].copy_(torch.randn(num_outputs, num_inputs, generator=torch.Generator().manual_seed(1)))

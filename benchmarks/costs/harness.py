@@ -1,6 +1,6 @@
 """Scenarios and how they are measured: the ways of a scenario take turns, and the table has medians over the turns.
 
-A pair is one turn of each way, in the other order than the pair before, so that a slow spell of the machine hits all.
+A pair is one turn of each way, in the opposite order to the pair before, so that a slow spell of the machine hits all.
 """
 
 import asyncio
@@ -56,7 +56,6 @@ class Size:
         return smallest if self.is_smallest else full
 
     def directory(self) -> Path:
-        """Return the model's directory."""
         from benchmarks.float32_model import float32_model  # torch takes seconds to load
 
         return self.model or float32_model()
@@ -83,8 +82,6 @@ SCENARIOS: dict[str, Scenario] = {}
 
 
 def scenario(name: str, what: str, pairs: int) -> Callable[[Callable[[Size], Groups]], None]:
-    """Add a scenario."""
-
     def add(groups: Callable[[Size], Groups]) -> None:
         SCENARIOS[name] = Scenario(name, what, groups, pairs)
 
@@ -102,7 +99,7 @@ def in_turn(measure: Callable[..., Figures], *arguments: object) -> Callable[[],
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The values of one figure of one way, pair by pair, and those that they are compared with."""
+    """The values of one figure of one way, pair by pair, and the values that they are compared with."""
 
     scenario: str
     way: str
@@ -112,7 +109,6 @@ class Line:
     others: list[float]
 
     def cells(self) -> list[str]:
-        """Return the line of the table."""
         ratios = [value / other for value, other in zip(self.values, self.others, strict=False) if other]
         ratio = f"{_with_interval(ratios)} of {self.beside}" if ratios else ""
         return [self.scenario, self.way, self.figure, _with_interval(self.values), ratio]
@@ -121,7 +117,7 @@ class Line:
 async def run_scenario(
     chosen: Scenario, size: Size, num_pairs: int, only: str = "", say: Callable[[str], None] = lambda _: None
 ) -> list[Line]:
-    """Let the ways whose names have `only` in them take turns."""
+    """Let the ways with `only` in their names take turns."""
     lines: dict[tuple[str, str], Line] = {}
     async with aclosing(chosen.groups(size)) as groups:
         async for group in groups:
@@ -161,7 +157,6 @@ def _shown(value: float) -> str:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Return the table as Markdown."""
     heading = ["scenario", "way", "figure", "median (interval)", "ratio (interval)"]
     return markdown_table(heading, (line.cells() for line in lines), num_texts=3)
 

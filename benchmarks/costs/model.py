@@ -54,7 +54,7 @@ from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 
 # The whole stack beside a bare loop -------------------------------------------------------------
 
-BARE, WHOLE = "octavo:OctavoCore", "octavo:OctavoStack"  # in end_to_end/adapters
+BARE, WHOLE = "octavo:OctavoLoop", "octavo:OctavoStack"  # in end_to_end/adapters
 
 
 def adapter_command(adapter: str) -> list[str]:
@@ -62,7 +62,7 @@ def adapter_command(adapter: str) -> list[str]:
     return [sys.executable, "-m", "benchmarks.end_to_end.adapters.serve", adapter]
 
 
-@scenario("stack", "tokens a second of the whole stack beside a bare loop of core and worker, workload W2", pairs=3)
+@scenario("stack", "tokens a second of the whole stack beside a bare loop of planner and worker, workload W2", pairs=3)
 async def stack(size: Size) -> Groups:
     """The bare loop has no gRPC, no text, no stream. Both live in processes of their own and take turns."""
     num_planners = read_cpus().num_threads()
@@ -83,7 +83,6 @@ async def stack(size: Size) -> Groups:
 
 
 def counted(num_threads: int) -> str:
-    """Return a number of threads in words."""
     return f"{num_threads} thread{'s' * (num_threads > 1)}"
 
 
@@ -360,7 +359,6 @@ async def contention(size: Size) -> Groups:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Run processes that never rest."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

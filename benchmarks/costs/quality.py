@@ -73,7 +73,7 @@ def quality_of(directory: Path, settings: Mapping[str, Any], num_tokens: int) ->
 
 
 class Beside:
-    """Log-probabilities [positions, vocabulary] of the same positions, compared with those of a reference."""
+    """Log-probabilities [positions, vocabulary] of the same positions, compared with a reference's."""
 
     def __init__(self, reference: str) -> None:
         self._reference = reference

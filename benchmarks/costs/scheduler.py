@@ -77,9 +77,9 @@ async def step_log_turn(num_sequences: int, num_tokens: int, flags: Sequence[str
 async def timed_load(
     of: str, num_sequences: int, num_tokens: int, *flags: str
 ) -> tuple[dict[str, int], dict[str, float], float]:
-    """Read streams from a scheduler whose functions are timed.
+    """Read streams from a scheduler with timed functions.
 
-    Returns: calls and CPU microseconds of each function, and those of the whole process for the load.
+    Returns: calls and CPU microseconds of each function, and the same of the whole process for the load.
     """
     seqs = ("--max-num-seqs", str(num_sequences))
     with tempfile.NamedTemporaryFile() as file:
@@ -125,7 +125,7 @@ COSTLY_REGEX = r"(\p{L}|\p{N}|\s)*a(\p{L}|\s){40}"
 
 @scenario("grammars", "tokens a second with grammars and without, and what hostile ones cost plain streams", pairs=6)
 async def grammars(size: Size) -> Groups:
-    """The demo model, float32, all cores. Gaps are those between two tokens of a plain stream, seen by its client."""
+    """The demo model, float32, all cores. Gaps are between two tokens of a plain stream, seen by its client."""
     model_flags = ("executor_svc", "--model", str(size.directory()), "--kv-cache-gib", "0.5")
     many, few, num_tokens = size.of((32, 8, NUM_TOKENS), (2, 2, 4))
     plain, alone = f"{many} plain", f"{few} plain"
@@ -150,7 +150,7 @@ async def grammars(size: Size) -> Groups:
 
 
 class Streams:
-    """Runs streams on an executor that nobody else uses."""
+    """Runs streams on an executor of its own."""
 
     def __init__(self, client: octavo.Client, executor: Service, num_tokens: int) -> None:
         self._client = client

@@ -50,8 +50,8 @@ class Asking:
 
 @scenario("front", "CPU of the scheduler for a request and a message: native calls, one stream, OpenAI's API", pairs=10)
 async def front(size: Size) -> Groups:
-    """A fake executor makes the tokens. Requests of one token give the cost of a request; what those of many cost more
-    is that of their messages and tokens, with all that the engine does for them.
+    """A fake executor makes the tokens. Requests of one token give the cost of a request; requests of many tokens cost
+    more by their messages and tokens, with all that the engine does for them.
     """
     many = size.of(1024, 8)
     seqs = ("--max-num-seqs", str(many), *QUIET)
@@ -139,9 +139,9 @@ async def until_ready(scheduler: Service) -> None:
 # How long processes take to start ---------------------------------------------------------------
 
 
-@scenario("start", "seconds until processes serve, and until streams go on whose core was killed", pairs=5)
+@scenario("start", "seconds until processes serve, and until streams go on after their engine was killed", pairs=5)
 async def start(size: Size) -> Groups:
-    """Streams run through fronts while the core is killed; each has a gap up to its first token behind that."""
+    """Streams run through fronts while the engine is killed; each has a gap until its next token."""
     num_streams, num_fronts, block = size.of(200, 4), size.of(2, 1), 16
     seqs = ("--max-num-seqs", str(num_streams), *QUIET)
     blocks = ("--num-device-blocks", str(num_streams * (NUM_TOKENS // block + 2)))
@@ -161,13 +161,13 @@ async def start(size: Size) -> Groups:
             ]
         yield ways
         async with running_service("scheduler_svc", *fronts) as scheduler:
-            killed = partial(killed_core, scheduler, num_streams, size.of(LONGEST_PAUSE_S, 0.0))
-            yield [Way(f"core killed under {num_streams} streams", killed)]
+            killed = partial(killed_engine, scheduler, num_streams, size.of(LONGEST_PAUSE_S, 0.0))
+            yield [Way(f"engine killed under {num_streams} streams", killed)]
 
 
 NUM_TOKENS = 2_000  # of a stream: more than it has time for
 NUM_WARM_UP_TOKENS = 20
-REST_S = 0.1  # without a token: the last ones of the core that is gone have come
+REST_S = 0.1  # without a token: the last ones of the lost engine have come
 
 
 async def seconds_to_serve(module: str, *flags: str) -> Figures:
@@ -193,9 +193,9 @@ async def seconds_to_import_torch() -> Figures:
     return {"until it ends, s": time.monotonic() - began_s}
 
 
-async def killed_core(scheduler: Service, num_streams: int, pause_s: float) -> Figures:
-    """Kill the core under streams; return how long they rest."""
-    await asyncio.sleep(pause_s)  # who is killed again and again is started later
+async def killed_engine(scheduler: Service, num_streams: int, pause_s: float) -> Figures:
+    """Kill the engine under streams; return how long they rest."""
+    await asyncio.sleep(pause_s)  # an engine that is killed again and again is started later
     last_token_s: dict[int, float] = {}
     num_tokens = dict.fromkeys(range(num_streams), 0)
 
@@ -206,7 +206,7 @@ async def killed_core(scheduler: Service, num_streams: int, pause_s: float) -> F
                 last_token_s[number] = time.monotonic()
                 num_tokens[number] += 1
 
-    def planners() -> list[int]:
+    def engines() -> list[int]:
         return children_of(scheduler.process.pid, "scheduler_svc.processes.engine_process")
 
     async with octavo.Client(scheduler.address) as one, octavo.Client(scheduler.address) as two:
@@ -214,10 +214,10 @@ async def killed_core(scheduler: Service, num_streams: int, pause_s: float) -> F
         reading = [asyncio.create_task(read((one, two)[number % 2], number)) for number in range(num_streams)]
         try:
             await until(lambda: min(num_tokens.values()) >= NUM_WARM_UP_TOKENS)
-            [planner] = planners()
-            os.kill(planner, signal.SIGKILL)
+            [engine] = engines()
+            os.kill(engine, signal.SIGKILL)
             killed_s = time.monotonic()
-            await until(lambda: planners() not in ([], [planner]))
+            await until(lambda: engines() not in ([], [engine]))
             started_s = time.monotonic()
             await until(lambda: time.monotonic() - max(last_token_s.values()) > REST_S)
             last_token_s.clear()
@@ -229,12 +229,11 @@ async def killed_core(scheduler: Service, num_streams: int, pause_s: float) -> F
     resumed_s = max(last_token_s.values())
     return {
         "until all have a token, s": resumed_s - killed_s,
-        "the same from the next core's process, s": resumed_s - started_s,
+        "the same from the next engine's process, s": resumed_s - started_s,
     }
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Return once something holds."""
     async with asyncio.timeout(PATIENCE_S):
         while not holds():  # noqa: ASYNC110 - of what a process or a clock says
             await asyncio.sleep(0.002)
@@ -313,15 +312,15 @@ async def gap_turn(case: Case, seconds: float) -> Figures:
             for number in range(case.num_sequences // num_outputs)
         ]
         record = open_record(path, is_new=False)
-        planner, fronts = core_and_fronts(scheduler)
+        engine, fronts = engine_and_fronts(scheduler)
         try:
             await until(lambda: bool((record["num_active"] == case.num_sequences).any()))
             await asyncio.sleep(warm_up_s)
-            first, core_us, fronts_us = np.count_nonzero(record["end_ns"]), cpu_us(planner), cpu_us(*fronts)
+            first, engine_us, fronts_us = np.count_nonzero(record["end_ns"]), cpu_us(engine), cpu_us(*fronts)
             await asyncio.sleep(seconds)
-            last, core_us, fronts_us = (
+            last, engine_us, fronts_us = (
                 np.count_nonzero(record["end_ns"]),
-                cpu_us(planner) - core_us,
+                cpu_us(engine) - engine_us,
                 cpu_us(*fronts) - fronts_us,
             )
             steps = np.array(record[first:last])
@@ -335,15 +334,15 @@ async def gap_turn(case: Case, seconds: float) -> Figures:
         "idle, %": 100_000 * gaps_us.sum() / (steps["end_ns"][-1] - steps["end_ns"][0]),
         "gap, µs": statistics.median(gaps_us),
         "gap p99, µs": float(np.percentile(gaps_us, 99)),
-        "CPU of the core a step, µs": core_us / len(steps),
+        "CPU of the engine a step, µs": engine_us / len(steps),
         **({"CPU of the fronts a step, µs": fronts_us / len(steps)} if fronts else {}),
     }
 
 
-def core_and_fronts(scheduler: Service) -> tuple[int, list[int]]:
-    """Return the process that decides steps, and those that hold the streams, if these are others (Linux)."""
+def engine_and_fronts(scheduler: Service) -> tuple[int, list[int]]:
+    """Return the engine's process, and the fronts' processes, if these are others (Linux)."""
     pid = scheduler.process.pid
-    planners, fronts = (
+    engines, fronts = (
         children_of(pid, f"scheduler_svc.processes.{module}") for module in ("engine_process", "front_process")
     )
-    return (planners[0] if planners else pid), fronts
+    return (engines[0] if engines else pid), fronts

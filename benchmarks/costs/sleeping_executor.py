@@ -1,9 +1,9 @@
-"""An executor whose steps sleep, with a record of when each began and ended.
+"""An executor with steps that sleep, and a record of when each began and ended.
 
     python -m benchmarks.costs.sleeping_executor --record FILE [flags of executor_svc.fake]
 
-The fake executor's tokens depend on their histories; to make those of 1,024 sequences takes 10 ms of Python. Here
-every token is the same. The times are of the executor's own clock, around the call that runs a step.
+The fake executor's tokens depend on their histories; for 1,024 sequences they take 10 ms of Python. Here every token is
+the same. The times are of the executor's own clock, around the call that runs a step.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def open_record(path: Path, *, is_new: bool) -> npt.NDArray[np.void]:
 
 
 class SleepingWorker(fake.FakeWorker):
-    """A worker whose steps keep the batch table and sleep; `record` is as `open_record` returns it."""
+    """A worker with steps that keep the batch table and sleep; `record` is as `open_record` returns it."""
 
     def __init__(self, record: npt.NDArray[np.void], **settings: Any) -> None:
         super().__init__(**settings)

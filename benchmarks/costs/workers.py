@@ -17,7 +17,6 @@ IN_BFLOAT16 = "in bfloat16 "
 
 
 def title(number_format: str) -> str:
-    """Return what people call a number format."""
     return "float32" if number_format == "none" else number_format.strip()
 
 
@@ -88,6 +87,5 @@ def decode_tokens(num_rows: int, context: int, most_steps: int) -> int:
 
 
 def random_prompts(worker: Worker, num_rows: int, num_tokens: int, seed: int = 0) -> list[Int32Array]:
-    """Return prompts of ordinary tokens."""
     shape, lowest = (num_rows, num_tokens), min(FIRST_ORDINARY_ID, worker.info.vocab_size // 2)
     return list(np.random.default_rng(seed).integers(lowest, worker.info.vocab_size, shape, dtype=np.int32))

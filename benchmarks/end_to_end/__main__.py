@@ -177,12 +177,11 @@ def _result(findings: Findings, model: Model, command: str, num_threads: int, mi
 
 
 def _without_paths(command: str) -> str:
-    """Files are nobody's business but the reader's of this machine."""
+    """Return a command with the last parts of its paths only: a result is published."""
     return shlex.join(Path(word).name if os.sep in word else word for word in shlex.split(command))
 
 
 def this_machine() -> Machine:
-    """Describe the machine."""
     processor, cores = processor_name(), os.cpu_count() or 1
     words = "".join(letter if letter.isalnum() else " " for letter in processor.lower()).split()
     flags = cpu_info("flags").split()

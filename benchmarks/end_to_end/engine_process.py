@@ -1,4 +1,4 @@
-"""One engine in a process of its own, with the interpreter of its environment, and who used the cores while it ran.
+"""One engine in a process of its own, with the interpreter of its environment, and the load of the cores meanwhile.
 
 The load of the cores is from /proc, so Linux only.
 """
@@ -84,7 +84,7 @@ class EngineProcess:
         return generation
 
     def stop(self) -> None:
-        """Let it stop by itself; what does not is killed, with all that it started."""
+        """Let it stop by itself; if it does not, kill it, with all that it started."""
         if not self._log.closed:
             family = process_tree(self.pid)
             assert self._process.stdin is not None
@@ -183,7 +183,7 @@ class Load:
 
     Attributes:
         engine_s: CPU time of the engine that ran.
-        idle_engines_s: Of those that waited for their turn.
+        idle_engines_s: CPU time of the engines that waited for their turn.
         foreign_s: Of everything else; the hypervisor's share too, where it tells it.
         foreign_share: Of all cores; includes the idle engines.
     """
@@ -199,7 +199,7 @@ class LoadMeter:
 
     Args:
         engine: Process of the engine that runs.
-        idle_engines: Those of the others.
+        idle_engines: Processes of the other engines.
     """
 
     def __init__(self, engine: int, idle_engines: Iterable[int]) -> None:

@@ -40,7 +40,7 @@ class EngineSpec:
         adapter: Module in `adapters/`, and the class there.
         weight_bits: Of a weight of the layers and of one of the output head, where the size of a file does not say it.
         peer: Folder of its environment in PEERS_FOLDER; "": it runs in ours.
-        workloads: Those that it runs; empty: all.
+        workloads: The workloads that it runs; empty: all.
     """
 
     product: str
@@ -58,7 +58,6 @@ class EngineSpec:
 
 
 def class_of(quantization: str) -> str:
-    """Return the class of one of `our_formats`."""
     quantization = quantization.removesuffix(IN_BFLOAT16)
     if quantization in GGUF_TYPES:
         return f"{quantization[1]} bits"
@@ -123,12 +122,10 @@ def file_engines(file: Path) -> list[EngineSpec]:
 
 
 def peer_python(peer: str) -> Path:
-    """Return the interpreter of a peer's environment."""
     return PEERS_FOLDER / peer / "bin" / "python"
 
 
 def llama_cpp_program(name: str) -> Path:
-    """Return an executable of llama.cpp."""
     return PEERS_FOLDER / "llama.cpp" / "build" / "bin" / name
 
 
@@ -161,12 +158,11 @@ def why_missing(spec: EngineSpec, directory: Path) -> str | None:
 
 
 def interpreter(spec: EngineSpec) -> Path:
-    """Return what runs the adapter: that of llama.cpp needs no package, ours will do."""
+    """Return what runs the adapter: llama.cpp's needs no package, ours will do."""
     return Path(sys.executable) if spec.peer in ("", "llama.cpp") else peer_python(spec.peer)
 
 
 def options_of(spec: EngineSpec, directory: Path, num_threads: int, max_tokens: int) -> Options:
-    """Return how an engine is started."""
     program = str(llama_cpp_program("llama-server")) if spec.product == "llama.cpp" else ""
     cores = sorted(os.sched_getaffinity(0))
     model = str(model_path(spec, directory))

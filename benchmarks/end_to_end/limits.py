@@ -36,7 +36,7 @@ class Sample:
 
 
 def sample_limits(num_threads: int) -> Sample:
-    """Measure in a process of its own, whose threads and memory are gone afterwards."""
+    """Measure in a process of its own: its threads and memory are gone afterwards."""
     command = [sys.executable, "-m", "benchmarks.end_to_end.limits", "--threads", str(num_threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     return Sample(**json.loads(done.stdout))
@@ -99,7 +99,6 @@ def measure(
 
 
 def main() -> None:
-    """Print one sample as JSON."""
     parser = argparse.ArgumentParser(description="Memory bandwidth and float32 peak of this machine.")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     print(json.dumps(asdict(measure(parser.parse_args().threads))))

@@ -59,12 +59,10 @@ def of_last_result(make: Callable[[Result], str], path: Path | None) -> str:
 
 
 def front_part(result: Result) -> str:
-    """Return what README.md says."""
     return "\n\n".join([comparison(result, is_front=True), machine_line(result), limits_line(result)])
 
 
 def whole_part(result: Result) -> str:
-    """Return what docs/benchmarks.md says."""
     parts = [comparison(result), f"{machine_line(result)} {limits_line(result)}"]
     if result.missing:
         parts.append("Left out: " + "; ".join(f"{name} ({why})" for name, why in result.missing.items()) + ".")
@@ -79,7 +77,6 @@ SECTIONS = (
 
 
 def main() -> None:
-    """Write the pages and the picture."""
     for section in SECTIONS:
         page = ROOT / section.page
         page.write_text(section.insert_into(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -4,7 +4,7 @@
 
 Each gets an environment of its own, .venv-bench/NAME, so that none changes what another one runs with. It takes pip, a
 C and a C++ compiler, 6 GB of disk, and half an hour on two cores, most of it for llama.cpp. What is there already
-stays; what cannot be installed is said, and the others are. `make bench` runs those that are there.
+stays; what cannot be installed is said, and the rest is installed. `make bench` runs the installed ones.
 """
 
 import argparse
@@ -61,7 +61,6 @@ def make_environment(peer: str) -> Path:
 
 
 def pip(python: Path, *arguments: str | Path) -> None:
-    """Run pip of an environment."""
     run(python, "-m", "pip", "--disable-pip-version-check", "--quiet", "--quiet", *arguments)
 
 
@@ -162,7 +161,6 @@ def constraints() -> Path:
 
 
 def is_installed(python: Path, module: str) -> bool:
-    """Return whether an environment has a module."""
     command = [str(python), "-c", f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"]
     return subprocess.run(command, check=False).returncode == 0
 
@@ -175,7 +173,7 @@ INSTALLERS: dict[str, Callable[[], None]] = {
 
 
 def install(peers: Sequence[str]) -> list[str]:
-    """Install peers one after the other; return those that could not be."""
+    """Install peers one after the other; return the ones that could not be installed."""
     PEERS_FOLDER.mkdir(exist_ok=True)
     failed = []
     for peer in peers:

@@ -127,7 +127,6 @@ def joined(earlier: Result, later: Result) -> Result:
 
 
 def result_name(result: Result) -> str:
-    """Return the name of a result's file."""
     return f"{result.date}-{result.machine.kind}.json"
 
 

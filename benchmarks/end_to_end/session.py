@@ -1,4 +1,4 @@
-"""The engines take turns: those of one class of number formats are alive together, and one of them works at a time.
+"""The engines take turns: engines of one class of number formats live together, and one of them works at a time.
 
 A slow spell of the machine then hits all that are compared. A peer that took more than SLOW times as long as the
 fastest of its class in the first round is not measured again at that workload: it cannot be the best one.
@@ -20,7 +20,7 @@ from benchmarks.end_to_end.result import EngineRecord, Model, RunRecord
 from benchmarks.end_to_end.workloads import WARM_UPS, Workload
 
 SLOW = 1.4
-SPOILED_SHARE = 0.05  # of all cores, by others than the engine
+SPOILED_SHARE = 0.05  # of all cores, by other processes than the engine
 START_TIMEOUT_S = 600.0
 RUN_TIMEOUT_S = 900.0
 
@@ -35,7 +35,7 @@ class Plan:
         vocab_size: Of the model.
         workloads: In this order, every round.
         num_rounds: Of each.
-        num_repeats: How often a run is repeated that others spoiled.
+        num_repeats: How often a run that other work spoiled is repeated.
         num_threads: Equal for all engines.
         folder: Where the engines' logs go.
         measured: Engines and workloads that another piece of the result has.
@@ -72,7 +72,6 @@ class Findings:
 
 
 def adapter_command(spec: EngineSpec) -> list[str]:
-    """Return what starts an engine's process."""
     return [str(interpreter(spec)), "-m", "benchmarks.end_to_end.adapters.serve", spec.adapter]
 
 

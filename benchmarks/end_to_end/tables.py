@@ -52,7 +52,6 @@ class Row:
 
     @property
     def best_peer(self) -> Figure | None:
-        """The best figure of all others."""
         return best(list(self.peers.values()), self.workload)
 
     @property
@@ -73,7 +72,6 @@ def rate(run: RunRecord, workload: Workload) -> float:
 
 
 def best(figures: list[Figure], workload: Workload) -> Figure | None:
-    """Return the fastest one."""
     choose = min if workload.unit == "first token" else max
     return choose(figures, key=lambda figure: figure.median, default=None)
 
@@ -101,7 +99,7 @@ def _limit_share(result: Result, engine: EngineRecord, workload: Workload, media
 
 
 def rows(result: Result) -> list[Row]:
-    """Return all rows that anybody ran, in the order of the workloads."""
+    """Return all rows that were run, in the order of the workloads."""
     made = []
     for workload in WORKLOADS:
         for number_class in CLASSES:
@@ -129,7 +127,7 @@ _FRONT_CLASSES = {"W1": ("float32", "bfloat16", "8 bits", "4 bits"), "W2": ("flo
 
 
 def comparison(result: Result, *, is_front: bool = False) -> str:
-    """Return the table of all rows, or of those for the front page."""
+    """Return the table of all rows, or of the rows for the front page."""
     chosen = [row for row in rows(result) if not is_front or _is_on_front(row)]
     products = [product for product in PRODUCTS[1:] if any(product in row.peers for row in chosen)]
     header = ["", "Octavo", *products, "Octavo / best peer", "of the limit"]
@@ -193,7 +191,6 @@ def machine_line(result: Result) -> str:
 
 
 def limits_line(result: Result) -> str:
-    """Return what the machine could do, in one sentence."""
     limits = result.limits
     if not limits.read_gb_per_s:
         return "The limits of the machine were not measured: there is no C compiler."

@@ -33,8 +33,8 @@ class Workload:
         name: As in tables and on the command line.
         title: What people read.
         shapes: One for each request.
-        unit: How it is judged: "decode" by the tokens a second after the first, "output" by those of the whole run,
-            "first token" by the seconds to the first one.
+        unit: How it is judged: "decode" by the tokens a second after the first, "output" by all tokens a second, "first
+            token" by the seconds to the first one.
     """
 
     name: str
@@ -44,12 +44,10 @@ class Workload:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens that all requests make together."""
         return sum(shape.output_tokens for shape in self.shapes)
 
     @property
     def longest_tokens(self) -> int:
-        """The longest sequence, prompt and output."""
         return max(shape.prompt_tokens + shape.output_tokens for shape in self.shapes)
 
     def requests(self, seed: int, vocab_size: int) -> list[Request]:
@@ -90,5 +88,4 @@ WARM_UPS = (Workload("warm-up", "", (Shape(64, 8),) * 32), Workload("warm-up", "
 
 
 def by_name(name: str) -> Workload:
-    """Return the workload of a name."""
     return next(workload for workload in WORKLOADS if workload.name == name)

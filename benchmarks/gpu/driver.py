@@ -32,12 +32,12 @@ class Plan:
     folder: Path  # of the report
     file_name: str  # of the report, without an ending; the parts' files lie in a folder of that name
     budget_s: float  # for all parts
-    num_jobs: int  # parts at once, of those that do not measure
+    num_jobs: int  # parts at once, except parts that measure
     is_rehearsal: bool = False
 
 
 def run_parts(parts: Sequence[Part], report: Report, plan: Plan) -> None:
-    """Run parts in their order. The report is written again whenever one of them has written something.
+    """Run parts in their order. The report is written again whenever a part has written something.
 
     Raises: KeyboardInterrupt: SIGINT or SIGTERM came; the report says so.
     """
@@ -178,7 +178,6 @@ class _RunningPart:
         return result
 
     def kill(self) -> None:
-        """End the process and all of its session."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -1,4 +1,4 @@
-"""The real scheduler's core and one worker in this process, without RPC: what is left is the model and the core."""
+"""The real planner and one worker in this process, without RPC: what is left is the model and the planner."""
 
 import time
 from collections import deque
@@ -62,12 +62,10 @@ class Run:
 
     @property
     def outputs(self) -> list[list[int]]:
-        """The first output of each prompt."""
         return [answer.outputs[0] for answer in self.answers]
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all prompts."""
         return sum(len(output) for answer in self.answers for output in answer.outputs)
 
     @property
@@ -83,7 +81,7 @@ class InProcessEngine:
         worker: Empty.
         num_steps_in_flight: Steps that are launched before the oldest one is waited for.
         preemption_mode: What becomes of blocks for which there is no room.
-        limits: Of the core; None: those of the worker, without a prefix cache.
+        limits: The planner's; None: the worker's, without a prefix cache.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class InProcessEngine:
         )
         policy = FcfsPolicy()
         self._queue = WaitingQueue(policy)
-        self._core = ExecutorPlanner(limits, self._queue, policy, prefix_key=b"check")
+        self._planner = ExecutorPlanner(limits, self._queue, policy, prefix_key=b"check")
         self._arrivals = count()
 
     def generate(self, prompts: Sequence[Prompt]) -> Run:
@@ -125,7 +123,7 @@ class InProcessEngine:
         running: deque[RunningStep] = deque()
         while True:
             while len(running) < self._num_steps_in_flight:
-                step = self._core.schedule(time.perf_counter()).step
+                step = self._planner.schedule(time.perf_counter()).step
                 if step is None:
                     break
                 running.append(self._worker.launch(step))
@@ -138,11 +136,11 @@ class InProcessEngine:
             run.num_steps += 1
             run.step_s.append(result.execute_duration_us * 1e-6)
             run.device_s += run.step_s[-1]
-            updates = self._core.process(result)
+            updates = self._planner.process(result)
             assert not updates.failures, updates.failures
             _keep(updates, answer_of, time.perf_counter() - begin_s)
         run.wall_s = time.perf_counter() - begin_s
-        run.num_preemptions = sum(self._core.preemption.num_preemptions.values())
+        run.num_preemptions = sum(self._planner.preemption.num_preemptions.values())
         assert not len(self._queue), "a prompt can never run: the cache is too small for it"
         return run
 

@@ -1,7 +1,7 @@
 """Whether a token's logits depend on what else is computed, with `--numerics invariant` and without, and what it costs.
 
 One sequence is computed again and again: at once, in chunks, token by token, among others that decode or compute
-chunks. Every logit of every position is compared with those of the first time.
+chunks. Every logit of every position is compared with the first time's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ def invariance_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
                 detail=f"{num_other} of {len(logits)}, of {sizes.small_model['vocab_size']:,} logits each",
             )
             free_memory(device)
-    # The interpreter multiplies by BLAS, whose sums depend on where in a tile a row lies.
+    # The interpreter multiplies by BLAS, with sums that depend on where in a tile a row lies.
     assert device.type != "cuda" or not num_wrong, f"{num_wrong} positions have other logits with numerics invariant"
 
 

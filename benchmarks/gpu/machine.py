@@ -146,7 +146,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what the card is, as JSON."""
     del arguments
     print(json.dumps(_look()))
     return 0

@@ -139,7 +139,6 @@ def copy_figure(sizes: Sizes, device: torch.device) -> Figure:
 def worker_of(
     model: Mapping[str, Any], sizes: Sizes, device: torch.device, max_num_seqs: int, **settings: Any
 ) -> TorchWorker:
-    """Return a worker with random weights."""
     config = executor_settings(
         device=device.type,
         dtype=str(sizes.dtype).removeprefix("torch."),
@@ -160,7 +159,6 @@ class TimedCapture:
         self.seconds: list[float] = []
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Replay:
-        """Capture `run`; see `Capture`."""
         begin_s = time.perf_counter()
         replay = self._capture(run)
         self.seconds.append(time.perf_counter() - begin_s)
@@ -220,7 +218,6 @@ def prompt_of(num_tokens: int, num_new_tokens: int) -> Prompt:
 
 
 def _run(worker: TorchWorker, prompts: list[Prompt]) -> Run:
-    """Run prompts on an empty worker."""
     worker.reset()
     return InProcessEngine(worker).generate(prompts)
 

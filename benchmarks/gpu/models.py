@@ -26,7 +26,7 @@ from octavo_shared.errors import ModelLoadError
 if TYPE_CHECKING:
     from executor_svc.config import ExecutorConfig
 
-# Those of `executor_svc.config.ExecutorConfig` that a worker reads, with its defaults; a test compares the two.
+# The settings of `executor_svc.config.ExecutorConfig` that a worker reads, with its defaults; a test compares the two.
 DEFAULTS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "auto",
@@ -155,6 +155,6 @@ def usable_backends(device: torch.device, dtype: torch.dtype) -> dict[str, tuple
 
 
 def decode_planners(device: torch.device, dtype: torch.dtype) -> dict[str, DecodePlanner]:
-    """Return those whose decodes a CUDA graph can hold."""
+    """Return the backends with decodes that a CUDA graph can hold."""
     backends = {name: backend for name, (backend, _) in usable_backends(device, dtype).items()}
     return {name: backend for name, backend in backends.items() if isinstance(backend, DecodePlanner)}

@@ -60,7 +60,7 @@ class PartResult:
 
 
 def write_in_place(path: Path, text: str) -> None:
-    """Replace a file: whoever is killed in between leaves the old one."""
+    """Replace a file: a process that is killed in between leaves the old one."""
     new = path.with_name(f".{path.name}.new")
     new.write_text(text + "\n", encoding="utf-8")
     os.replace(new, path)
@@ -82,7 +82,6 @@ class Report:
         return all(part.status in ("passed", "skipped") for part in self.parts)
 
     def markdown(self) -> str:
-        """Return the report as a page."""
         from benchmarks.machine import markdown_table  # the process of a part starts sooner without it
 
         lines = [f"# {self.title}", "", *(f"- {line}" for line in self.machine), f"- command: `{self.command}`", ""]

@@ -1,7 +1,7 @@
 """The parts of `make gpu-check`, the most telling first: what no CPU can show, then correctness, then speed.
 
-Those that only check run several at once, and long ones are cut into shares, so that kernels are compiled in parallel;
-those that measure run alone.
+Parts that only check run several at once, and long ones are cut into shares, so that kernels are compiled in parallel;
+parts that measure run alone.
 """
 
 import json
@@ -48,7 +48,7 @@ def _measured(name: str, about: str, limit_s: float, module: str = "measurements
 PARTS: Sequence[Part] = (
     *_tests(
         "generation",
-        "greedy tokens through scheduler's core, worker, kernels and graphs are those of transformers; 8-bit caches",
+        "greedy tokens through planner, worker, kernels and graphs equal transformers'; 8-bit caches",
         120,
         [GENERATION, "-k", "greedy or 8_bits"],
         [GENERATION, "-k", "(greedy and llama-triton) or (8_bits and triton)"],

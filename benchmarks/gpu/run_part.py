@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _end_with_the_driver(standard_input: int) -> None:
-    """Wait until the driver is gone, however it went; nobody else would end this process and those that it started."""
+    """Wait until the driver is gone, in any way; then end this process and the ones that it started."""
     os.read(standard_input, 1)
     os.killpg(0, signal.SIGKILL)
 

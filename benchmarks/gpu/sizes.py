@@ -34,7 +34,6 @@ class DecodeShape:
 
     @property
     def cache(self) -> CacheShape:
-        """The cache of the layer."""
         return CacheShape(1, self.block_size, self.num_kv_heads, self.head_dim, self.cache_dtype or self.dtype)
 
     @property
@@ -203,7 +202,7 @@ class Sizes:
     workload: Workload
     max_num_batched_tokens: int
     num_device_blocks: int | None  # None: what the memory has room for
-    invariant_tokens: int  # of the sequence whose logits are compared: more than a split of keys
+    invariant_tokens: int  # of the compared sequence: more than a split of keys
     invariant_batch_sizes: Sequence[int]
 
     def decode_shapes_of(self, backend: str) -> Sequence[DecodeShape]:
@@ -260,7 +259,6 @@ def place_of(progress: Progress) -> tuple[Sizes, torch.device]:
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what nobody uses any more."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -33,7 +33,7 @@ def run_tests(progress: Progress, on_a_card: str, rehearsed: str, shard: str = "
     Args:
         progress: Gets the test that runs now.
         on_a_card: Arguments of pytest as JSON.
-        rehearsed: Those of a rehearsal, in which the interpreter takes a thousand times as long.
+        rehearsed: Arguments in a rehearsal, in which the interpreter takes a thousand times as long.
         shard: Which share of them, such as 2/3: each compiles its own kernels.
 
     Raises: TestFailuresError: some failed; it names them.
@@ -158,7 +158,7 @@ def sanitize(progress: Progress, tool: str) -> str:
         raise SkippedError("compute-sanitizer is not there; it comes with the CUDA toolkit")
     tests = [sys.executable, "-m", "pytest", *TESTS, "-q", "-c", "benchmarks/gpu/pytest.ini", "--rootdir", "."]
     command = [found, "--tool", tool, "--target-processes", "all", *tests, "-p", "no:cacheprovider"]
-    # Without torch's pool each tensor is an allocation of its own, whose end the tool knows.
+    # Without torch's pool each tensor is an allocation of its own, with an end that the tool knows.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     print(done.stdout[-8000:], done.stderr[-4000:], flush=True)

@@ -1,7 +1,7 @@
-"""Block tables for libraries that look at more ids than those of the blocks that a row sees.
+"""Block tables for libraries that look at more ids than the row's own blocks.
 
 A library may load whole tiles of keys, which begin before a window, and may check ids that it never follows. Every id
-that is none of the row's blocks becomes that of the nearest block that the row has: memory of the row itself.
+that is not a block of the row becomes the id of the row's nearest block: memory of the row itself.
 """
 
 from typing import Protocol
@@ -15,14 +15,14 @@ from octavo_shared.step_wire.step import Int32Array
 
 
 class BlockTables(Protocol):
-    """The block tables of a step, with nothing but blocks that their rows have."""
+    """The block tables of a step, with only the blocks that their rows have."""
 
     def under(self, window: int | None) -> torch.Tensor:
         """Return what layers with this window use, [num_rows, max_num_blocks] int32 on the device."""
 
 
 class StepBlockTables:
-    """Those of any step; made on the host, once for each window that layers ask for."""
+    """Tables of any step; made on the host, once for each window that layers ask for."""
 
     def __init__(self, metadata: AttentionMetadata, cache: LayerCache) -> None:
         self._metadata = metadata
@@ -43,9 +43,9 @@ class StepBlockTables:
 
 
 class DecodeBlockTables:
-    """Those of decodes; made on the device, waiting for nothing, at the first use of a plan.
+    """Tables of decodes; made on the device, waiting for nothing, at the first use of a plan.
 
-    A CUDA graph has that first use in it, because whoever captures a step makes the plan inside of the capture.
+    A CUDA graph has that first use in it, because the plan is made inside of the capture.
     """
 
     def __init__(self, batch: DecodeBatch, block_size: int) -> None:
@@ -72,12 +72,12 @@ class DecodeBlockTables:
 
 
 def own_blocks_only(metadata: AttentionMetadata, block_size: int, window: int | None) -> Int32Array:
-    """Return the block tables of a step with nothing but blocks that the rows still have.
+    """Return the block tables of a step with only the blocks that the rows still have.
 
     Args:
         metadata: The step.
         block_size: In tokens.
-        window: What lies before the last so many positions may have no blocks any more; None: all have theirs.
+        window: Positions before the last so many may have no blocks any more; None: all have blocks.
 
     Returns:
         [num_rows, max_num_blocks].

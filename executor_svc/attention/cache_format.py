@@ -33,7 +33,7 @@ _LARGEST_INT8 = 127
 
 
 def choose_cache_dtype(configured: CacheDtype, dtype: torch.dtype, *, in_bfloat16: bool = False) -> torch.dtype:
-    """Return the format of the cache: as configured, or bfloat16 if attention is in it, or that of activations."""
+    """Return the format of the cache: as configured, or bfloat16 if attention is in it, or the activations' format."""
     return CACHE_DTYPES[configured] if configured != "auto" else torch.bfloat16 if in_bfloat16 else dtype
 
 

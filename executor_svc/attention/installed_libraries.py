@@ -1,7 +1,7 @@
 """Which attention libraries are installed, whether their versions will do, and whether they load.
 
 Versions are looked up without an import. A library is built for one version of torch, and its metadata does not say
-which: only to load it shows whether it fits. That is tried for those that would be chosen.
+which: only loading it shows whether it fits. That is tried for a library that would be chosen.
 """
 
 from collections.abc import Callable

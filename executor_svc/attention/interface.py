@@ -58,7 +58,7 @@ class AttentionMetadata:
 class DecodeBatch:
     """Decodes on the device, one token a row. A CUDA graph reads these tensors anew at each replay.
 
-    Rows that pad a batch are rows like others: their block is one that no sequence has.
+    Rows that pad a batch are rows like others: their block belongs to no sequence.
     """
 
     num_visible_tokens: torch.Tensor  # [num_rows] int32: what the row's query sees, its own token included; 1 or more
@@ -127,7 +127,7 @@ class GroupedPlan:
 
 
 def join_plans(plans: Sequence[AttentionPlan]) -> AttentionPlan:
-    """Return one plan of those of all cache groups."""
+    """Return one plan for all cache groups."""
     return plans[0] if len(plans) == 1 else GroupedPlan(plans)
 
 

@@ -1,6 +1,6 @@
 """Paged attention whose bits do not depend on the schedule; see `executor_svc/triton_kernels/invariant_attention.py`.
 
-What depends on the batch here is who computes a split of keys, never how it is added up.
+The batch decides here which program computes a split of keys, never how the split is added up.
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class SplitMemory:
     def take(self, num_tiles: int, num_kv_heads: int, group: int, head_dim: int, num_positions: int) -> SplitStates:
         """Return how tiles of one token are shared out, and the room for it.
 
-        Where there are as many tiles as places, each has one program: the others would only wait.
+        Where there are as many tiles as places, each has one program: more would only wait.
 
         Args:
             num_tiles: 1 or more.
@@ -115,7 +115,7 @@ class SplitMemory:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """All rows of a step; those of several tokens are chunks. The arrays are on the host, [num_rows]."""
+    """All rows of a step; rows of several tokens are chunks. The arrays are on the host, [num_rows]."""
 
     starts: npt.NDArray[np.int32]  # position of the first token
     lengths: npt.NDArray[np.int32]

@@ -202,7 +202,7 @@ class XformersRules:
 
     Args:
         installed: Version of the package xformers; None: it is not installed.
-        triton: Version of the package triton; None: nobody knows.
+        triton: Version of the package triton; None: unknown.
     """
 
     name = "xformers"

@@ -1,7 +1,7 @@
 """The choice of an attention backend: by name, or the best that can run the model.
 
 `--attention-backend auto` takes, on a CUDA device, flash-attn 3 where it is installed, else our Triton kernels, else
-plain torch. flash-attn 2 and xformers are for those who ask for them: a prefix is shared in whole blocks, and their
+plain torch. flash-attn 2 and xformers are used only by name: a prefix is shared in whole blocks, and their
 blocks of 256 and 64 tokens cost hits. On a CPU there are the C library, which `cpu_kernels` decides on
 (`executor_svc/models/kernels.py`), and plain torch.
 """
@@ -120,7 +120,6 @@ class _Situation:
     installed: InstalledLibraries
 
     def candidates(self, name: BackendName) -> Sequence[BackendRules]:
-        """Return the backends that `name` may stand for, the best first."""
         flash_attn_3 = FlashAttention3Rules(is_installed=self.installed.has_flash_attn_3)
         match name:
             case "auto":
@@ -145,7 +144,6 @@ class _Situation:
         return problem
 
     def why(self, name: BackendName) -> str:
-        """Return why the first candidate was taken."""
         if name != "auto":
             return "asked for"
         return "cpu_kernels decides" if self._is_cpu else "the best"

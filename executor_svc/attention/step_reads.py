@@ -1,7 +1,7 @@
 """What the rows of a step read of the cache under one window, on any device; see `torch_backend.py`.
 
 Rows of one token (decodes) are put into buckets of similar length, longer rows (prefill chunks) stand
-alone. Blocks that lie wholly before the window of a row are not named: somebody else has them.
+alone. Blocks that lie wholly before the window of a row are not named: other sequences may have them.
 """
 
 from dataclasses import dataclass
@@ -102,9 +102,9 @@ class StepReads:
 
 
 def plan_reads(metadata: AttentionMetadata, window: int | None, cache: LayerCache, dtype: torch.dtype) -> StepReads:
-    """Return what the rows of a step read in layers whose tokens see the last `window` positions (None: all).
+    """Return what the rows of a step read in layers that see the last `window` positions (None: all).
 
-    `dtype` is that of the queries.
+    `dtype` is the format of the queries.
     """
     num_decodes = _num_leading_decodes(metadata.lengths)
     firsts = np.zeros_like(metadata.starts) if window is None else np.maximum(metadata.starts + 1 - window, 0)
@@ -120,7 +120,7 @@ def plan_reads(metadata: AttentionMetadata, window: int | None, cache: LayerCach
 
 
 def score_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the number format of scores: float32, or the wider one of the queries."""
+    """Return the number format of scores: float32, or the queries' own if that is wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -181,7 +181,7 @@ def _plan_chunk(
     cache: LayerCache,
     dtype: torch.dtype,
 ) -> PrefillChunk:
-    """Plan a row whose first token sees the positions from `first_key` on."""
+    """Plan a row that sees the positions from `first_key` on with its first token."""
     start, length = int(metadata.starts[row]), int(metadata.lengths[row])
     device, block_size = cache.keys.device, cache.block_size
     first_block, end_block = first_key // block_size, -(-(start + length) // block_size)

@@ -12,7 +12,7 @@ asks for it.
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
+import torch.nn.functional as F  # noqa: N812 -- the usual name
 
 from executor_svc.attention.cache_format import decode
 from executor_svc.attention.explicit_attention import attend_explicitly, slopes_on
@@ -143,7 +143,6 @@ class TorchAttentionPlan:
         return output.squeeze(0).transpose(0, 1)
 
     def _is_fused(self, layer: AttentionLayer) -> bool:
-        """Return whether torch's fused attention does all that the layer asks for."""
         return layer.soft_cap is None and layer.alibi_slopes is None and not self._in_bfloat16
 
     def _explicitly(

@@ -1,6 +1,6 @@
 """Paged attention in our own Triton kernels (`executor_svc/triton_kernels/`): any CUDA device from 8.0 on.
 
-A plan parts the rows of a step: those of one token go to the decode kernel, longer ones to the prefill kernel. What
+A plan parts the rows of a step: rows of one token go to the decode kernel, longer ones to the prefill kernel. What
 depends on no layer is made and copied to the device once a step.
 """
 
@@ -31,9 +31,8 @@ ALIGNMENT: Final = 4
 def number_of_splits(num_rows: int, num_kv_heads: int, num_places: int) -> int:
     """Return into how many parts a decode kernel cuts the keys of each row; the lengths have no say.
 
-    The least number that makes `MIN_WAVES` programs for each place on the device, and whose last wave is nearly full.
-    It follows the batch, and the backend here cuts a row's sums by it: see `invariant_triton_backend.py` for one that
-    does not.
+    The least number that makes `MIN_WAVES` programs for each place on the device, and a last wave that is nearly full.
+    It follows the batch, and the backend here cuts a row's sums by it; `invariant_triton_backend.py` does not.
 
     Args:
         num_rows: 1 or more.

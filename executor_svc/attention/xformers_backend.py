@@ -38,8 +38,6 @@ class XformersBackend:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The decodes of a step, or its chunks."""
-
     mask: Any  # of xformers, which is imported where it is used
     tokens: torch.Tensor | None  # which of the step's tokens, int64; None: all
     slots: torch.Tensor | None  # of the keys in the cache, row by row, int64; None: the mask has block tables

@@ -40,7 +40,7 @@ def gpu_cache_bytes(
 ) -> int:
     """Return what the cache of a GPU may take, with the weights loaded; may be below 0.
 
-    What others use of the device (its own libraries, other processes) is what is neither free nor torch's.
+    What libraries and other processes use of the device is neither free nor torch's.
     """
     peak = memory.measure_peak(run_largest_steps)
     others = memory.total() - memory.free() - memory.used_by_torch()
@@ -104,7 +104,7 @@ def count_blocks(
 def why_short(shape: CacheShape, num_blocks: int, max_model_len: int) -> str | None:
     """Say that a cache holds less than the longest sequence, and what would hold it; None: it holds one.
 
-    A model whose windows leave blocks behind needs less; that is no business of this function.
+    A model whose windows leave blocks behind needs less, which is not looked at here.
     """
     num_tokens = num_blocks * shape.block_size
     if num_tokens >= max_model_len:

@@ -1,6 +1,6 @@
 """The paged KV cache: one pool of keys and one of values a layer, a host pool, and moves between blocks.
 
-Which block belongs to whom is the scheduler's business; this module only moves them.
+The scheduler decides which sequence has which block; this module only moves them.
 """
 
 import math
@@ -171,7 +171,6 @@ class CacheEngine:
 
 
 def _make_pools(shape: CacheShape, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-    """Return the pools of keys and values, layer by layer."""
     num_pools, block_shape = 2 * shape.num_layers, shape.pool_shape
     if shape.is_one_piece:
         # No huge pages: where a machine lends its free memory to others, the first use of one takes milliseconds.

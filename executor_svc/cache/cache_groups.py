@@ -1,7 +1,7 @@
 """Layers with a window among layers without one: groups with pools of their own, in the memory that one pool has.
 
 A window's group needs the blocks of the windows of all sequences, and of what one step computes; as many again keep
-windows of earlier sequences for those that begin alike. What is left is the other layers'.
+windows of earlier sequences for sequences that begin alike. The other layers get what is left.
 """
 
 from collections.abc import Sequence

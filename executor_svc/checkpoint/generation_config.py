@@ -1,10 +1,10 @@
-"""What a model's generation_config.json says of sampling: the defaults of requests that do not say it themselves."""
+"""What a model's generation_config.json says of sampling: the defaults of requests that do not set it."""
 
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from octavo.values.sampling_parameters import SAMPLING_PARAMETERS
+from octavo.values.sampling_params_table import SAMPLING_PARAMS
 from octavo_shared.process.events import Event
 
 _logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ def sampling_defaults(config: Mapping[str, object], path: Path) -> dict[str, flo
         path: Of the file, for the log.
     """
     defaults: dict[str, float] = {}
-    for parameter in SAMPLING_PARAMETERS:
+    for parameter in SAMPLING_PARAMS:
         value = config.get(parameter.name) if parameter.may_model_set else None
         if value is None:
             continue

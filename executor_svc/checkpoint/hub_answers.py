@@ -43,7 +43,7 @@ def check_answers() -> None:
 
 
 def _check_answer(response: Any) -> None:  # of httpx or httpx2, as the release of the hub's library has it
-    if commit := response.headers.get("X-Repo-Commit"):  # on files, also on those that the hub does not have
+    if commit := response.headers.get("X-Repo-Commit"):  # on files, also if the hub does not have them
         require_commit(commit)
         if etag := response.headers.get("X-Linked-Etag") or response.headers.get("ETag"):
             require_inner_path(etag.removeprefix("W/").strip('"'))  # what the cache calls the file
@@ -56,7 +56,6 @@ def _check_answer(response: Any) -> None:  # of httpx or httpx2, as the release 
 
 
 def _check_description(value: object) -> None:
-    """Check the description of a model, or the tree of its files."""
     description = value if isinstance(value, dict) else {}
     if "sha" in description:
         require_commit(description["sha"])

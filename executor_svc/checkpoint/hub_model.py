@@ -91,7 +91,7 @@ def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = No
 
     check_answers()
     name = HubName.of(model)
-    assert name is not None, "whoever asks has checked the name"
+    assert name is not None, "the caller has checked the name"
     try:
         found = _look_up(name)
     except NotAtHubError:
@@ -101,7 +101,7 @@ def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = No
     try:
         if transfer is not None:
             disable_progress_bars()  # `transfer` has its own
-            # Small ones first: what is cut off can be told from what nobody began.
+            # Small ones first: then a download that was cut off differs from one that never began.
             _download(found, [file.name for file in found.files if file.name in SMALL_FILES])
             transfer(found)
         directory = _download(found, [file.name for file in found.files])
@@ -112,13 +112,13 @@ def fetch_hub_model(model: str, transfer: Callable[[HubModel], None] | None = No
 
 
 def find_cached_model(name: HubName) -> Path | None:
-    """Return the directory or GGUF file of a name that is complete in the hub's cache; None: it is not. Asks nobody."""
+    """Return the directory or GGUF file of a name that is complete in the cache, without the hub; None: it is not."""
     directory = None if name.is_gguf else find_cached(name.repo_id, name.revision)
     return directory or find_cached_gguf(name)
 
 
 def find_cached(repo_id: str, revision: str | None = None) -> Path | None:
-    """Return the directory of a model that is complete in the hub's cache; None: there is none. Asks nobody."""
+    """Return the directory of a model that is complete in the hub's cache, without the hub; None: there is none."""
     from huggingface_hub import errors, snapshot_download
 
     def find(names: list[str]) -> Path:
@@ -137,7 +137,7 @@ def find_cached(repo_id: str, revision: str | None = None) -> Path | None:
 
 
 def find_cached_gguf(name: HubName) -> Path | None:
-    """Return a GGUF file that is complete in the hub's cache, the first part; None: it is not. Asks nobody."""
+    """Return the first part of a GGUF file that is complete in the hub's cache, without the hub; None: it is not."""
     from huggingface_hub import errors, snapshot_download
 
     try:
@@ -207,7 +207,7 @@ def _read_index(directory: Path) -> dict[str, object] | None:
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
-    """Return what the hub's library raises: its own errors, those of its HTTP library, and those of the disk."""
+    """Return what the hub's library raises: its own errors, its HTTP library's, and the disk's."""
     from huggingface_hub import errors
 
     # Its HTTP library has changed from one release to the next; the root of its errors is a base of the hub's.

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-# What is taken where nobody says a quantization, as llama.cpp and Ollama do.
+# The quantization where a name has none, as in llama.cpp and Ollama.
 _DEFAULT_QUANTIZATION = "Q4_K_M"
 
 _NAME = re.compile(
@@ -48,7 +48,7 @@ class HubName:
 def choose_gguf(name: HubName, file_names: Collection[str]) -> list[str]:
     """Return the GGUF files that are meant, the first part first; empty: there are none, or the name leaves it open.
 
-    Of several with a quantization the shortest name is meant: that of the model, and not of a variant of it.
+    Of several with a quantization the shortest name is meant: the model's own, and not a variant's.
     """
     if name.file:
         found = [each for each in file_names if each == name.file]

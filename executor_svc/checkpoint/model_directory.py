@@ -84,12 +84,12 @@ class ModelDirectory:
         return sampling_defaults(read_json_object(path), path) if path.is_file() else {}
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
-        """Return tokenizer.json and those of its companions that exist; empty without tokenizer.json.
+        """Return tokenizer.json and its companions that exist; empty without tokenizer.json.
 
-        The files of sentence-transformers come with them: who reads texts puts prompts in front of them.
+        The files of sentence-transformers come with them: the scheduler puts their prompts in front of texts.
 
-        Raises: ModelLoadError: a file is damaged. The scheduler would find out too, but only a message
-            of the executor that ends reaches whoever started it.
+        Raises: ModelLoadError: a file is damaged. The scheduler would find out too, but only the message of
+            an executor that ends reaches the operator.
         """
         if not (self.path / TOKENIZER_FILE_NAMES[0]).is_file():
             return ()

@@ -26,7 +26,7 @@ def why_no_model(file_names: Sequence[str], directories_with_config: Sequence[st
 
     Args:
         file_names: All of them, sorted.
-        directories_with_config: Those beside them that hold a config.json, as `--model` would take them.
+        directories_with_config: Directories beside them that hold a config.json, as `--model` would take them.
     """
     if "config.json" not in file_names:
         return _why_no_config(file_names, directories_with_config)

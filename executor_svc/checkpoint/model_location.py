@@ -38,7 +38,7 @@ def find_model_path(model: str, transfer: Callable[[HubModel], None] | None = No
 
 
 def find_local_model(model: str) -> Path | None:
-    """Return what `find_model_path` finds if it is complete on this machine. Nobody asks the hub.
+    """Return what `find_model_path` finds if it is complete on this machine, without the hub.
 
     Raises: ModelLoadError: as `check_model_name`.
     """
@@ -50,9 +50,9 @@ def find_local_model(model: str) -> Path | None:
 
 
 def check_model_name(model: str) -> Path | None:
-    """Return the directory or GGUF file `model`, or that of a model of Ollama; None: by its looks it is a hub id.
+    """Return the directory or GGUF file `model`, also a model of Ollama; None: by its looks it is a hub id.
 
-    Nobody asks the hub.
+    The hub is not asked.
 
     Raises: ModelLoadError: it can be neither, or the directory is no model in the format that is read.
     """
@@ -120,5 +120,5 @@ def _begins_with(path: Path, begin: bytes) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(begin)) == begin
-    except OSError:  # whoever loads it says so
+    except OSError:  # loading it says so
         return False

@@ -1,7 +1,7 @@
 """How a model directory says that texts become vectors: the modules of sentence-transformers.
 
 `modules.json` lists them in their order. What is read here: the transformer itself, one way of pooling, and whether
-vectors are normalized. Others are refused by name.
+vectors are normalized. Other modules are refused by name.
 """
 
 import json

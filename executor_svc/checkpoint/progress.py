@@ -1,4 +1,4 @@
-"""How far the loading of weights is, for a person who looks."""
+"""A progress bar for the loading of weights."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 @contextmanager
 def progress_bar(total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show how many bytes are loaded, and how fast, if a person looks; yield the function that advances the bar."""
+    """Show on a terminal how many bytes are loaded, and how fast; yield the function that advances the bar."""
     console = Console(stderr=True)
     columns = (
         TextColumn("loading weights"),

@@ -1,6 +1,6 @@
 """Checkpoints with quantized weights: refused by the name of their format, before anything else is looked at.
 
-Both ways to run a model read plain safetensors only: our own code and that of transformers.
+Both ways to run a model read plain safetensors only: our own code and transformers' code.
 """
 
 from collections.abc import Mapping

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-# Of Gemma 3, whose published checkpoints leave out what is as in transformers.
+# Of Gemma 3: published checkpoints leave out values that equal transformers' defaults.
 _GEMMA3: Final[Mapping[str, object]] = MappingProxyType(
     {
         "num_attention_heads": 8,
@@ -40,14 +40,14 @@ _OTHER_TOWERS = tuple(
 
 
 def combined_architecture(config: Mapping[str, object]) -> str | None:
-    """Return the architecture of a config.json whose text model can be served alone; None: it is another."""
+    """Return the architecture in a config.json if its text model can be served alone; None: it is another."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     return name if isinstance(name, str) and name in _TEXT_MODELS else None
 
 
 def text_config(config: dict[str, object]) -> dict[str, object]:
-    """Return the config.json that the text model would have alone; of a model without towers its own."""
+    """Return the config.json that the text model would have alone; of a model without towers the whole one."""
     combined = combined_architecture(config)
     if combined is None:
         return config
@@ -65,7 +65,7 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
 
 
 def is_of_another_tower(name: str) -> bool:
-    """Whether a tensor of such a checkpoint belongs to what is not the text model."""
+    """Whether a tensor of such a checkpoint belongs to another part than the text model."""
     return name.startswith(_OTHER_TOWERS)
 
 

@@ -133,7 +133,7 @@ class Checkpoint:
         return found
 
     def matrix_formats(self, besides: Iterable[str] = ()) -> set[str]:
-        """Return the number formats in which matrices are stored, but for those of some names; see `number_formats`."""
+        """Return the number formats in which matrices are stored, except some names; see `number_formats`."""
         found = set()
         besides = {self._stored(name) for name in besides}
         for path, names in self._names_by_file():
@@ -210,7 +210,6 @@ def _tensor_names(path: Path) -> list[str]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[safe_open]:
-    """Open a safetensors file; its errors become one sentence that names it."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield file

@@ -22,11 +22,11 @@ from typing import Self
 
 from octavo_shared.errors import ModelLoadError
 
-# A tensor's digest is that of the digests of its pieces, so that several threads can work on one. Another size is
-# another digest.
+# A tensor's digest is made of the digests of its pieces, so that several threads can work on one. Another piece size
+# gives another digest.
 PIECE_BYTES = 16 * 2**20
 
-# Above the speed of most disks; each takes a core from those that convert weights.
+# Above the speed of most disks; each thread takes a core from the conversion of weights.
 NUM_THREADS = 2
 
 # What is read at once: it stays in the processor's cache until it is hashed.
@@ -115,7 +115,6 @@ def _tensors_of(path: Path) -> list[tuple[str, StoredTensor]]:
 
 
 def _hash(path: Path, begin: int, end: int) -> bytes:
-    """Return the SHA-256 of a part of a file."""
     hasher, buffer = hashlib.sha256(), memoryview(bytearray(min(_READ_BYTES, end - begin)))
     with _naming(path), path.open("rb", buffering=0) as file:
         while begin < end:
@@ -135,7 +134,6 @@ def read_whole(path: Path) -> bytes:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Make one sentence of what the system says of a file."""
     try:
         yield
     except OSError as error:

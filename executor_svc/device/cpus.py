@@ -33,7 +33,7 @@ def read_cpus(root: Path = Path("/"), cpu_ids: Iterable[int] | None = None) -> A
 
     Args:
         root: Of its files.
-        cpu_ids: Those of the affinity mask; None: of this process.
+        cpu_ids: The affinity mask; None: of this process.
     """
     allowed = sorted(os.sched_getaffinity(0) if cpu_ids is None else cpu_ids)
     return AvailableCpus(len(allowed), len({_core(root, cpu_id) for cpu_id in allowed}), _quota(root))

@@ -46,7 +46,7 @@ def _free_in(group: Path) -> int | None:
             free = int(read_text(group / limit)) - int(read_text(group / used))
             lines = [line.split() for line in read_text(group / "memory.stat").splitlines()]
             sizes = {words[0]: int(words[1]) for words in lines if len(words) == 2}
-            # Version 1 has both for the group alone and, with `total`, for those inside it too.
+            # Version 1 has both for the group alone and, with `total`, for the groups inside it too.
             cached = [sizes.get(name, 0) for name in _CACHES]
             return max(1, free + max(sum(cached[:2]), sum(cached[2:])))
     return None

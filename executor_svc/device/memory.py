@@ -13,7 +13,7 @@ class GpuMemory(Protocol):
         """Return all of it."""
 
     def free(self) -> int:
-        """Return what nobody uses; memory that torch keeps for later is in use."""
+        """Return the free memory; memory that torch keeps for later is in use."""
 
     def release(self) -> None:
         """Give back what torch keeps for later."""
@@ -36,7 +36,7 @@ class CudaMemory:
         return int(torch.cuda.mem_get_info(self._device)[1])
 
     def free(self) -> int:
-        """Return what nobody uses."""
+        """Return the free memory."""
         return int(torch.cuda.mem_get_info(self._device)[0])
 
     def release(self) -> None:

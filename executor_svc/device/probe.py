@@ -12,7 +12,7 @@ import torch
 
 from octavo_shared.errors import DeviceLostError, StepFailedError
 
-# A device that still computes earlier steps answers behind them; one that is gone may never answer.
+# A device that still computes earlier steps answers after them; a lost device may never answer.
 PROBE_TIMEOUT_S = 60.0
 
 # Has the device compute something and waits for it. Raises: RuntimeError: it cannot.

@@ -32,7 +32,7 @@ def _num_cuda_devices() -> int:
         try:
             num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
             messages = [str(warning.message) for warning in caught]
-        except RuntimeError as error:  # torch warns or raises, depending on who asks
+        except RuntimeError as error:  # torch warns or raises, depending on the call
             num_devices, messages = 0, [str(error)]
     for message in messages:
         found = re.search(r"driver on your system is too old \(found version (\d+)\)", message)

@@ -57,7 +57,7 @@ def pin(memory: torch.Tensor, device: torch.device, owner: object, runtime: Cuda
         memory: Contiguous, on the host.
         device: The GPU that moves the blocks.
         owner: Holds the tensor. What is freed while it is registered could not be pinned again.
-        runtime: None: that of torch.
+        runtime: None: torch's.
 
     Returns: Whether it is pinned.
     """
@@ -68,7 +68,7 @@ def pin(memory: torch.Tensor, device: torch.device, owner: object, runtime: Cuda
     if error == 0:
         weakref.finalize(owner, runtime.cudaHostUnregister, memory.data_ptr()).atexit = False
         return True
-    # CUDA repeats its last error to whoever launches next: that shall be nobody's step.
+    # CUDA repeats its last error at the next launch: no step shall get it.
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device).add_(1)
     _logger.warning(

@@ -53,7 +53,7 @@ class Histories:
             self._hash(admission.slot, 0, admission.token_ids, start)
         for fork in delta.beam_forks:
             self._copy(fork)
-        # The scheduler's own tokens (beams) are the only others that did not come from `append`.
+        # Beyond these, only beams' tokens, which the scheduler chooses, did not come from `append`.
         ends = layout.starts + layout.lengths
         behind = self._num_hashed[layout.slots.astype(np.intp)] < ends
         if np.count_nonzero(behind):

@@ -1,6 +1,6 @@
 """Faults of the fake executor: steps that fail, hang or are slow, and a process that ends, at steps that flags name.
 
-Steps are counted from the start of the process, over all attachments; those that fail count too.
+Steps are counted from the start of the process, over all attachments, failed steps too.
 """
 
 import os
@@ -50,7 +50,7 @@ class FakeFaults:
         plan: What goes wrong.
         sleep: Waits so many seconds.
         hang: Never returns.
-        end_process: Ends the process with an exit code, without a word to anybody.
+        end_process: Ends the process with an exit code, without a word.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ A history is known by its 64-bit hash (`executor_svc/fake/cache.py`) and by the 
 character still lacks. Sampled tokens are drawn by hash. For beam search the language has a whole
 distribution over the vocabulary after every history:
 
-- The likeliest token is the one that a greedy row gets.
+- The likeliest token is the token that a greedy row gets.
 - Next come the other tokens that keep the text valid UTF-8, in an order that the history shuffles, and
   then the rest of the vocabulary, shuffled too.
 - The end of the sequence has any rank with the chance `eos_probability`, the first one included; inside
@@ -21,7 +21,7 @@ from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE
 from executor_svc.sampler.sample_rows import uniforms
 from octavo_shared.step_wire.step import BoolArray, Int32Array
 
-# Raised by whoever changes what follows a history.
+# Raise it when what follows a history changes.
 LANGUAGE_VERSION = 1
 
 UInt64Array = npt.NDArray[np.uint64]
@@ -54,7 +54,7 @@ class FakeLanguage:
     def missing_bytes(self, table_token_ids: Int32Array, slots: Int32Array, positions: Int32Array) -> Int32Array:
         """Return how many bytes the last character before each of `positions` still lacks.
 
-        `table_token_ids` is [max_num_seqs, max_model_len], that of the batch table.
+        `table_token_ids` is [max_num_seqs, max_model_len], as in the batch table.
         """
         missing = np.zeros(len(slots), np.int32)
         for distance in (1, 2, 3):

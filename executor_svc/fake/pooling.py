@@ -22,7 +22,7 @@ def fake_values(task: PoolingTask, token_ids: list[int], token_type_ids: bytes =
 
 
 def pool(text: PoolingInput, nan_token_id: int) -> PoolingOutput:
-    """Return the answer to a text; one that has the token that makes NaN is flagged."""
+    """Return the answer to a text; a text with the token that makes NaN gets a flag."""
     token_ids = text.token_ids.tolist()
     values = fake_values(text.task, token_ids, text.token_type_ids)
     if nan_token_id >= 0 and nan_token_id in token_ids:

@@ -1,6 +1,6 @@
 """A fake executor that answers by a script, one token a byte: what agents and tools are tested with.
 
-The model seems to be of Qwen3's kind: its chat template shows tools, calls stand in `<tool_call>` tags, reasoning in
+The model looks like Qwen3: its chat template shows tools, calls stand in `<tool_call>` tags, reasoning in
 `<think>` tags.
 """
 
@@ -80,7 +80,7 @@ def _row(line: str, where: str) -> tuple[str, str]:
 
 
 class ScriptedWorker(FakeWorker):
-    """Answers by a script. Log-probabilities are those of other tokens; where a grammar forbids a token, it is left.
+    """Answers by a script. Log-probabilities are of the sampled tokens; these stay where a grammar forbids the script.
 
     Args:
         answer: The script.

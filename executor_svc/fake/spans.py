@@ -1,4 +1,4 @@
-"""How the fake executor drafts: rows with an allowance get several tokens, those that they would get one by one.
+"""How the fake executor drafts: rows with an allowance get several tokens, the same as one by one.
 
 How many of its drafts are right follows from a row's history. So tokens are the same whatever the counts, and a run can
 be repeated.
@@ -69,7 +69,7 @@ class Spans:
         )
 
     def add(self, layout: StepLayout, rows: npt.NDArray[np.integer], result: StepResult) -> None:
-        """Take the next token of each of some rows; one with a flag has none, and gets it again as its first one."""
+        """Take the next token of each of some rows; a row with a flag gets none, but has it again as its first one."""
         has_token = layout.most_tokens > 0
         if result.row_flags is not None:
             has_token &= result.row_flags == 0

@@ -1,6 +1,6 @@
 """The tokenizer of the fake executor: one token a byte, three special tokens, no merges.
 
-Token id b is the byte b. The files are those of an ordinary Hugging Face model, written as plain
+Token id b is the byte b. The files are as in an ordinary Hugging Face model, written as plain
 JSON, so that the fake needs no tokenizer library.
 """
 

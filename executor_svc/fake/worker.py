@@ -44,7 +44,7 @@ class FakeWorker:
         token_us: Time that each token of a step adds, in microseconds.
         eos_probability: Chance that a token is the end of the sequence, 0 to 1.
         sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
-        cache_groups: Those that it offers; empty: it has one table.
+        cache_groups: The cache groups that it offers; empty: it has one table.
         nan_token_id: Behind it logits are NaN; -1: behind none.
         max_allowance: Most tokens that a row may get in a step; 1: it drafts none.
         max_grammar_slots: Grammar slots; 0: it follows no grammars, as without llguidance.
@@ -53,12 +53,12 @@ class FakeWorker:
         has_pooling: Whether it computes vectors and scores.
         is_generative: Whether it generates too; if not, it has no blocks.
         sampling_defaults: As of a model's generation_config.json, by name.
-        numerics_id: Of which arithmetic it says that it is; None: that of its language.
+        numerics_id: The numerics id that it reports; None: the id of its language.
         is_invariant: Whether it says that outputs depend on their requests alone; they do.
-        why_not_invariant: Why it says that they do not.
-        weights_digest: Of which weights it says that they are; None: of its parameters.
-        kv_cache_dtype: The format of the cache that it says it has.
-        warning: What it says that its operator should mend.
+        why_not_invariant: The reason that it reports if they do not.
+        weights_digest: The digest that it reports; None: a digest of its parameters.
+        kv_cache_dtype: The cache format that it reports.
+        warning: What it reports that its operator should mend.
         faults: What goes wrong; None: nothing.
         sleep: Waits so many seconds; runs on the thread of `execute`, once in every step.
         clock: Returns the time in seconds.
@@ -256,7 +256,7 @@ class FakeWorker:
         return result
 
     def _answer_spans(self, step: Step, layout: StepLayout) -> StepResult:
-        """Answer rows that may get several tokens; the cache holds drafts behind those that they got."""
+        """Answer rows that may get several tokens; the cache holds drafts behind the tokens that they got."""
         num_wanted = num_proved(layout, self._histories)
         first = self._answer(step, layout)
         self._histories.append(layout, first.sampled_token_ids)
@@ -281,7 +281,7 @@ class FakeWorker:
             cache.check_reads(tables, layout, self._histories)
 
     def _replace_samples(self, step: Step, rows: SampleRows, result: StepResult) -> None:
-        """Put other tokens in place of those that were sampled; this model samples them all."""
+        """Put other tokens in place of the sampled ones; this model samples them all."""
 
     def _are_nan(self, slots: Int32Array, positions: Int32Array) -> BoolArray:
         """Return which of some positions of slots have the token before them that makes NaN, [num_positions]."""

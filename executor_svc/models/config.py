@@ -80,11 +80,11 @@ class MlpConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A mixture of experts, each an MLP; the router's softmax weighs those that it chooses for a token."""
+    """A mixture of experts, each an MLP; the router's softmax weighs the experts that it chooses for a token."""
 
     num_experts: int
     num_chosen: int
-    # Whether the weights of those that are chosen are scaled to a sum of 1.
+    # Whether the weights of the chosen experts are scaled to a sum of 1.
     is_normalized: bool
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
+import torch.nn.functional as F  # noqa: N812 -- the usual name
 
 from executor_svc.attention.interface import Rotation
 from executor_svc.checkpoint.weight_map import Range, WeightTarget
@@ -50,7 +50,7 @@ MatrixT = TypeVar("MatrixT", bound=Matrix)
 class Norm:
     """RMSNorm or LayerNorm over the last dimension.
 
-    A weight of another number format than the input decides in which one is computed: that of Gemma is float32.
+    The number format of the weight decides in which one is computed: Gemma's is float32.
     """
 
     weight: torch.Tensor  # [size]
@@ -71,7 +71,7 @@ class EmbeddingWeights(Generic[MatrixT]):
     """What makes the first residual stream: norm(scale * tokens[id] + positions[position + position_offset])."""
 
     tokens: MatrixT
-    vocabulary: Range  # whose embeddings this rank has
+    vocabulary: Range  # the tokens whose embeddings this rank has
     scale: torch.Tensor | None  # [] in the number format of the model, as in transformers; None: 1
     positions: torch.Tensor | None  # [num_positions, hidden_size]
     position_offset: int

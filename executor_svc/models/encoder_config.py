@@ -19,7 +19,7 @@ Purpose = Literal["model", "masked", "scores"]
 _SUFFIXES: Final[Mapping[str, Purpose]] = MappingProxyType(
     {"ForSequenceClassification": "scores", "ForMaskedLM": "masked", "Model": "model"}
 )
-# Families with code of our own, and those that transformers runs.
+# Families with code of our own, and families that transformers runs.
 OWN_FAMILIES = ("Bert", "Roberta", "XLMRoberta")
 OTHER_FAMILIES = ("DistilBert", "MPNet", "ModernBert")
 
@@ -47,7 +47,7 @@ class EncoderConfig:
 
     Attributes:
         position_offset: Row of the position embeddings that belongs to the first token.
-        padding_id: Token that has no position, and whose row is that before the first; None: there is none.
+        padding_id: Token that has no position, and gets the row before the first; None: there is none.
         max_positions: Longest text in tokens.
         num_scores: Of the head; 0: there is none.
         has_pooler: Whether the head stands on BERT's pooler; RoBERTa's has its own layer.

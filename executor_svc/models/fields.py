@@ -22,7 +22,7 @@ MOST: Final[Mapping[str, int]] = MappingProxyType(
 
 
 def refuse_absurd_numbers(values: Mapping[str, object], source: Path) -> None:
-    """Refuse a model with numbers that none has, before memory is taken for them.
+    """Refuse a model with impossibly large numbers, before memory is taken for them.
 
     Args:
         values: The contents of config.json.
@@ -39,7 +39,7 @@ def refuse_absurd_numbers(values: Mapping[str, object], source: Path) -> None:
 
 
 class ConfigFields:
-    """A JSON object; null means absent. Every getter raises ModelLoadError on a value of another kind.
+    """A JSON object; null means absent. Every getter raises ModelLoadError for a value of the wrong type.
 
     Args:
         values: The object.
@@ -99,10 +99,11 @@ class ConfigFields:
         return None if self.values.get(name) is None else self.number(name)
 
     def refuse(self, names: Mapping[str, object]) -> None:
-        """Leave a model with other settings to transformers' code, or to nobody.
+        """Refuse a model with other settings; transformers' code may run it.
 
         Args:
-            names: Settings that are not read, each with the value that changes nothing; absent ones do neither.
+            names: Settings that are not read, each with the value that changes nothing; absent ones change nothing
+                either.
 
         Raises: UnsupportedModelError: a setting has another value.
         """

@@ -67,7 +67,7 @@ def read_k_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def _bits(packed: torch.Tensor, size: int, run: int = 32) -> torch.Tensor:
-    """Return numbers of `size` bits: of each `run` bytes the lowest ones, then those above."""
+    """Return numbers of `size` bits: of each `run` bytes the lowest bits first, then the ones above."""
     shifts = torch.arange(0, 8, size, dtype=torch.uint8)[:, None]
     parts = packed.reshape(*packed.shape[:-1], -1, 1, run) >> shifts & (1 << size) - 1
     return parts.flatten(-3).to(torch.int16)

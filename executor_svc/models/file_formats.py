@@ -60,7 +60,7 @@ LONG_INPUTS: Final = {*FLOATS} | {kind for kind, holders in HOLDERS.items() if s
 
 
 class FileFormats:
-    """The number formats of a GGUF checkpoint: those of a matrix by the names of its tensors.
+    """The number formats of a GGUF checkpoint: the formats of a matrix by the names of its tensors.
 
     Args:
         checkpoint: The weights.
@@ -77,7 +77,7 @@ class FileFormats:
         self.has_codes = checkpoint.has_codes
         self.used: set[NumberFormat] = set()
         self._holders: dict[FileType, list[NumberFormat]] = {}
-        products: dict[bool, GGUFTensor] = {}  # one whose products take floats, one that takes codes
+        products: dict[bool, GGUFTensor] = {}  # one with products of floats, one of codes
         is_tied = HEAD not in checkpoint.tensors
         for tensor in checkpoint.tensors.values():
             check_type(tensor, allow_requantization=allow_requantization)

@@ -41,7 +41,7 @@ class _Groups:
     importance: torch.Tensor
 
     def fit(self, smallest: torch.Tensor, largest: torch.Tensor) -> _Fit:
-        """Return the best one: of the whole range, or by least squares of codes near those."""
+        """Return the best one: of the whole range, or by least squares of nearby codes."""
         best = self._try((largest - smallest) / LARGEST_CODE, smallest)
         inverse = _inverse(best.scale)
         total, weighted_sum = _sum(self.importance), _sum(self.importance * self.weights)

@@ -1,8 +1,8 @@
 """Whether what computes a model is invariant: an output depends on its request alone, to the bit.
 
-Invariant is code that sums every number in an order that the model's shape alone decides. The kernels in C are written
-so, and on a GPU those in Triton that `--numerics invariant` takes. A library's products are not: they choose their
-order by the number of rows.
+Invariant code sums every number in an order that depends on the model's shape alone: the kernels in C, and on a GPU the
+Triton kernels that `--numerics invariant` takes. A library's products are not invariant: they choose their order by the
+number of rows.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which kernels run a model: the C library on a CPU, Triton's beside those of torch on a GPU, else plain torch."""
+"""Which kernels run a model: the C library on a CPU, Triton's beside torch's on a GPU, else plain torch."""
 
 import importlib.util
 import logging
@@ -40,11 +40,11 @@ class FoundLibrary:
 
     library: NativeLibrary | None
     reason: str = ""
-    is_broken: bool = False  # the reason is one that an operator can mend
+    is_broken: bool = False  # whether an operator can mend the reason
 
     @property
     def warning(self) -> str:
-        """What to say to an operator who did not choose to be without it; empty: nothing."""
+        """What to tell an operator who expects the library; empty: nothing."""
         if not self.is_broken:
             return ""
         return (
@@ -98,7 +98,7 @@ def make_model(
         is_stored_in_bfloat16: Whether the checkpoint has all matrices in bfloat16. Without quantization the C library
             keeps them so: half the memory, and the bits of float32.
         group: The ranks that share the model.
-        attention: None: that of the C library, or without one that of torch.
+        attention: None: the C library's, or without it torch's.
         found: The C library, or why it is not used; None: `cpu_kernels` says.
         numerics: "invariant": on a GPU products are ours, where they can be.
         stored: The formats of a GGUF file, each matrix in its own; None: `quantization` says it for all.
@@ -166,7 +166,7 @@ def _make_dense(
     library: NativeLibrary | None,
     group: TensorParallelGroup,
 ) -> DenseKernels[TorchMatrix]:
-    """Return the dense kernels of torch; on a GPU with Triton those that leave fewer launches, or are invariant."""
+    """Return torch's dense kernels; on a GPU with Triton the ones with fewer launches, or invariant ones."""
     if device.type == "cuda" and has_triton():
         from executor_svc.models.triton_dense import TritonDense  # Triton takes seconds to import
 
@@ -180,7 +180,7 @@ def has_triton() -> bool:
 
 
 def make_attention(library: NativeLibrary | None, *, in_bfloat16: bool = False) -> AttentionBackend:
-    """Return the attention of the C library, or without one that of torch; `in_bfloat16`: as in both."""
+    """Return the attention of the C library, or without it torch's; `in_bfloat16`: as in both."""
     if library is None:
         return TorchAttentionBackend(in_bfloat16=in_bfloat16)
     return NativeAttentionBackend(library, in_bfloat16=in_bfloat16)
@@ -218,7 +218,7 @@ def warn_of_kernels(warning: str) -> None:
 def find_product_library(
     quantization: str, device: torch.device, cpu_kernels: CpuKernels, setting: str
 ) -> NativeLibrary | None:
-    """Return the C library for products with quantized weights, of a model whose dtype it does not have otherwise.
+    """Return the C library for products with quantized weights, of a model with a dtype that the library lacks.
 
     Args:
         quantization: Of the weights.

@@ -1,4 +1,4 @@
-"""What the executor needs of a model, whoever wrote its code."""
+"""What the executor needs of a model, ours or transformers'."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class ModelShape:
 
     @property
     def sliding_window_tokens(self) -> int:
-        """Return the tokens after which no layer sees one any more; 0: some layer sees all."""
+        """Return the tokens after which no layer sees a token any more; 0: some layer sees all."""
         windows = [window or 0 for window in self.layer_windows]
         return 0 if 0 in windows else max(windows)
 

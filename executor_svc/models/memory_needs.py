@@ -53,7 +53,7 @@ _BLOCK_TOKENS = 16
 
 # Executor, scheduler and their libraries, without a model.
 _PROGRAM_BYTES = 400_000_000
-# Of the KV cache, where nobody says: it takes more of what is free, and works with less.
+# Of the KV cache, where the settings say nothing: it takes more of what is free, and works with less.
 _CACHED_TOKENS = 4096
 
 
@@ -131,7 +131,7 @@ def check_memory(model: Path | GGUFModel, config: ExecutorConfig, num_executors:
     """Return what a model needs and what there is: needs 3.1 GB, up to 7.4 GB with full KV caches, 21 GB free.
 
     Args:
-        model: A directory, a GGUF file, or one whose header has been read.
+        model: A directory, a GGUF file, or the header of one.
         config: The settings of each executor on this machine; its device is a CPU.
         num_executors: How many there are.
 
@@ -156,7 +156,7 @@ def check_memory(model: Path | GGUFModel, config: ExecutorConfig, num_executors:
 
 
 def _most_bytes(summary: ModelSummary, num_executors: int) -> int | None:
-    """Return what executors take when their KV caches, which nobody has limited, are full; None: it is not known."""
+    """Return what executors take when KV caches without a limit are full; None: it is not known."""
     available, total = available_memory_bytes(), total_memory_bytes()
     if available is None or total is None:
         return None
@@ -187,7 +187,7 @@ def summarize_model(
     """Return what the headers of a model say.
 
     Args:
-        model: A directory, a GGUF file, or one whose header has been read.
+        model: A directory, a GGUF file, or the header of one.
         quantization: What weights become as they are loaded.
         float_bytes: Of a number of the KV cache, and of a weight that is not quantized.
         allow_requantization: Whether types that no format holds are rounded.

@@ -122,7 +122,7 @@ class NativeEmbedding:
         tokens = self.weights.tokens
         residual = torch.empty(token_ids.shape[0], tokens.num_inputs)
         self._library.read_rows(tokens.struct, token_ids.long(), residual, self.weights.vocabulary[0])
-        # Of all ranks one has the row, the others have zeros: their sum has the same bits in every order.
+        # One rank has the row, the others have zeros: their sum has the same bits in every order.
         residual = self._group.all_reduce(residual)
         if not self._is_plain:
             self._library.finish_embedding(self.struct, positions.long(), residual)

@@ -32,7 +32,7 @@ from executor_svc.native.model_structs import (
 
 @dataclass(frozen=True, slots=True)
 class _NativeParts:
-    """The weights of a model whose every part is the library's."""
+    """The weights of a model that the library computes whole."""
 
     embedding: NativeEmbedding
     segments: Sequence[NativeSegment]
@@ -59,7 +59,7 @@ class NativeForward:
     """One call for a step of a decoder on its caches.
 
     Args:
-        library: That of the parts.
+        library: The library of the parts.
         model: With its weights, on one rank.
         parts: Of the model.
         caches: One a layer.
@@ -122,7 +122,7 @@ class NativeForward:
 def native_forward(
     model: LanguageModel, attention: AttentionBackend, library: NativeLibrary | None, caches: Sequence[LayerCache]
 ) -> NativeForward | None:
-    """Return the one call for a model whose every part is the library's; None: it is another one.
+    """Return the one call for a model that the library computes whole; None: it does not.
 
     Args:
         model: With its weights.

@@ -1,4 +1,4 @@
-"""The segments of a model in the C library: whole ones, and those of which each rank has a part."""
+"""The segments of a model in the C library: whole ones, and segments that are shared out to ranks."""
 
 from collections.abc import Sequence
 from ctypes import addressof
@@ -121,7 +121,7 @@ class RankSum:
 
 
 class SharedLastSegment:
-    """The end of a layer of which each rank has a part; see `executor_svc.models.dense.LastSegment`."""
+    """The end of a layer that is shared out to ranks; see `executor_svc.models.dense.LastSegment`."""
 
     def __init__(self, library: NativeLibrary, layer_end: LayerEnd[PackedMatrix], rank_sum: RankSum) -> None:
         self._library = library

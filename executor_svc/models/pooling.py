@@ -1,6 +1,6 @@
 """From the hidden states of a text to its vector, or to its scores; text by text, so that no text touches another.
 
-Sums are NumPy's over rows in their order, products those of the C library: the bits are the same alone and in a step
+Sums are NumPy's over rows in their order, products are the C library's: the bits are the same alone and in a step
 with others.
 """
 
@@ -67,7 +67,7 @@ class EmbeddingHead:
 
 @dataclass(frozen=True, slots=True)
 class ScoringHead:
-    """The scores of a text, of its first token: a layer under tanh, and one that makes scores of it."""
+    """The scores of a text, of its first token: a layer under tanh, then a layer of scores."""
 
     layer: Callable[[torch.Tensor], torch.Tensor]
     scores: Callable[[torch.Tensor], torch.Tensor]

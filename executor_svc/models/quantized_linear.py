@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
+import torch.nn.functional as F  # noqa: N812 -- the usual name
 from gguf import GGMLQuantizationType as FileType
 
 from executor_svc.models.file_blocks import read_blocks, read_k_blocks
@@ -35,7 +35,7 @@ class QuantizedLinear:
     Parts of different number formats must take the same inputs.
 
     The weight is restored in each call, which saves memory and costs much time: the reference of the kernels in C, and
-    what serves without them for those who ask for it.
+    what `--cpu-kernels torch` serves with.
     """
 
     def __init__(
@@ -100,7 +100,6 @@ class _QuantizedRows:
     def empty(
         cls, number_format: NumberFormat, num_outputs: int, num_inputs: int, device: torch.device
     ) -> "_QuantizedRows":
-        """Return rows that are not written yet."""
         dtypes = dict.fromkeys(_BFLOAT16, torch.bfloat16) | {NumberFormat.INT4: torch.uint8}
         shared = 16 if number_format in (NumberFormat.Q2_K, NumberFormat.Q3_K, NumberFormat.Q6_K) else GROUP
         num_groups = -(-num_inputs // shared)
@@ -116,12 +115,10 @@ class _QuantizedRows:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the weight."""
         return torch.Size((len(self.codes), self.num_inputs))
 
     @property
     def nbytes(self) -> int:
-        """Memory of all."""
         return self.codes.nbytes + self.scales.nbytes + self.minima.nbytes
 
     def copy_(self, source: torch.Tensor, /) -> None:

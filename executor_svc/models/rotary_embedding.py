@@ -57,7 +57,6 @@ def read_rope(fields: ConfigFields, max_position_embeddings: int, *, layer_type:
 
 
 def _read_factors(fields: ConfigFields, factors: object) -> FrequencyFactors:
-    """Read a factor for each pair of dimensions of a head."""
     num_pairs = fields.integer("head_dim") // 2
     if (
         not isinstance(factors, list)

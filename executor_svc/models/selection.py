@@ -1,4 +1,4 @@
-"""Whose code runs a model: our own, or that of transformers on our paged attention."""
+"""Which code runs a model: our own, or transformers' on our paged attention."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ChosenModel:
     compute_dtype: ComputeDtype = "float32"  # what attention rounds its inputs to, and products but for integers
     library: NativeLibrary | None = None  # the C library, if it computes some of it
     stored: FileFormats | None = None  # of a GGUF file, where each matrix has its own format
-    kv_cache_dtype: torch.dtype | None = None  # None: that of activations
+    kv_cache_dtype: torch.dtype | None = None  # None: as activations
     cache_scales: Sequence[tuple[float, float]] = ()  # of keys and values of each layer, for FP8; empty: 1
     has_head: bool = True  # False: it cannot generate
 

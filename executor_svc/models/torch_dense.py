@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
+import torch.nn.functional as F  # noqa: N812 -- the usual name
 
 from executor_svc.attention.interface import Rotation
 from executor_svc.models.config import Activation
@@ -152,7 +152,7 @@ class TorchEmbedding:
         return residual if weights.norm is None else weights.norm(residual)
 
     def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the tokens: each rank has those of its part of the vocabulary."""
+        """Return the rows of the tokens: each rank has the rows of its part of the vocabulary."""
         tokens = self.weights.tokens
         if self.group.size == 1:
             return tokens.rows(token_ids).to(self.dtype)

@@ -25,7 +25,7 @@ class TorchaoLinear:
         self.biases = () if self._bias is None else torch.split(self._bias, list(sizes))
 
     def rows(self, row_ids: torch.Tensor) -> torch.Tensor:
-        """Nobody looks rows up here: `TorchDense` keeps the vocabulary as it is."""
+        """Never called: `TorchDense` keeps the vocabulary, where rows are looked up, as it is."""
         raise AssertionError("the embedding is not quantized")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """A loaded model on the paged cache must give the logits of its own attention; else it is refused.
 
-This finds what no configuration tells: positions that are counted instead of taken, state that a layer keeps
+This finds what no configuration tells: positions that are counted instead of given, state that a layer keeps
 beside keys and values, arithmetic hidden in a model's own attention.
 """
 
@@ -38,7 +38,7 @@ def check_logits(model: Any, paged: LanguageModel) -> None:
         expected = [model(input_ids=sequence[None], use_cache=False).logits[0].float() for sequence in sequences]
         model.set_attn_implementation(PAGED_ATTENTION)
         difference = _largest_difference(paged, model.dtype, sequences, expected)
-    except Exception as error:  # code of others, which fails with many types
+    except Exception as error:  # foreign code, which fails with many types
         raise refusal(architecture, f"its code fails with paged attention ({type(error).__name__}: {error})") from error
     limit = torch.finfo(model.dtype).eps ** 0.5
     if not difference <= limit:  # NaN included
@@ -61,7 +61,7 @@ def _largest_difference(
 ) -> float:
     """Run both sequences on a cache of their own; return the relative difference of the worst chunk's logits.
 
-    That of a chunk is the median over its tokens: where rounding sends a token to another expert, that token
+    A chunk's difference is the median over its tokens: where rounding sends a token to another expert, that token
     differs, and its model is right.
     """
     blocks_each = -(-NUM_PROBE_TOKENS // BLOCK_SIZE_TOKENS)

@@ -11,8 +11,8 @@ from executor_svc.checkpoint.model_directory import read_json_object
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 
-# Its frequencies depend on the longest sequence of a batch, so a token's keys would depend on its neighbours. Those
-# of the type "dynamic" change beyond max_position_embeddings only, which no sequence reaches.
+# Its frequencies depend on the longest sequence of a batch, so a token's keys would depend on its neighbours. The type
+# "dynamic" changes beyond max_position_embeddings only, which no sequence reaches.
 BATCH_DEPENDENT_ROPE_TYPE = "longrope"
 PAGED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # What such a layer knows of a sequence is not in the KV cache: it would be lost between two steps.
@@ -45,7 +45,7 @@ def refusal(architecture: str, reason: str) -> ModelLoadError:
 
 
 def _model_class(name: str, raw: Mapping[str, object]) -> Any:
-    """Return the class of an architecture, if it is a language model whose attention can be exchanged."""
+    """Return the class of an architecture, if it is a language model with an attention that can be exchanged."""
     if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         if raw.get("auto_map") is not None:
             raise refusal(name, "its code is part of the model repository (auto_map), and such code is never run")
@@ -53,7 +53,7 @@ def _model_class(name: str, raw: Mapping[str, object]) -> Any:
             raise refusal(name, "it is not a causal language model")
         raise refusal(name, f"transformers {transformers.__version__} does not know it")
     model_class = getattr(transformers, name)
-    # Not `_supports_attention_backend`: several classes lack that flag whose attention can be exchanged.
+    # Not `_supports_attention_backend`: several classes with an attention that can be exchanged lack that flag.
     if not model_class._can_set_attn_implementation():
         raise refusal(name, "its code in transformers does not support a custom attention implementation")
     return model_class
@@ -82,7 +82,7 @@ def _check_layer_types(model_class: Any, layer_types: Collection[str]) -> None:
 
 
 def _rope_types(parameters: object) -> list[object]:
-    """Return the rotary types; `parameters` are those of the model, or of each type of layer by name."""
+    """Return the rotary types; `parameters` are the model's, or by type of layer."""
     if not isinstance(parameters, dict):
         return []
     nested = [value for value in parameters.values() if isinstance(value, dict)]

@@ -1,6 +1,6 @@
 """An encoder that runs through transformers' code, text by text: no text is padded, and none touches another.
 
-For the architectures that have no code of ours, and for those that have, where the C library cannot run.
+For the architectures without code of ours, and for the others where the C library cannot run.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 No model has code of its own here. What a model is like is found out at load time: from its configuration
 (`transformers_config.py`), from a run that records how its layers attend (`transformers_probe.py`), and from
-comparing its logits on the paged cache with those of its own attention (`transformers_check.py`).
+comparing its logits on the paged cache with its own attention's (`transformers_check.py`).
 """
 
 import copy
@@ -46,7 +46,7 @@ class TransformersModel:
 
     @property
     def is_capturable(self) -> bool:
-        """Nobody knows what the code of a model does on the host."""
+        """False: it is not known what the code of a model does on the host."""
         return False
 
     @torch.inference_mode()
@@ -138,7 +138,7 @@ def _load_weights(model_class: Any, config: Any, directory: Path, dtype: torch.d
         raise ModelLoadError(f"{directory} does not contain a {model_class.__name__}: the tensor {min(wrong)}")
     model.requires_grad_(False)
     for parameter in model.parameters():
-        # transformers may leave it mapped to the file: whoever wrote there would change the model.
+        # transformers may leave it mapped to the file: a write to the file would change the model.
         parameter.data = parameter.data.to(device, copy=True)
     model.to(device)
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())

@@ -50,7 +50,7 @@ def probe_attention(model: Any, base: Any, hook: AttentionHook) -> AttentionFact
     try:
         with hook.handled_by(recorder):
             base(input_ids=probe_tokens(model)[None], position_ids=positions[None], use_cache=False)
-    except Exception as error:  # code of others, which fails with many types
+    except Exception as error:  # foreign code, which fails with many types
         raise refusal(architecture, _why_it_failed(model, error)) from error
     try:
         return _facts(recorder.calls, model.config)
@@ -150,7 +150,6 @@ def _facts(calls: list[_Call], config: Any) -> AttentionFacts:
 
 
 def _layer(call: _Call, head_dim: int, max_position_embeddings: int) -> AttentionLayer:
-    """Return how a layer attends."""
     for name, value in call.options.items():
         # A flag that is off asks for nothing.
         if name not in KNOWN_OPTIONS | HARMLESS_OPTIONS and value is not None and value is not False:

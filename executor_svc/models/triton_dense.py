@@ -35,12 +35,9 @@ class TritonDense(TorchDense):
     """Matrices and segments on a CUDA device, of every model that `TorchDense` has.
 
     Args:
-        dtype: See `TorchDense`.
-        device: The same.
-        number_format: The same.
+        dtype, device, number_format, group: See `TorchDense`.
         is_invariant: Whether products are ours, so that no row depends on others, and ranks are added up in their
             order; not with int8.
-        group: See `TorchDense`.
     """
 
     merges_gate_and_up = True
@@ -183,7 +180,7 @@ def _run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
 def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
     """Send each row of [num_rows, hidden_size] to the experts that the router chooses; return their weighted sum.
 
-    A row adds up its experts in their order, whoever else goes to them.
+    A row adds up its experts in their order, whichever other rows go to them.
     """
     weights, chosen = route(mixture.router(x), mixture.num_chosen, is_normalized=mixture.is_normalized)
     result = torch.zeros_like(x)
@@ -207,5 +204,5 @@ def sum_in_rank_order(group: TensorParallelGroup, part: torch.Tensor) -> torch.T
 
 @cache
 def _num_multiprocessors(device: torch.device) -> int:
-    """Return those of a GPU; the interpreter has none, and any number is right there."""
+    """Return how many there are; the interpreter has none, and any number is right there."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -11,7 +11,7 @@ from executor_svc.native.structs import NumberFormat
 Quantization = Literal["none", "bfloat16", "int8", "int8-a8", "int4"]
 ComputeDtype = Literal["float32", "bfloat16"]
 
-# "none" is float32 for the kernels in C, and with those of torch what the rest of the model is in.
+# "none" is float32 for the kernels in C, and for torch's the format of the rest of the model.
 NUMBER_FORMATS: Final[Mapping[Quantization, NumberFormat]] = MappingProxyType(
     {
         "none": NumberFormat.FLOAT32,
@@ -35,7 +35,7 @@ def matrix_formats(
 ) -> list[tuple[NumberFormat, Sequence[int]]]:
     """Return the number formats of a matrix in a model of some number format, each with the sizes of its parts.
 
-    A router stays exact, since it chooses who computes a token. Of four bits embedding and head lose the most, and
+    A router stays exact, since it chooses the experts of a token. With four bits embedding and head lose the most, and
     then values: several query heads share one, and no softmax hides their error. What a file has decided, `stored` of
     each part, stays.
     """

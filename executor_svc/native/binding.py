@@ -1,7 +1,7 @@
 """What every binding of the C library needs: its functions with their types, and memory for them to work in.
 
-The library is loaded without linking to torch. Steps run on threads of its own (region.c), the rest (packing) on those
-of OpenMP's runtime, libgomp; torch has loaded its own by then under the same name, and the loader takes that one.
+The library is loaded without linking to torch. Steps run on threads of its own (region.c), packing on threads of
+OpenMP's runtime, libgomp; torch has loaded its own by then under the same name, and the loader takes that one.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ def bind(path: Path, functions: Sequence[Function]) -> ctypes.CDLL:
 
     Args:
         path: Of the library.
-        functions: Those that will be called.
+        functions: The functions to call.
 
     Raises: NativeBrokenError: the file cannot be loaded.
     """

@@ -1,12 +1,12 @@
 """Compile the C library of this package: ahead, for the usual processors, or once, into the user's cache.
 
-`python -m executor_svc.native.build` builds it for all LEVELS into this package, or into a directory that it is given,
-and prints the files: the executor's image has them. A start takes the one that fits; where none does, the machine's
+`python -m executor_svc.native.build` builds it for all LEVELS into this package, or into the directory given, and
+prints the files: the executor's image has them. A start takes the file that fits; where none does, the machine's
 compiler builds it for this processor.
 
 The file name carries a hash of everything that could make another library: sources and flags, and in the cache the
 compiler's version and what the processor can do. So a cache may be shared by machines, and nothing stale is taken.
-One process at a time builds, on all cores; who comes meanwhile waits and takes its file, which is renamed when whole.
+One process at a time builds, on all cores; another one waits and takes its file, which is renamed when whole.
 """
 
 import fcntl
@@ -58,12 +58,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Processors on which the macros of the compiler select one code in csrc: that which -march=native selects there.
+    """Processors on which the compiler's macros select one code in csrc: the code that -march=native selects there.
 
     Attributes:
         flags: For the compiler.
         needs: What these flags let the compiler use, as Linux names it.
-        lacks: With what the macros would select other code.
+        lacks: Features for which the macros would select other code.
     """
 
     flags: Sequence[str]
@@ -85,7 +85,7 @@ class NativeUnavailableError(Exception):
 
 
 class NativeBrokenError(NativeUnavailableError):
-    """It could serve here, but for something that an operator can mend."""
+    """It could serve here, if an operator mended something."""
 
 
 def cache_directory() -> Path:
@@ -120,7 +120,7 @@ def find_prebuilt(directory: Path, *, sources: Path = SOURCE_DIRECTORY) -> Path 
 def build_ahead(directory: Path, *, sources: Path = SOURCE_DIRECTORY) -> Sequence[Path]:
     """Build the library for all LEVELS into a directory, as far as they are not there; return the files.
 
-    A machine of another kind than x86-64 has none.
+    A machine without an x86-64 processor has none.
 
     Raises: NativeUnavailableError: no compiler; NativeBrokenError: its first error; OSError: the directory cannot be
         written.
@@ -142,7 +142,7 @@ def build_library(cache_directory: Path, *, flags: Sequence[str] = FLAGS, source
         flags: For the compiler.
         sources: A directory; its *.c are compiled, its *.h belong to them.
 
-    Raises: NativeUnavailableError: no compiler, or a processor of another kind; NativeBrokenError: the compiler's
+    Raises: NativeUnavailableError: no compiler, or another processor than x86-64; NativeBrokenError: the compiler's
         first error, or the cache cannot be written.
     """
     if not _is_x86_64():
@@ -190,7 +190,7 @@ def _build(command: Sequence[str], sources: Path, path: Path) -> None:
 
 @contextmanager
 def _turn(directory: Path) -> Iterator[None]:
-    """Wait until nobody else builds in a directory; where its file system has no locks, several may."""
+    """Wait until no other process builds in a directory; where its file system has no locks, several may."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         with suppress(OSError):

@@ -1,7 +1,7 @@
 """What a compiled library computes with: its machine code and its constants, and nothing else of the file.
 
 The file has more: the name and version of the compiler, symbols, notes. A build by another compiler that gives the same
-code is the same library to whoever asks here; so is one whose sources differ in comments.
+code counts as the same library here, as do sources that differ in comments only.
 """
 
 import hashlib

@@ -98,14 +98,14 @@ class NativeLibrary:
             matrix: In a format of integers.
             first_row: Where they begin.
             blocks: Rows of blocks, [num_rows, num_bytes] uint8.
-            block_type: What a block is, by ggml's numbers; one that blocks.c knows.
+            block_type: What a block is, by ggml's numbers; blocks.c has to know it.
             order: Which of the rows to take, in this order, int64; None: all.
         """
         num_rows = len(blocks) if order is None else len(order)
         ids = None if order is None else order.data_ptr()
         place = (blocks.data_ptr(), blocks.stride(0), ids, self.num_threads)
         num_inexact: int = self._library.octavo_pack_blocks(byref(matrix), first_row, num_rows, block_type, *place)
-        assert num_inexact >= 0, "whoever plans a load takes only types that are known here"
+        assert num_inexact >= 0, "a load is planned with types that are known here"
         return num_inexact == 0
 
     def read_rows(self, matrix: MatrixStruct, row_ids: torch.Tensor, out: torch.Tensor, first_id: int = 0) -> None:

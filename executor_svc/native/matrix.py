@@ -12,13 +12,13 @@ from executor_svc.native.weight_memory import WeightMemory
 
 
 class PackedMatrix:
-    """A linear map [sum of sizes, num_inputs] whose weight exists in panels only.
+    """A linear map [sum of sizes, num_inputs]; its weight exists in panels only.
 
     Args:
         library: What packs and multiplies.
         num_inputs: Inputs of the map.
-        formats: One or two number formats, which take the same inputs; each with the outputs of the parts that have
-            it, since a checkpoint holds the parts apart.
+        formats: One or two number formats, which take the same inputs; each with the outputs of its parts, since a
+            checkpoint holds the parts apart.
         has_bias: Whether a bias is added.
         memory: Where the weight lies.
     """
@@ -99,7 +99,6 @@ class _Block:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the weight, scales and padding included."""
         return self._panels.nbytes + (0 if self._scales is None else self._scales.nbytes)
 
     def rows(self, row_ids: torch.Tensor) -> torch.Tensor:

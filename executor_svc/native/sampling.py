@@ -16,7 +16,7 @@ import torch
 from executor_svc.native.binding import INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import find_library
 from executor_svc.native.library import TeamStruct
-from octavo.values.sampling_parameters import SamplingParameter, Stage, of_stage
+from octavo.values.sampling_params_table import SamplingParam, Stage, of_stage
 
 Integers = npt.NDArray[np.integer]
 Int32Array = npt.NDArray[np.int32]
@@ -25,7 +25,7 @@ Float32Array = npt.NDArray[np.float32]
 NO_PROCESSING = -1
 
 
-def _columns(parameters: Sequence[SamplingParameter]) -> list[tuple[str, str]]:
+def _columns(parameters: Sequence[SamplingParam]) -> list[tuple[str, str]]:
     return [(parameter.name, parameter.kind.row_type) for parameter in parameters]
 
 
@@ -161,7 +161,7 @@ class NativeSampling:
     ) -> tuple[Float32Array, Int32Array, Float32Array]:
         """Return the log-probability of a token in each of some rows, and the likeliest tokens with theirs.
 
-        All those of a row that is not finite are NaN.
+        In a row that is not finite all of them are NaN.
 
         Args:
             logits: See the class.
@@ -227,7 +227,6 @@ def _address(logits: torch.Tensor) -> int:
 
 
 def _pointers(processors: Processors | None) -> tuple[object, object]:
-    """Return where the records are, and the lists."""
     if processors is None:
         return None, None
     lists = (processors.histories, processors.masks, processors.biased_ids, processors.biases, processors.forbidden_ids)

@@ -31,7 +31,7 @@ class NumberFormat(IntEnum):
 
 
 K_FORMATS: Final = (NumberFormat.Q2_K, NumberFormat.Q3_K, NumberFormat.Q4_K, NumberFormat.Q5_K, NumberFormat.Q6_K)
-# That weights have as a file has them, and never by a quantization; each is named after the type in the file.
+# Formats that weights have from a file only, never by a quantization; each is named after the type in the file.
 FILE_FORMATS: Final = (NumberFormat.Q5_1, *K_FORMATS)
 
 

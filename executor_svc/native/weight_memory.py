@@ -1,4 +1,4 @@
-"""Memory in huge pages where the system gives them; that for weights, all of which is read in each step."""
+"""Memory in huge pages where the system gives them, for weights: a step reads all of them."""
 
 import mmap
 from contextlib import suppress
@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-# Pages that Linux gives on x86-64 beside those of 4 KiB; they begin at multiples of their size.
+# Huge pages of Linux on x86-64; they begin at multiples of their size.
 HUGE_PAGE_BYTES: Final = 2 << 20
 _MOST_CHUNK_BYTES: Final = 1 << 30
 _ALIGNMENT: Final = 64  # bytes, of each part

@@ -1,10 +1,10 @@
 """The numerics id: executors with equal ids promise equal bits, for equal weights and equal requests.
 
-An id too coarse lets two releases differ in silence; one too fine makes another kind of every patch of a library that
-computes nothing. So it covers what computes on this executor's path, and nothing else:
+If an id is too coarse, two releases differ in silence; if it is too fine, each patch of a library that computes nothing
+gives another id. So it covers what computes on this executor's path, and nothing else:
 
 - revision: REVISION below, raised by hand; what no other part sees.
-- model: whose code lays out the model, ours or a release of transformers.
+- model: which code lays out the model, ours or a release of transformers.
 - dense, attention, sampling: which kernels do each.
 - code: the machine code and constants of the C library, as compiled here. So compiler, flags and processor count as far
   as they change code, and a comment in a source does not (`executor_svc/native/compiled_code.py`).
@@ -47,7 +47,7 @@ from executor_svc.numerics.probe import probe_bits
 from executor_svc.numerics.probe_file_formats import probe_file_format
 from executor_svc.numerics.triton_code import triton_parts
 from executor_svc.sampler.sampler import Sampler
-from octavo.values.sampling_parameters import Stage, of_stage
+from octavo.values.sampling_params_table import Stage, of_stage
 from octavo_shared.process.events import Event
 
 REVISION = 1
@@ -80,7 +80,7 @@ def find_numerics(chosen: ChosenModel, num_ranks: int, device: torch.device) -> 
 
     Args:
         chosen: The model; its weights are not looked at.
-        num_ranks: That share the model.
+        num_ranks: The number of ranks that share the model.
         device: Where it runs.
     """
     path, library = chosen.path, chosen.library
@@ -111,9 +111,9 @@ def find_numerics(chosen: ChosenModel, num_ranks: int, device: torch.device) -> 
 
 
 def _probed(chosen: ChosenModel) -> Sequence[Quantization]:
-    """Return the settings whose probes together compute in all formats of a model's weights but those of files.
+    """Return settings for probes that together compute in all formats of a model's weights, except formats of files.
 
-    There is one at least, which has attention and sampling too.
+    There is at least one, which has attention and sampling too.
     """
     if chosen.stored is None:
         return [chosen.quantization]
@@ -122,7 +122,7 @@ def _probed(chosen: ChosenModel) -> Sequence[Quantization]:
 
 
 def log_numerics(numerics: Numerics, weights_digest: str) -> None:
-    """Write a line to the log: two that differ show why two executors are of different kinds."""
+    """Write a line to the log: two lines that differ show why two executors have different numerics ids."""
     parts = {
         name: value[:16] if name in ("code", "kernels", "probe") else value for name, value in numerics.parts.items()
     }

@@ -1,7 +1,7 @@
 """The probe: a fixed computation through all kernels, from token ids through all filters to ids and log-probabilities.
 
 It finds what no list of versions does: another function of the C library's maths, a processor that rounds differently,
-a change of code whose author thought that it changed nothing. Some models of a few thousand weights compute prompts in
+a change of code that was meant to change nothing. Some models of a few thousand weights compute prompts in
 chunks and single tokens behind them; the sampler draws from rows of counted scores, by each filter alone and by all,
 with penalties and rules, and lists candidates. All bits that come out are hashed. It takes about 0.05 s.
 
@@ -27,12 +27,12 @@ from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = MAX_POSITION_EMBEDDINGS // _BLOCK_SIZE
-# Tokens of two sequences in each step, (first, second): a prompt in chunks beside a short one that decodes. Long ones
-# pass two of the places where attention cuts the keys of a query.
+# Tokens of two sequences in each step, (first, second): a prompt in chunks beside a short one that decodes. Long
+# prompts pass two of the places where attention cuts the keys of a query.
 _STEPS = ((61, 5), (50, 1), (1, 1))
 _LONG_STEPS = ((101, 5), (700, 1), (1, 1))
 _LONG = ("grouped_heads", "wide_heads_window", "alibi")
-_NUM_WANTED = 9  # logits of the last tokens of a step; the others are in what these attend to
+_NUM_WANTED = 9  # logits of the last tokens of a step; they attend to the others
 
 _VOCAB_SIZE = 1_531
 _NUM_DRAWS = 24  # of each way to sample
@@ -42,7 +42,7 @@ _SAMPLINGS = (
     SamplingRow(temperature=0.9, top_p=0.8),
     SamplingRow(temperature=1.0, min_p=0.05),
     SamplingRow(temperature=1.0, typical_p=0.6),
-    # Two filters that would leave other tokens in the other order.
+    # Two filters that give other tokens in another order.
     SamplingRow(temperature=1.0, top_k=60, top_p=0.7),
     SamplingRow(temperature=1.0, top_p=0.7, min_p=0.4),
     SamplingRow(temperature=1.0, min_p=0.2, typical_p=0.5),
@@ -60,7 +60,7 @@ def probe_bits(
     """Run the probe; return the SHA-256 of all bits that came out, 64 hexadecimal digits.
 
     Args:
-        make: Makes a model as the served one is made. One that is not invariant is left out: its bits mean nothing.
+        make: Makes a model as the served one is made. A model that is not invariant is left out: its bits mean nothing.
         sampler: Of the executor.
         cache_dtype: Format of the KV cache.
     """
@@ -111,7 +111,6 @@ def _of_each(logits: torch.Tensor) -> tuple[Int32Array, Int32Array]:
 
 
 def _sample(sampler: Sampler) -> Sequence[object]:
-    """Return what the sampler makes of some rows of scores."""
     logits = torch.from_numpy(counted_values("logits", (4, _VOCAB_SIZE)) * np.float32(64.0))
     sampling = np.array([row.as_tuple() for row in _SAMPLINGS], SAMPLING_ROW).repeat(_NUM_DRAWS)
     number = np.arange(len(sampling), dtype=np.int32)

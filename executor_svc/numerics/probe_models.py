@@ -141,7 +141,7 @@ class CountedWeights:
 
 
 def counted_values(name: str, shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Return values of a name, spread evenly around 0, those of norms around 1; sums over rows stay near 1."""
+    """Return values of a name, spread evenly around 0, or around 1 for norms; sums over rows stay near 1."""
     seed = np.uint64(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
     bits = mix(np.arange(np.prod(shape), dtype=np.uint64) ^ seed) >> np.uint64(44)
     values = bits.astype(np.float32) * np.float32(2.0**-19) - np.float32(1.0)  # [-1, 1), 20 bits each

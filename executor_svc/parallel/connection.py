@@ -70,7 +70,7 @@ class Connection:
             threading.Thread(target=run, name=f"{name} {peer}", daemon=True).start()
 
     def send(self, kind: FrameKind, payload: bytes = b"") -> None:
-        """Send a frame; a connection that is lost takes it silently, as `on_loss` has the word."""
+        """Send a frame; a lost connection takes it silently: `on_loss` tells of the loss."""
         try:
             with self._sending:
                 send_frame(self._socket, kind, payload)
@@ -78,17 +78,17 @@ class Connection:
             self._lose(f"the connection to {self.peer} broke: {error}")
 
     def nudge(self) -> None:
-        """Have whoever waits for a frame look up: it gets None. Any thread may call this."""
+        """Wake the thread that waits for a frame: it gets None. Any thread may call this."""
         self.frames.put(None)
 
     def stop(self) -> None:
-        """End it in order: the peer gets STOP, and nobody has lost anything."""
+        """End the connection in order: the peer gets STOP, and no loss is told."""
         self._end()
         self.send(FrameKind.STOP)
         self._shut()
 
     def close(self) -> None:
-        """End it; to the peer it is lost."""
+        """End the connection; to the peer it is lost."""
         self._end()
         self._shut()
 
@@ -129,7 +129,7 @@ class Connection:
                     raise
 
     def _was_frozen(self) -> bool:
-        """Whether this process stood still in the last wait, as in a machine that slept: the peers may have, too."""
+        """Whether this process stood still in the last wait, as when a machine sleeps: the peers may have, too."""
         now_s = time.monotonic()
         is_late = now_s - self._last_sign_s > 2 * self._sign_interval_s
         return is_late or now_s - self._thawed_s < self._silence_limit_s

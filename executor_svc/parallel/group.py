@@ -68,7 +68,7 @@ class SingleRank:
         return number
 
     def wait_for_all(self) -> None:
-        """Nobody else is there."""
+        """Return at once: there is no other rank."""
 
 
 SINGLE_RANK: Final = SingleRank()

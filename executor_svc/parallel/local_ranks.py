@@ -37,14 +37,14 @@ class LocalRanks:
             )
 
     def check(self) -> None:
-        """Raise ModelLoadError if one of them has ended; it has said why on standard error."""
+        """Raise ModelLoadError if a rank has ended; it has said why on standard error."""
         for rank in self._processes:
             ending = self.ending_of(rank)
             if ending is not None:
                 raise ModelLoadError(f"rank {rank} of {self._size} {ending}")
 
     def exit_causes(self) -> list[str]:
-        """Say of those that have ended how, in a few words each."""
+        """Say how the ended ranks ended, in a few words each."""
         return [f"rank {rank} {ending}" for rank in self._processes if (ending := self.ending_of(rank)) is not None]
 
     def ending_of(self, rank: int) -> str | None:
@@ -55,7 +55,7 @@ class LocalRanks:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until all have ended; those that have not after `timeout_s` are killed."""
+        """Wait until all have ended; kill the rest after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -63,7 +63,7 @@ class LocalRanks:
         self.kill()
 
     def kill(self) -> None:
-        """End those that still run, at once."""
+        """End the running ranks at once."""
         for process in self._processes.values():
             process.kill()
             process.wait()

@@ -1,6 +1,6 @@
 """How the ranks of a group find each other, and how the group ends.
 
-They meet at a key-value store of torch.distributed: of the launcher if there is one, else one that rank 0
+They meet at a key-value store of torch.distributed: a launcher's, or one that rank 0
 opens on this machine before it starts the others. There rank 0 leaves the address of its step channel.
 """
 
@@ -42,7 +42,7 @@ class LeadingRank:
     """Rank 0 of a group of several, with all others connected.
 
     Args:
-        assignment: By a launcher; None: start the other ranks on this machine.
+        assignment: A launcher's; None: start the other ranks on this machine.
         size: How many ranks there are.
         argv, environ: Of this process, for the ranks that it starts.
         device: Where the tensors are.
@@ -86,7 +86,7 @@ class LeadingRank:
             self._local_ranks.wait(STOP_TIMEOUT_S)
 
     def end(self, reason: str) -> NoReturn:
-        """End this process at once, and those that it started, even if they are frozen."""
+        """End this process at once, and the ranks that it started, even if they are frozen."""
         if self._local_ranks is not None:
             self._local_ranks.kill()
         end_group(reason)
@@ -118,7 +118,7 @@ class FollowingRank:
 
 
 def end_group(reason: str) -> NoReturn:
-    """End this process at once, from any thread: whatever it waits for will not come any more.
+    """End this process at once, from any thread, since it waits for what will never come.
 
     The other ranks see their connection close, and end as well. A scheduler sees UNAVAILABLE.
     """

@@ -1,8 +1,8 @@
 """Rank 0 to all other ranks: each step once, in order, as bytes.
 
-Never a collective: those must not wait for longer than a forward pass takes, and an idle group waits
-for ever. Whoever connects must know the secret that rank 0 made; it reaches the other ranks with the
-address, through the rendezvous of the group.
+Never a collective: it must not wait for longer than a forward pass takes, and an idle group waits for ever. A rank that
+connects must know the secret that rank 0 made; it reaches the other ranks with the address, through the rendezvous of
+the group.
 """
 
 import hmac
@@ -23,7 +23,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class StepAddress:
-    """Where rank 0 waits for the others, and what they must say."""
+    """Where rank 0 waits for the other ranks, and what they must say."""
 
     host: str
     port: int
@@ -90,7 +90,7 @@ class StepChannel:
             connection.stop()
 
     def _greet(self, sock: socket.socket, num_ranks: int) -> None:
-        """Take a connection, if it is from one of the others; strangers are let go."""
+        """Take a connection of another rank; any other connection is closed."""
         sock.settimeout(HELLO_TIMEOUT_S)
         try:
             kind, payload = receive_frame(sock, "a new connection")

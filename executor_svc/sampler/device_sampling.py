@@ -11,7 +11,7 @@ from executor_svc.device.transfer import to_device
 from executor_svc.sampler.drawing import Draws
 from executor_svc.sampler.filters import MIN_TEMPERATURE, SamplingRows
 from executor_svc.triton_kernels.sampling import sample_rows
-from octavo.values.sampling_parameters import Stage, of_stage
+from octavo.values.sampling_params_table import Stage, of_stage
 from octavo_shared.step_wire.step import Int32Array
 
 MAX_VOCAB_SIZE = 2**20
@@ -21,14 +21,14 @@ TILE = 2048
 NUM_WARPS = 16
 NUM_PIVOTS = 8
 
-# The numbers that the kernel reads, in the order of their table; top_k, the one that is whole, goes beside the row.
+# The numbers that the kernel reads, in the order of their table; top_k, a whole number, goes beside the row.
 _NUMBERS = tuple(parameter.name for parameter in of_stage(Stage.FILTER) if not parameter.is_whole)
 
 
 def sample_on_device(
     logits: torch.Tensor, logit_rows: Int32Array, sampling: SamplingRows, draws: Draws
 ) -> torch.Tensor:
-    """Return the sampled tokens and which rows are not finite, [2, num_samples] int64, on the device; nobody waits.
+    """Return the sampled tokens and which rows are not finite, [2, num_samples] int64, on the device, without waiting.
 
     A row with NaN or infinity, or with nothing but -infinity, gets some token, and a 1.
 
@@ -48,7 +48,7 @@ def sample_on_device(
     sampled = torch.empty((2, len(sampling)), dtype=torch.int64, device=logits.device)
     sample_rows[(len(sampling),)](
         logits,
-        # That of a single row may be anything, and another one may be another machine code.
+        # The stride of a single row may be anything, and another stride may be another machine code.
         logits.stride(0) if len(logits) > 1 else vocab_size,
         vocab_size,
         to_device(numbers.astype(np.float32), logits.device),

@@ -119,7 +119,7 @@ def _keep_top_k(scores: torch.Tensor, top_k: torch.Tensor) -> None:
 
 
 def _keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> None:
-    """Keep the nucleus of each row: the likeliest tokens, up to the one that reaches top_p, and ties with it.
+    """Keep the nucleus of each row: the likeliest tokens, up to the token that reaches top_p, and ties with it.
 
     transformers cuts between tokens of equal score, in an order that its sort leaves open.
     Source: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration".
@@ -134,7 +134,7 @@ def _keep_min_p(scores: torch.Tensor, min_p: torch.Tensor) -> None:
 
 
 def _keep_typical(scores: torch.Tensor, typical_p: torch.Tensor) -> None:
-    """Keep the tokens whose information is nearest to the entropy, up to the one that reaches typical_p, and ties.
+    """Keep the tokens with information nearest to the entropy, up to the token that reaches typical_p, and ties.
 
     Source: Meister et al. 2023, "Locally Typical Sampling".
     """
@@ -147,7 +147,7 @@ def _keep_typical(scores: torch.Tensor, typical_p: torch.Tensor) -> None:
 
 
 def _cut_below(scores: torch.Tensor, keys: torch.Tensor, threshold: torch.Tensor) -> None:
-    """Set the scores to -inf whose keys are below their row's threshold, [num_rows, 1].
+    """Set the scores to -inf where keys are below their row's threshold, [num_rows, 1].
 
     By arithmetic: a mask that no processor can predict takes ten times as long to fill in.
     """
@@ -158,7 +158,7 @@ def _cut_below(scores: torch.Tensor, keys: torch.Tensor, threshold: torch.Tensor
 def _mass_threshold(keys: torch.Tensor, weights: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
     """Return the last key, from the largest one down, that it takes to reach a share of the weights, [num_rows, 1].
 
-    The keys are counted in buckets; only those of the bucket in which the mass is reached are sorted.
+    The keys are counted in buckets; only the bucket in which the mass is reached is sorted.
 
     Args:
         keys: [num_rows, num_keys] float32.

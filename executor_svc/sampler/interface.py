@@ -70,7 +70,7 @@ class SamplingBackend(Protocol):
 
 
 def join_alternatives(parts: Sequence[Alternatives]) -> Alternatives | None:
-    """Return those of all rows; None if there is no part."""
+    """Return the alternatives of all rows; None if there is no part."""
     if len(parts) <= 1:
         return parts[0] if parts else None
     return Alternatives(

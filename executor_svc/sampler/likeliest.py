@@ -1,7 +1,6 @@
 """The largest values of rows, found by blocks: a pass over block maxima costs far less than one over values.
 
-The largest `count` values of a row lie in the `count` blocks with the largest maxima, so that only those
-are looked into.
+The largest `count` values of a row lie in the `count` blocks with the largest maxima, so only these are searched.
 """
 
 import math
@@ -60,8 +59,7 @@ def are_finite(values: torch.Tensor) -> torch.Tensor:
 def largest(values: torch.Tensor, count: int, maxima: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the `count` largest of each row, falling, and their indices, [num_rows, count] both.
 
-    Equal ones come in any order, and if not all of them fit, any of them. `maxima` are those of the blocks,
-    if they are known.
+    Equal ones come in any order, and if not all of them fit, any of them. `maxima` are the maxima of blocks, if known.
     """
     num_values = values.shape[1]
     if count * BLOCK + num_values // BLOCK > num_values // 2:

@@ -1,6 +1,6 @@
 """Log-probabilities in torch: log-softmax of the raw float32 logits, of chosen tokens and of the likeliest ones.
 
-All are the logit less `totals_of_rows`, in float64, then rounded: a token has one log-probability, whoever asks.
+All are the logit less `totals_of_rows`, in float64, then rounded: the same token always has the same log-probability.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def log_totals(
     Args:
         scores: [num_rows, vocab_size] float32, not all -inf in any row; unchanged.
         temperature: [num_rows, 1] float32; None: 1.
-        maxima: Those of the blocks of `scores`, if they are known.
+        maxima: The maxima of the blocks of `scores`, if they are known.
     """
     top = (block_maxima(scores) if maxima is None else maxima).amax(-1, keepdim=True)
     shifted = scores - top
@@ -31,7 +31,7 @@ def log_totals(
 
 
 def totals_of_rows(logits: torch.Tensor, maxima: torch.Tensor | None = None) -> torch.Tensor:
-    """Return `log_totals`, of each row as if it were alone: on a GPU torch's sums follow the number of rows."""
+    """Return `log_totals` of each row as if it were alone: on a GPU torch's sums follow the number of rows."""
     if not logits.is_cuda:
         return log_totals(logits, maxima=maxima)
     from executor_svc.triton_kernels.log_total import log_totals_on_device  # Triton takes seconds to import
@@ -84,7 +84,7 @@ def take_first(token_ids: torch.Tensor, logprobs: torch.Tensor, counts: Int32Arr
 
 
 def rows_of(logits: torch.Tensor, rows: npt.NDArray[np.integer]) -> torch.Tensor:
-    """Return some rows of a matrix; without a copy if they lie one behind the other."""
+    """Return some rows of a matrix; without a copy if they lie side by side."""
     if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
         return logits[rows[0] : rows[0] + len(rows)]
     return logits.index_select(0, _index(rows, logits.device))

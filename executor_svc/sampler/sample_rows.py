@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from octavo.values.sampling_parameters import NO_LOGPROBS, Stage, of_stage
+from octavo.values.sampling_params_table import NO_LOGPROBS, Stage, of_stage
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import BoolArray, Int32Array
 from octavo_shared.step_wire.table_columns import NO_GRAMMAR
@@ -34,7 +34,7 @@ _PROCESSORS = tuple((parameter.name, parameter.row_value) for parameter in of_st
 
 @dataclass(slots=True)
 class FlatTokens:
-    """Tokens of several sample rows, joined: `rows` says whose each of `token_ids` is. Both [num_tokens] int64."""
+    """Tokens of several sample rows, joined: `rows` has the row of each of `token_ids`. Both [num_tokens] int64."""
 
     rows: Int64Array
     token_ids: Int64Array
@@ -50,7 +50,7 @@ class SampleRows:
     num_tokens: Int32Array  # prompt and output, before this step's token
     num_prompt_tokens: Int32Array
     token_ids: Int32Array  # [max_num_seqs, max_model_len]
-    is_guided: BoolArray | None = None  # whose output follows a grammar; None: no row's does
+    is_guided: BoolArray | None = None  # rows with a grammar; None: there is none
     grammar_masks: list[GrammarMask | None] | None = None  # of guided rows, once they are made
 
     @classmethod
@@ -128,8 +128,8 @@ class SampleRows:
     def forbidden_tokens(self) -> FlatTokens:
         """Return the tokens that their rules keep from the rows now, but for allow-lists.
 
-        These are banned tokens, the last tokens of banned words whose others stand at the end of the
-        history, and before `min_tokens` the tokens that would end the output.
+        These are banned tokens, the last tokens of banned words that the history completes up to there, and before
+        `min_tokens` the tokens that would end the output.
         """
         banned = self._tokens_of_rules(lambda rules: rules.banned_token_ids)
         words = self._last_tokens_of_words()
@@ -162,7 +162,7 @@ class SampleRows:
     def _tokens_of_rules(
         self, tokens_of: Callable[[TokenRules], Int32Array], applies: BoolArray | None = None
     ) -> FlatTokens:
-        """Join what `tokens_of` gives for the rules of each row, or of those rows to which it applies."""
+        """Join what `tokens_of` gives for the rules of each row, or of the rows to which it applies."""
         rows, pieces = [], []
         for row, rules in enumerate(self.rules):
             if rules is not None and (applies is None or applies[row]) and len(token_ids := tokens_of(rules)):

@@ -28,9 +28,9 @@ PROMPT_TOKENS_AT_ONCE = 128
 class Sampled:
     """One token for each sample row, and what was asked for beside it.
 
-    `logprobs` are NaN in rows that did not ask; None: no row did. `alternatives` are those of the rows
-    with `num_logprobs` above 0; None: there is no such row. All are of the raw logits. `row_flags`: NOT_FINITE in
-    rows whose token and log-probabilities mean nothing; None: there is no such row.
+    `logprobs` are NaN in rows that did not ask; None: no row did. `alternatives` are for the rows with `num_logprobs`
+    above 0; None: there is no such row. All are of the raw logits. `row_flags`: NOT_FINITE in rows with a token and
+    log-probabilities that mean nothing; None: there is no such row.
     """
 
     token_ids: Int32Array  # [num_samples]
@@ -78,7 +78,7 @@ class Sampler:
     ) -> Sampled:
         """Return the sampled tokens, and the log-probabilities of the rows that ask for them.
 
-        A row whose logits have NaN or infinity, or in which no token may come, gets token 0 and a flag.
+        A row with NaN or infinity in its logits, or in which no token may come, gets token 0 and a flag.
 
         Args:
             logits: Raw, [num_logit_rows, vocab_size] float32; unchanged.
@@ -157,6 +157,6 @@ def flags_of_candidates(found: Alternatives, num_candidates: Int32Array) -> RowF
 
 
 def prompt_spans(num_tokens: int) -> Iterator[slice]:
-    """Return the parts of [num_tokens] prompt tokens whose logits are in memory at one time."""
+    """Return the parts of [num_tokens] prompt tokens that have their logits in memory at one time."""
     for begin in range(0, num_tokens, PROMPT_TOKENS_AT_ONCE):
         yield slice(begin, min(begin + PROMPT_TOKENS_AT_ONCE, num_tokens))

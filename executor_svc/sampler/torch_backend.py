@@ -1,4 +1,4 @@
-"""The sampler in torch, for every device, and what the one in C is compared with.
+"""The sampler in torch, for every device, and the reference for the sampler in C.
 
 Some rows at a time, so that the memory for it has a bound that does not grow with the batch.
 """
@@ -32,8 +32,8 @@ class TorchBackend:
     """`SamplingBackend` by torch.
 
     Args:
-        draw_on_device: What filters and draws on a GPU, one row like another; None: torch does, whose sums on a GPU
-            choose their order by the number of rows.
+        draw_on_device: Filters and draws on a GPU, one row like another; None: torch does, with sums on a GPU in an
+            order that follows the number of rows.
     """
 
     def __init__(self, draw_on_device: DrawOnDevice | None = None) -> None:

@@ -1,8 +1,8 @@
 """Which scheduler owns this executor: epoch, lease and fencing. Pure: time is an argument.
 
-nobody ──acquire──> held until lease end ──renew──> held until a later end
+free ────acquire──> held until lease end ──renew──> held until a later end
                          │                 acquire by the same scheduler: next epoch, at once
-                         └─lease over, or release─> still the current epoch, but anybody may acquire
+                         └─lease over, or release─> still the current epoch, but any scheduler may acquire
 
 Of schedulers with one id, a later incarnation acquires only once the holder's stream is gone.
 """
@@ -12,23 +12,23 @@ from collections import OrderedDict
 
 from octavo_shared.errors import FencedError
 
-# How long the holder may be without a stream, and not be heard of, before a later incarnation acquires, in seconds.
+# How long the holder may have no stream and send nothing before a later incarnation acquires, in seconds.
 GRACE_S = 0.5
 
-# Of how many schedulers the incarnations are kept.
+# The number of schedulers with a remembered incarnation.
 MAX_SCHEDULERS = 16
 
 
 class Attachment:
     """The one attachment of an executor. `now` is in seconds of any monotonic clock.
 
-    Epochs only rise, so whoever holds an older one can never write again.
+    Epochs only rise, so the holder of an older one can never write again.
 
     Attributes:
         epoch: The current one.
         scheduler_id: Of its scheduler.
         has_stream: Whether it has a stream of steps.
-        incarnations: The largest ones by scheduler id, of those that attached last.
+        incarnations: The largest one by scheduler id, for the last schedulers that attached.
     """
 
     def __init__(self) -> None:
@@ -87,26 +87,26 @@ class Attachment:
         return self.holder(now) == scheduler_id and incarnation > self._incarnation > 0
 
     def note_incarnation(self, scheduler_id: str, incarnation: int) -> None:
-        """A number was granted, or the scheduler that leaves was told of it: the next one has to be later."""
+        """Note an incarnation that was granted, or told to the scheduler that leaves: the next one has to be later."""
         self.incarnations[scheduler_id] = max(incarnation, self.incarnations.get(scheduler_id, 0))
         self.incarnations.move_to_end(scheduler_id)
         if len(self.incarnations) > MAX_SCHEDULERS:
             self.incarnations.popitem(last=False)
 
     def note_stream(self, *, is_open: bool, now: float) -> None:
-        """The holder's stream was opened, or has ended."""
+        """Note that the holder's stream was opened, or has ended."""
         self.has_stream, self._heard_at_s = is_open, now
 
     def name_blocks(self, scheduler_id: str, key_fingerprint: bytes, *, is_agreed: bool) -> bool:
-        """A scheduler has attached, and names blocks from now on if that was agreed; return whether the names are its.
+        """Begin an attachment, with names of blocks if that was agreed; return whether the kept names are its own.
 
-        They are if the scheduler of the attachment before, which may have ended, had the same id and key.
+        They are if the scheduler of the last attachment, which may have ended, had the same id and key.
         """
         before, self._named_by = self._named_by, (scheduler_id, key_fingerprint) if is_agreed else None
         return self._named_by is not None and before == self._named_by
 
     def renew(self, epoch: int, now: float) -> None:
-        """Prolong the lease of the current epoch, also one that ran out while nobody else came.
+        """Prolong the lease of the current epoch, even a lease that ran out while no other scheduler came.
 
         Raises: FencedError: the epoch is not the current one.
         """
@@ -115,7 +115,7 @@ class Attachment:
         self._heard_at_s = now
 
     def release(self, epoch: int) -> None:
-        """End the lease of the current epoch: anybody may acquire.
+        """End the lease of the current epoch: any scheduler may acquire.
 
         Raises: FencedError: the epoch is not the current one.
         """
@@ -130,5 +130,5 @@ class Attachment:
             raise FencedError(f"epoch {epoch} is not the current epoch, {self.epoch}; attach again")
 
     def holder(self, now: float) -> str:
-        """Return the scheduler whose lease lives; empty: none."""
+        """Return the scheduler with a live lease; empty: none."""
         return self.scheduler_id if now < self._expires_s else ""

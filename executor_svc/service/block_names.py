@@ -1,7 +1,7 @@
 """What the scheduler calls the content of device blocks: names that outlive an attachment (docs/execution-wire.md).
 
 A block has a name only while its content is what the name says. Names are set and cleared on the step thread, between
-two steps, so nobody sees a moment in between. Read next: `step_runner.py`.
+two steps, so a moment in between is never seen. Read next: `step_runner.py`.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class BlockNames:
             raise InvalidStepError(f"step {step.step_id} names block {repeated} twice")
 
     def follow(self, step: Step, table: BatchTable, was_active: BoolArray) -> None:
-        """Set the names of a step, and clear those of the blocks that it may write.
+        """Set the names of a step, and clear the names of the blocks that it may write.
 
         Args:
             step: Checked, and applied to the table.
@@ -96,7 +96,7 @@ class BlockNames:
 
 
 def _written(step: Step, table: BatchTable, was_active: BoolArray) -> Sequence[Int32Array]:
-    """Return the device blocks that a step may write, which was applied to a table; more than that do no harm."""
+    """Return the device blocks that a step, applied to a table, may write; a few too many do no harm."""
     decodes = was_active.copy()
     decodes[step.delta.released_slots] = False
     decodes |= table.active

@@ -17,7 +17,7 @@ class KeptResponses:
 
     @property
     def last_step_id(self) -> int:
-        """The last step whose response was made; 0: none."""
+        """The last step with a response; 0: none."""
         return _last_step_id(self._kept)
 
     def append(self, response: step_pb2.ExecuteModelResponse) -> None:

@@ -36,11 +36,11 @@ from octavo_shared.process.service_config import ServiceConfig
 from octavo_shared.process.stop_request import StopRequest
 from octavo_shared.process.tracing import start_tracing
 
-# The step thread shares the interpreter with the step stream. A thread that wants the interpreter
-# waits up to this long for one that computes in Python. The default of 5 ms turned a round trip of
-# 0.3 ms into 10 ms beside a busy Python thread; 0.5 ms makes it 1.7 ms, and costs a thread of small
-# torch operations, which release the interpreter anyway, nothing (2 vCPU EPYC, Python 3.11, gRPC aio
-# stream). Shorter intervals made the round trip beside such operations longer again.
+# The step thread shares the interpreter with the step stream. A thread that wants the interpreter waits up to this long
+# for a thread that computes in Python. The default of 5 ms turned a round trip of 0.3 ms into 10 ms beside a busy
+# Python thread; 0.5 ms makes it 1.7 ms, and costs a thread of small torch operations, which release the interpreter
+# anyway, nothing (2 vCPU EPYC, Python 3.11, gRPC aio stream). Shorter intervals made the round trip beside such
+# operations longer again.
 SWITCH_INTERVAL_S = 0.0005
 # For the stream to tell the scheduler why it ends, before the process does.
 LAST_WORDS_S = 1.0
@@ -166,9 +166,9 @@ async def _load(servicer: ExecutionServicer, load_worker: Callable[[], Worker], 
 
 @contextmanager
 def _traced(config: ServiceConfig, load_worker: Callable[[], Worker]) -> Iterator[Callable[[], Worker]]:
-    """Give what loads a worker whose requests leave spans; without --tracing, `load_worker` itself.
+    """Return a loader of a worker that makes spans of requests; without --tracing, `load_worker` itself.
 
-    At the end the spans are sent, those of requests that are still in the batch table with an error.
+    At the end all spans are sent; requests that are still in the batch table end with an error.
 
     Raises: OctavoServiceError: spans cannot be sent.
     """

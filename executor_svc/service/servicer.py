@@ -1,4 +1,4 @@
-"""ExecutionService over a worker: who may call, and in which order things happen.
+"""ExecutionService over a worker: which calls may run, and in which order.
 
 The protocol is the comment of protos/octavo/execution/v1/execution_service.proto. Ownership is in
 `executor_svc/service/attachment.py`, the queue of steps in `executor_svc/service/step_runner.py`, one open stream
@@ -45,7 +45,7 @@ MIN_LEASE_MS = 100
 MAX_LEASE_MS = 600_000
 
 LEAVING = "the executor is shutting down, and takes no scheduler any more"
-# How often one that leaves looks whether the lease of its scheduler has run out, in seconds.
+# How often an executor that leaves checks whether the lease of its scheduler has run out, in seconds.
 LOOK_INTERVAL_S = 0.5
 
 _logger = logging.getLogger(__name__)
@@ -94,16 +94,16 @@ class ExecutionServicer(ExecutionServiceServicer):
         return await self._runner.device_lost()
 
     def leave(self) -> None:
-        """Tell the scheduler that this executor ends, and let nobody attach any more; what is attached works on."""
+        """Tell the scheduler that this executor ends, and refuse new attachments; the attached scheduler works on."""
         self._is_leaving = True
 
     @property
     def is_attached(self) -> bool:
-        """Whether a scheduler has it."""
+        """Whether a scheduler is attached."""
         return bool(self._attachment.holder(self._clock()))
 
     async def wait_until_unused(self) -> None:
-        """Return once no scheduler is attached; for one that leaves."""
+        """Return once no scheduler is attached; for an executor that leaves."""
         while self.is_attached:
             self._detached.clear()
             with contextlib.suppress(TimeoutError):  # a lease may have run out meanwhile

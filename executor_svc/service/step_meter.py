@@ -1,7 +1,7 @@
 """What an executor counts of its steps: how many, how long, how many tokens, and how busy it was lately.
 
 One thread tells it when a step is launched, another when its answer is there; a scrape reads it on the event loop, so
-a lock stands between them. Durations are those that the answers carry: on a GPU what the device
+a lock stands between them. Durations are as in the answers: on a GPU what the device
 took, by events in its stream that are read when the step is over. Nothing here waits for a device.
 """
 

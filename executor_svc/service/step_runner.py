@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Arrived:
-    """A step that waits for the thread: its message, what that says, or what is wrong with it, and who gets the answer.
+    """A step that waits for the thread: its message, decoded, or the error, and the callback for the answer.
 
     An error is told in the step's turn.
     """
@@ -54,7 +54,7 @@ class _Arrived:
 
 @dataclass(slots=True)
 class _Running:
-    """A launched step, and who gets its response; `was_active`: the slots that were active before it.
+    """A launched step, and the callback for its response; `was_active`: the slots that were active before it.
 
     `num_pooled`: tokens of its texts to be pooled.
     """
@@ -112,12 +112,12 @@ class StepRunner:
 
     @property
     def last_executed_step_id(self) -> int:
-        """The last step of this epoch whose response was made; 0: none."""
+        """The last step of this epoch with a response; 0: none."""
         return self._log.last_step_id
 
     @property
     def step_cpu_time_us(self) -> int | None:
-        """Processor time of the thread that runs steps, and of those that it waits for, in microseconds.
+        """Processor time of the thread that runs steps, and of the threads that it waits for, in microseconds.
 
         None: it is not known.
         """
@@ -147,7 +147,7 @@ class StepRunner:
         return self._lost_device
 
     async def reset(self, agreement: WireAgreement, *, keeps_names: bool = False) -> int:
-        """Begin a new epoch, whose steps keep to `agreement`: empty the worker's table and the log.
+        """Begin a new epoch with steps that keep to `agreement`: empty the worker's table and the log.
 
         Returns after the running step has ended, with how many names of blocks are left: none unless `keeps_names`.
         The attachment has the new epoch already, so that the steps still queued before this are dropped.
@@ -233,7 +233,7 @@ class StepRunner:
         try:
             self._agreement.check_step(message)
             return wire.decode_step(message)
-        except Exception as error:  # a value to whoever waits for the response, in the order of the steps
+        except Exception as error:  # a value for the waiting caller, in the order of the steps
             return error
 
     def _launch(self, worker: Worker, arrived: _Arrived) -> None:
@@ -252,7 +252,7 @@ class StepRunner:
                 was_active = worker.table.active.copy()
                 running = worker.launch(step)
                 self._names.follow(step, worker.table, was_active)
-        except Exception as error:  # a value to whoever waits for the response, in the order of the steps
+        except Exception as error:  # a value for the waiting caller, in the order of the steps
             self._finish_all()
             answer = error
             self._thread.answer(lambda: deliver(answer))
@@ -288,12 +288,11 @@ class StepRunner:
         self._thread.submit(self._finish_done)
 
     def _finish_done(self) -> None:
-        """Finish the steps that nobody has to wait for, in order."""
+        """Finish the steps that need no more waiting, in order."""
         while self._running and self._running[0].step.is_done():
             self._finish_first()
 
     def _finish_all(self) -> None:
-        """Finish and answer all steps, however long it takes."""
         while self._running:
             self._finish_first()
         self._thread.wait_for_answers()

@@ -1,4 +1,4 @@
-"""The thread that runs steps, the one that answers them, and the one that waits for the device.
+"""Three threads: one runs steps, one answers them, and one waits for the device.
 
     event loop ── submit ──> step thread ── answer ──> answering thread ──> event loop
 
@@ -58,15 +58,15 @@ class StepThread:
         return time.clock_gettime_ns(time.pthread_getcpuclockid(self._steps.ident)) // 1000
 
     def submit(self, call: Call) -> None:
-        """Make a call on the step thread, behind those that were submitted before; for any thread."""
+        """Make a call on the step thread, behind earlier ones; for any thread."""
         self._calls.put(call)
 
     def answer(self, call: Call) -> None:
-        """Make a call on the answering thread, behind those before; for the step thread."""
+        """Make a call on the answering thread, behind earlier ones; for the step thread."""
         self._answers.put(call)
 
     def wait(self, call: Call) -> None:
-        """Make a call that waits for the device, on the thread for that, behind those before; for the step thread."""
+        """Make a call that waits for the device, on the thread for that, behind earlier ones; for the step thread."""
         with contextlib.suppress(RuntimeError):  # it is closed
             self._waiting.submit(call)
 
@@ -83,7 +83,7 @@ class StepThread:
 
         def settle(value: T | None, error: Exception | None) -> None:
             if answered.done():
-                return  # nobody waits any more
+                return  # no caller waits any more
             if error is not None:
                 answered.set_exception(error)
             else:
@@ -120,7 +120,7 @@ def _make(call: Call) -> None:
     try:
         call()
     except Exception:
-        # A bug of ours. Whoever waits for this call finds that it hangs; those behind it are made.
+        # A bug of ours. The caller that waits for this call hangs; later calls are made.
         _logger.exception(Event("step_thread_failed"))
 
 

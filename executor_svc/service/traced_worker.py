@@ -1,7 +1,7 @@
-"""A worker whose requests leave a span each for the time that they are in its batch table.
+"""A worker that makes a span for the time that a request is in its batch table.
 
 It stands before the real worker, so that a process which does not trace has nothing of it. It looks at
-steps that change who is in the table, and at no others. Imported only with --tracing.
+steps that change which requests are in the table, and at no others. Imported only with --tracing.
 """
 
 import time
@@ -40,8 +40,8 @@ class Execution:
 class TracedWorker:
     """A worker that makes a span `execute` for each stay of a traced request in the batch table.
 
-    A stay begins with the first of its sequences that is admitted and ends with the last one that is
-    released. Forks belong to the request of their parent.
+    A stay begins when the first of its sequences is admitted and ends when the last one is released. Forks belong to
+    the request of their parent.
 
     Args:
         worker: Runs the steps.

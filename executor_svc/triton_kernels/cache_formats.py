@@ -26,7 +26,7 @@ _FORMATS: Final = {torch.int8: INT8.value, torch.float8_e4m3fn: E4M3.value, torc
 
 @triton.jit
 def numbers_of(elements, dtype: tl.constexpr, FORMAT: tl.constexpr):
-    """Return elements as numbers in `dtype`, which has all of them; those of int8 are without their scale."""
+    """Return elements as numbers in `dtype`, which has all of them; int8 is without its scale."""
     if FORMAT == PLAIN:
         numbers = elements
     elif FORMAT == INT8:
@@ -101,7 +101,7 @@ class CacheOperands:
 
 
 def operands_of(cache: LayerCache) -> CacheOperands:
-    """Return what kernels get of a cache, whose blocks may lie apart."""
+    """Return what kernels get of a cache; its blocks may lie apart."""
     keys, values = cache.keys, cache.values
     assert keys.stride() == values.stride(), "keys and values lie alike"
     assert keys[0].is_contiguous(), "the slots of a block lie one after the other"

@@ -3,7 +3,7 @@
 A program takes the query heads that share a KV head, so that keys and values are read once, and one part of the keys;
 a softmax that is corrected as it goes (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax")
 needs one pass over them. A second kernel joins the parts (Flash-Decoding, Dao et al. 2023). How many
-parts there are does not depend on lengths: a CUDA graph launches the same programs at each replay, and those
+parts there are does not depend on lengths: a CUDA graph launches the same programs at each replay, and programs
 for which a row is too short end at once.
 """
 

@@ -159,7 +159,7 @@ def gated_activation(gate: torch.Tensor, up: torch.Tensor, activation: str) -> t
     """Return activation(gate) * up, [num_rows, size], contiguous.
 
     Args:
-        gate: [num_rows, size]; rows may be any distance apart, such as those of a part of wider ones.
+        gate: [num_rows, size]; rows may be any distance apart, as in a part of wider rows.
         up: The same shape and number format; the same holds.
         activation: Its name, as in `MlpConfig`.
     """
@@ -227,5 +227,5 @@ def _activate(gate: torch.Tensor, up: torch.Tensor | None, activation: str) -> t
 
 
 def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return a matrix whose rows are contiguous; products are, on a GPU."""
+    """Return a matrix with contiguous rows; products have them, on a GPU."""
     return x if x.stride(1) == 1 else x.contiguous()

@@ -1,4 +1,4 @@
-"""Attention whose sums depend on nothing but the query's own position: one kernel for decodes and for chunks.
+"""Attention with sums that depend on the query's own position alone: one kernel for decodes and for chunks.
 
 How a query adds up its keys:
 
@@ -8,9 +8,9 @@ How a query adds up its keys:
 3. The splits of a query are folded into one result, from the first to the last, by `fold`.
 
 A tile or split of which a query sees nothing changes nothing in its state, to the bit: the weights are 0, the factors
-are 1. So the other queries of a program have no say, and it does not matter who folds: a program that goes over all
-splits of its queries, or `fold_kernel`, to which many programs left one split each. How many programs share a row is
-free, then, and follows the batch and the device.
+are 1. So the other queries of a program have no say, and any program may fold: a program that goes over all splits of
+its queries, or `fold_kernel`, to which many programs left one split each. So the number of programs that share a row is
+free, and follows the batch and the device.
 
 A decoded token is a chunk of one token: the same machine code, with tiles of the same size, computes both, since the
 order inside a product of matrices belongs to the instruction, and that follows from the tile. Nothing is contracted to
@@ -46,7 +46,7 @@ from executor_svc.triton_kernels.tiles import (
 
 @triton.jit
 def fold(state, part):
-    """Return the state of queries that saw what both saw: highest scores, totals, weighted values."""
+    """Return the state of queries that saw the keys of both states: highest scores, totals, weighted values."""
     highest, total, weighted = state
     part_highest, part_total, part_weighted = part
     new_highest = tl.maximum(highest, part_highest)
@@ -71,7 +71,7 @@ def nothing(NUM_QUERIES: tl.constexpr, DIM_PADDED: tl.constexpr):
 
 @triton.jit
 def result_of(state):
-    """Return what was attended. A zero is positive: a tile of which nothing is seen turns one that is negative."""
+    """Return what was attended. A zero is positive: a tile of which nothing is seen turns a negative zero."""
     _, total, weighted = state
     return weighted / total[:, None] + 0.0
 

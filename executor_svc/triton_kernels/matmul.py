@@ -1,4 +1,4 @@
-"""A product with a weight whose rows never depend on how many there are.
+"""A product with a weight; no row depends on how many there are.
 
 A library chooses its kernel by the number of rows: another size of tiles, sums over inputs in several parts when rows
 are few. So a token decoded alone and the same token in a chunk have other bits. Here one kernel serves every number of
@@ -118,7 +118,7 @@ def matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num
     num_tiles = triton.cdiv(num_rows, tile.num_rows) * triton.cdiv(num_outputs, tile.num_columns)
     matmul_kernel[(min(num_tiles, RESIDENT_PROGRAMS * num_multiprocessors),)](
         x,
-        # That of a single row may be anything.
+        # The stride of a single row may be anything.
         x.stride(0) if num_rows > 1 else num_inputs,
         weight,
         bias,

@@ -221,7 +221,7 @@ class PrefillRows:
 def query_tiles(
     starts: Int32Array, lengths: Int32Array, first_tokens: npt.NDArray[np.int64], num_tokens: int
 ) -> Int32Array:
-    """Cut rows into tiles of up to `num_tokens` tokens, those with the most keys first: they take the longest.
+    """Cut rows into tiles of up to `num_tokens` tokens, tiles with the most keys first: they take the longest.
 
     Args:
         starts: Position of each row's first token, [num_rows].

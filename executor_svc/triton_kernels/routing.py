@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and with which weights; a program a token, so that no other token has a say.
+"""Which experts a token goes to, and with which weights; a program a token, so no token depends on others.
 
 Torch sums the chosen weights in an order that may follow the number of tokens, and leaves open which of two equally
 likely experts it takes.

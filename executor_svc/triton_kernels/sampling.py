@@ -9,8 +9,8 @@ Masses are whole numbers, exp(key - largest key) in units of 2**-42: their sums 
 with each other to the last bit, whatever the order of the additions. A token of less than a unit is never drawn.
 
 The logits of a tile are read while the tile before is worked on: a program has a multiprocessor nearly for itself, so
-that nobody else fills the time that a load takes. Tiles are [1, TILE] as they are read: the threads that read a token
-also try the pivots on it, and only the sums at the end of a pass go through shared memory.
+that no other program fills the time that a load takes. Tiles are [1, TILE] as they are read: the threads that read a
+token also try the pivots on it, and only the sums at the end of a pass go through shared memory.
 
 Passes over the row: a greedy row 1. Another row 3 (largest key, total, draw), and for top-k up to 11 more, for top-p
 and typical-p up to 12, for min-p none. What a row does not ask for is not run.
@@ -62,8 +62,8 @@ def _weigh(row, left, tile):
 
     Args:
         row: See `_read_tile`.
-        left: The largest key, the least one that is left, the two numbers that say how close a key is to the
-            entropy, the least closeness that is left.
+        left: The largest key, the least key that is left, the two numbers that say how close a key is to the entropy,
+            the least closeness that is left.
         tile: Logits, [1, TILE].
     """
     top, least, log_total, entropy, farthest = left
@@ -184,7 +184,7 @@ def _first_largest(logits, size, TILE: tl.constexpr):
 
 @triton.jit
 def _drawn(row, left, draw, TILE: tl.constexpr):
-    """Return the first token whose cumulative mass exceeds the draw; 0 if none has a mass."""
+    """Return the first token with a cumulative mass above the draw; 0 if none has a mass."""
     size = row[1]
     mass = _mass_left(row, left, TILE)
     target = tl.minimum((draw * mass.to(tl.float64)).to(tl.int64), mass - 1)
@@ -209,7 +209,7 @@ def _drawn(row, left, draw, TILE: tl.constexpr):
 def _filtered_and_drawn(
     row, largest, top_k, top_p, log_min_p, typical_p, draw, TILE: tl.constexpr, NUM_PIVOTS: tl.constexpr
 ):
-    """Return the token that is drawn from what each filter in turn leaves of what the one before left."""
+    """Return a token drawn from what the filters leave, applied in turn."""
     top = tl.maximum(_key(largest, row[2]), LOWEST)
     least = tl.full([], LOWEST, tl.float32)
     log_total = tl.zeros([], tl.float32)
@@ -265,12 +265,12 @@ def sample_rows(
         row_stride: In elements.
         size: Of the vocabulary, up to 2**20.
         numbers: [num_samples, num_numbers] float32: temperature (0: greedy), top_p, logarithm of min_p, typical_p;
-            the order is that of octavo/values/sampling_parameters.py.
+            the order is that of octavo/values/sampling_params_table.py.
         num_numbers: Of a row.
         limits: [num_samples, 2] int32: the row of `logits`, top_k (0: off).
         draws: [num_samples] float64, from 0 to below 1.
         sampled: [2, num_samples] int64, written: the tokens, then 1 for each row that has NaN, infinity, or nothing but
-            -infinity, whose token means nothing, and 0 for all others.
+            -infinity, where the token means nothing, and 0 for all others.
         TILE: Tokens that are read at once, a power of two.
         NUM_PIVOTS: Thresholds that a pass tries at once, a power of two.
     """

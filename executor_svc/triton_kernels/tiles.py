@@ -100,8 +100,8 @@ _PREFILL_FLOAT32: Final = {
     128: PrefillTile(16, 16, 4, 5),
     256: PrefillTile(16, 16, 8, 5),
 }
-# 64 queries are the least that the products of Hopper take. A decode fills only a few of them, and reads no more for
-# the others.
+# 64 queries are the least that the products of Hopper take. A decode fills a few of them, and reads no more for the
+# rest.
 _INVARIANT_16_BITS: Final = {
     16: InvariantTile(64, 64, 4, 5),
     32: InvariantTile(64, 64, 4, 5),

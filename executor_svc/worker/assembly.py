@@ -151,7 +151,7 @@ def assemble_worker(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What workers are made of: one to measure what steps take, then the one that serves."""
+    """Makes workers: one to measure what steps take, then the one that serves."""
 
     chosen: ChosenModel
     identity: ModelIdentity
@@ -161,12 +161,10 @@ class _Parts:
     graph_sizes: Sequence[int]
 
     def run_largest_steps(self) -> None:
-        """Run the steps that need the most memory, on a small cache."""
         num_host_blocks = min(MAX_STAGED_BLOCKS, count_host_blocks(self.config, cache_shape_of(self.chosen)))
         run_largest_steps(self.make_worker(BlockCounts(NUM_DEVICE_BLOCKS, num_host_blocks), has_graphs=False))
 
     def measure_graph_bytes(self, memory: GpuMemory) -> int:
-        """Return what the graphs will take."""
         capture, sizes = graph_capture(self.device), self.graph_sizes
         if capture is None or not sizes:
             return 0
@@ -175,7 +173,6 @@ class _Parts:
         return measure_graph_bytes(memory, capture, len(sizes), make_graphs)
 
     def make_worker(self, blocks: BlockCounts, *, has_graphs: bool) -> TorchWorker:
-        """Make a worker with so many blocks."""
         chosen, config, identity = self.chosen, self.config, self.identity
         model, backend = chosen.model, chosen.attention
         shape = cache_shape_of(chosen)

@@ -39,7 +39,7 @@ Capture = Callable[[Callable[[], torch.Tensor]], Replay]
 
 
 class CudaCapture:
-    """Captures CUDA graphs whose memory lies in one pool: they run in turn. See `Capture`."""
+    """Captures CUDA graphs with their memory in one pool: they run in turn. See `Capture`."""
 
     def __init__(self) -> None:
         # One for all: a library keeps work space for each stream that it has seen.
@@ -128,7 +128,7 @@ class DecodeGraphs:
         model: With its weights; `is_capturable`.
         caches: One a layer, with one block more than sequences get: the last one.
         planner: Of the attention.
-        last_tokens: What was sampled last.
+        last_tokens: The last sampled tokens.
         max_num_blocks: Longest block table of a sequence.
         capture: Records a function.
         sizes: Of the batches, ascending; see `batch_sizes`.

@@ -30,12 +30,12 @@ from octavo_shared.process.events import Event
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import PoolingTask
 
-# Raised by hand when an output is another one, and no other part of the numerics id says so.
+# Raised by hand when outputs change and no other part of the numerics id does.
 REVISION = 1
 
 _logger = logging.getLogger(__name__)
 
-# What a step's texts take of a block table, which they have not.
+# The blocks of a step's texts in a block table: they have none.
 _BLOCK_SIZE = 16
 
 # As sentence-transformers pools where nothing is said.
@@ -200,7 +200,6 @@ def _make_with_transformers(
     device: torch.device,
     reason: str,
 ) -> _Made:
-    """Make and load an encoder that transformers' code runs."""
     # Seconds, which most models need not wait.
     import transformers
 
@@ -237,7 +236,6 @@ def _make_own(
     checkpoint: Checkpoint,
     found: FoundLibrary,
 ) -> _Made:
-    """Make and load an encoder with code of our own."""
     values, source = directory.config(), directory.path / "config.json"
     encoder_config = read_encoder_config(values, source, kind)
     assert found.library is not None, "else transformers runs the model"

@@ -21,7 +21,7 @@ class EncoderWorker:
         pooler: Answers the texts.
         tokenizer_files: Of the model.
         device: Where the model runs.
-        probe: Whether that computes still.
+        probe: Whether the device still computes.
     """
 
     def __init__(

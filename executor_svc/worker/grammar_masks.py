@@ -1,8 +1,8 @@
-"""The masks of rows whose outputs follow a grammar: made on rank 0, beside the forward pass. NumPy only.
+"""The masks of rows with a grammar: made on rank 0, beside the forward pass. NumPy only.
 
-What follows an output is brought up to date with what the batch table has beyond it, before each of its masks, so
-admissions, appended tokens, preemptions and continuations need nothing else. An output has no matcher of its own while
-others with its grammar began alike. Read next: `kept_masks.py`, then `octavo_shared/grammar/matcher.py`.
+Before each of an output's masks, its matcher is brought up to date with the tokens in the batch table, so admissions,
+appended tokens, preemptions and continuations need nothing else. An output has no matcher of its own while others with
+its grammar began alike. Read next: `kept_masks.py`, then `octavo_shared/grammar/matcher.py`.
 """
 
 import functools
@@ -42,7 +42,7 @@ from octavo_shared.step_wire.wire import MAX_ERROR_CHARS
 
 _logger = logging.getLogger(__name__)
 
-# What is done for one output in one step, and takes longer, is logged with its grammar, in seconds.
+# Work for one output in one step that takes longer is logged with its grammar, in seconds.
 SLOW_S = 0.5
 
 # Gives the rows of a step their masks; see `GrammarMasks.begin`.
@@ -123,7 +123,7 @@ class _Slot:
         if self._load.set_running_or_notify_cancel():
             try:
                 self._load.set_result(self._compile())
-            except BaseException as error:  # a value to whoever asks for it
+            except BaseException as error:  # a value for the caller of `matcher`
                 self._load.set_exception(error)
 
     def drop(self) -> None:
@@ -171,10 +171,10 @@ class _Output:
 
     Attributes:
         slot: Of its grammar.
-        position: Where it is among those that are kept; None: it has left them.
+        position: Its position among the kept ones; None: it has left them.
         num_kept: Tokens up to there.
         matcher: Its own; None: it needed none so far.
-        parent: That it is a copy of, which has not been made yet.
+        parent: The output that it is a copy of, if the copy has not been made yet.
         flag: Why it cannot go on.
     """
 
@@ -186,7 +186,6 @@ class _Output:
     flag: RowFlag | None = None
 
     def fork(self) -> "_Output":
-        """Return a copy of it as it is now."""
         self.resolve()
         if self.matcher is None:
             return _Output(self.slot, self.position, self.num_kept, flag=self.flag)
@@ -194,7 +193,7 @@ class _Output:
         return _Output(self.slot, None, matcher=self.matcher.fork(), flag=self.flag)
 
     def resolve(self) -> None:
-        """Become what its parent is, before that has another token."""
+        """Become what its parent is, before the parent gets another token."""
         if self.parent is not None:
             copy, self.parent = self.parent.fork(), None
             self.position, self.num_kept, self.matcher, self.flag = (
@@ -216,7 +215,7 @@ class _Output:
     def follow(self, token_ids: Int32Array, words: MaskRow) -> OutputMatcher:
         """Return its matcher, behind all of its tokens. Raises GrammarError.
 
-        One that was not needed before computes the masks that were kept as well, as if it had been there all the time.
+        An output that needed no matcher before computes the kept masks as well, as if it had had one all the time.
         """
         if self.matcher is None:
             self.matcher = self.slot.take_matcher()
@@ -241,12 +240,12 @@ class _Output:
 
 
 class GrammarMasks:
-    """What follows the outputs of the live slots. Called on one thread; works on threads of its own unless told not to.
+    """What follows the outputs of the live slots. Called on one thread; works on its own threads unless told not to.
 
     Args:
         load_tokenizer: See `GrammarSupport`.
         has_threads: Whether grammars are compiled and masks made beside what the caller does; else by the caller.
-        num_load_steps: Without threads: in which step after that of a load it ends.
+        num_load_steps: Without threads: how many steps after its own a load ends.
     """
 
     def __init__(
@@ -259,7 +258,7 @@ class GrammarMasks:
         self._masking: ThreadPoolExecutor | None = None
         self._cpu_clocks: tuple[int, ...] = ()
         self._slots: dict[int, _Slot] = {}
-        self._loading: list[_Slot] = []  # whose end nobody was told
+        self._loading: list[_Slot] = []  # their ends were not told yet
         self._outputs: dict[int, _Output] = {}
 
     @property
@@ -296,10 +295,10 @@ class GrammarMasks:
                     self._outputs[fork.slot] = _Output(parent.slot, None, parent=parent)
 
     def begin(self, rows: SampleRows) -> FinishMasks:
-        """Begin to make the masks of a step, all of whose tokens so far are known.
+        """Begin to make the masks of a step; all its tokens so far are known.
 
-        Returns: To be called before anything is sampled: gives `rows` their masks, and returns the flags of those that
-            cannot go on, [num_rows]; None: there is no such row. The masks of these mean nothing.
+        Returns: To be called before anything is sampled: gives `rows` their masks, and returns the flags of rows that
+            cannot go on, [num_rows], where masks mean nothing; None: there is no such row.
         """
         assert rows.is_guided is not None, "else there is nothing to do"
         guided = rows.is_guided.nonzero()[0].tolist()
@@ -383,7 +382,7 @@ class GrammarMasks:
 
 
 def _flag_of(error: BaseException) -> RowFlag:
-    """Return what the error of one output's matcher means for its row. Raises it if it is none of those."""
+    """Return what the error of one output's matcher means for its row. Raises any other error."""
     if isinstance(error, NoTokenAllowedError):
         return RowFlag.NO_TOKEN_ALLOWED
     if isinstance(error, GrammarLimitError):

@@ -71,7 +71,7 @@ class Worker(Protocol):
 
     @property
     def helper_cpu_time_us(self) -> int:
-        """Processor time of the threads that steps wait for, in microseconds: not the caller's, nor those of kernels.
+        """Processor time of the threads that steps wait for, in microseconds, but for the caller and kernels' threads.
 
         Any thread may ask.
         """

@@ -1,9 +1,9 @@
-"""What the first outputs of a grammar were allowed, kept for those that begin alike. NumPy only.
+"""What the first outputs of a grammar were allowed, kept for outputs that begin alike. NumPy only.
 
 A mask is a function of the grammar and of the output before it alone, and so is the limit that a matcher meets. So an
 output needs no matcher of its own while others have been where it is: requests that share a schema share its beginning,
-and one that no output can follow is compiled once, however many ask for it. A copy of a matcher would not do: the
-library's copies share the lexer, so what a copy may still compute depends on the other ones, and a limit that one of
+and a grammar that no output can follow is compiled once, however many ask for it. A copy of a matcher would not do: the
+library's copies share the lexer, so what a copy may still compute depends on the other copies, and a limit that one of
 them meets stops all.
 """
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from executor_svc.sampler.sample_rows import GrammarMask
 from octavo_shared.step_wire.step import RowFlag
 
-# Positions that a grammar keeps, the first ones that were met. A mask has a bit for each token of the vocabulary:
-# 16 KiB with 128,000 of them. Whoever leaves them computes at most so many masks again.
+# Positions that a grammar keeps, the first ones that were met. A mask has a bit for each token of the vocabulary: 16
+# KiB with 128,000 of them. An output that leaves them computes at most so many masks again.
 MAX_KEPT_POSITIONS = 64
 
 
 @dataclass(slots=True, eq=False)
 class KeptPosition:
-    """What may follow one beginning of an output: a mask, or why there is none; neither: nobody has asked yet."""
+    """What may follow one beginning of an output: a mask, or why there is none; neither: it was not asked for yet."""
 
     mask: GrammarMask | None = None
     flag: RowFlag | None = None

@@ -14,7 +14,7 @@ from octavo_shared.step_wire.token_rules import TokenRules
 # Nothing is cut off by rank, so that the whole vocabulary is filtered; alternatives beside the token.
 NUM_ALTERNATIVES = 20
 NUM_CANDIDATES = 64
-# They are shared by all rows: what is computed is nobody's.
+# All rows share these blocks: the results are not used.
 NUM_DEVICE_BLOCKS = 8
 
 
@@ -42,7 +42,7 @@ def run_largest_steps(worker: Worker) -> None:
     )
     for step_id, delta in enumerate(deltas, 1):
         execute(worker, Step(0, step_id, delta))
-    if info.num_host_blocks:  # nobody decodes: beams wait for the scheduler
+    if info.num_host_blocks:  # no row decodes: beams wait for the scheduler
         execute(worker, Step(0, 3, TableDelta(), blocks_to_swap_out=pairs((0, 0))))
         execute(worker, Step(0, 4, TableDelta(), blocks_to_swap_in=pairs((0, 0))))
     worker.reset()

@@ -24,7 +24,7 @@ class LastTokens:
         self.token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
 
     def store(self, slots: Int32Array, token_ids: torch.Tensor) -> None:
-        """Keep the tokens that a step sampled, [num_samples] int64 on the device; those of beams mean nothing."""
+        """Keep the tokens that a step sampled, [num_samples] int64 on the device; beams' tokens mean nothing."""
         self.token_ids[index_to_device(slots, self.device)] = token_ids
 
     def fill_in(self, token_ids: Int32Array, slots: Int32Array) -> torch.Tensor:
@@ -32,7 +32,7 @@ class LastTokens:
 
         Args:
             token_ids: [num_tokens].
-            slots: Whose they are, [num_tokens].
+            slots: The slot of each, [num_tokens].
         """
         on_device = index_to_device(token_ids, self.device)
         if not np.count_nonzero(token_ids == UNKNOWN_TOKEN):

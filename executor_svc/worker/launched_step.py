@@ -58,7 +58,7 @@ class LaunchedStep:
             if self._answer.row_flags is None and is_not_finite.any():
                 self._answer.row_flags = (is_not_finite * RowFlag.NOT_FINITE).astype(np.uint8)
             self._answer.execute_duration_us = self._timer.duration_us()
-        except RuntimeError as error:  # what a kernel did wrong shows when somebody waits for it
+        except RuntimeError as error:  # a kernel's error shows when it is waited for
             raise step_error(self._answer.step_id, error, self._probe) from error
         return self._answer
 

@@ -125,7 +125,7 @@ def load_worker(
 
 
 def _is_lack_of_memory(error: Exception) -> bool:
-    """Return whether an error is one of those that Python, the system, and torch on CPUs and GPUs have for it."""
+    """Return whether an error is one that Python, the system, or torch on a CPU or GPU has for lack of memory."""
     is_torchs = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
     return isinstance(error, MemoryError) or is_torchs or getattr(error, "errno", None) == errno.ENOMEM
 

@@ -62,7 +62,7 @@ class Runner(Protocol):
         Args:
             table: With the step applied.
             layout: Of the step.
-            finds_likeliest: Whether the likeliest token of each row is looked for too, by those who can.
+            finds_likeliest: Whether the likeliest token of each row is looked for too, if this runner can.
         """
 
 
@@ -73,7 +73,7 @@ class ModelRunner:
         model: With its weights.
         caches: One a layer.
         backend: Of the attention.
-        last_tokens: What was sampled last; the caller stores there, the runner reads.
+        last_tokens: The last sampled tokens; the caller stores there, the runner reads.
         graphs: Of the steps that only decode; None: they run like all others.
     """
 
@@ -114,9 +114,9 @@ def wanted_tokens(layout: StepLayout) -> tuple[Int32Array, int, Int32Array]:
     """Return which tokens of a step matter behind its last layer.
 
     Returns:
-        Indices of flat tokens, [num_wanted]: first those whose logits are sampled, each once, then those that predict
-        the tokens of prompts whose log-probabilities are wanted; how many the first are; and which of them each sample
-        row uses, [num_samples].
+        Indices of flat tokens, [num_wanted]: first the tokens that logits are sampled of, each once, then the tokens
+        before prompt tokens with wanted log-probabilities; how many the first are; and which of them each sample row
+        uses, [num_samples].
     """
     counts = layout.num_prompt_logprobs
     if len(layout.sample_rows) == layout.num_decodes == len(layout.slots):

@@ -58,7 +58,7 @@ def answer_step(
 def flag_guided_rows(
     result: StepResult, rows: SampleRows, flags: RowFlags | None, logits: torch.Tensor, logit_rows: Int32Array
 ) -> None:
-    """Add the flags of rows whose output cannot go on by its grammar.
+    """Add the flags of rows in which the grammar ends the output.
 
     Args:
         result: Of the step; it has a flag where a row had no token to choose.
@@ -122,7 +122,7 @@ def _answer_prompt(
     model: LanguageModel,
     sampler: Sampler,
 ) -> None:
-    """Add the log-probabilities of prompt tokens; `hidden` is that of the tokens before them."""
+    """Add the log-probabilities of prompt tokens; `hidden` has the states of the tokens before them."""
     counts, num_alternatives = layout.num_prompt_logprobs, layout.num_prompt_alternatives
     assert counts is not None
     assert num_alternatives is not None

@@ -48,7 +48,7 @@ class CudaTimer:
     """For work in the current CUDA stream, which starts when what was launched before is done; see `StepTimer`."""
 
     def __init__(self) -> None:
-        # Blocking: who waits for the end sleeps, and leaves the core to who launches.
+        # Blocking: the thread that waits sleeps, and leaves the core to the thread that launches.
         self._begin: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._end: torch.cuda.Event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         self._begin.record()

@@ -144,7 +144,6 @@ class TorchWorker:
 
     @torch.inference_mode()
     def _launch_on_device(self, step: Step, layout: StepLayout, digest: int | None, timer: StepTimer) -> LaunchedStep:
-        """Put the work of a step into the device's stream."""
         answer = no_answer(step, layout)
         sampled = torch.empty((2, 0), dtype=torch.int64, device=self._runner.model.device)
         if layout.num_tokens:
@@ -237,7 +236,7 @@ class TorchWorker:
         return answer
 
     def _record(self, launched: LaunchedStep) -> None:
-        """Write the tokens of a step, and of those before it, into the table, if they are not there yet."""
+        """Write the tokens of a step, and of earlier ones, into the table, if they are not there yet."""
         while self._unrecorded and not launched.is_recorded:
             first = self._unrecorded.popleft()
             first.is_recorded = True

@@ -1,4 +1,4 @@
-"""The first steps of a worker on a GPU: kernels are compiled and libraries loaded before anybody waits for them."""
+"""The first steps of a worker on a GPU: kernels are compiled and libraries loaded before a request waits for them."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ SAMPLINGS = (
     SamplingRow(),
     SamplingRow(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, typical_p=0.9, seed=1),
 )
-# Decodes beside a prompt, as a large batch has them: kernels for a few rows differ from those for many.
+# Decodes beside a prompt, as a large batch has them: kernels for few rows differ from kernels for many.
 MANY_SEQUENCES = 160
 PROMPT_TOKENS = 3
 NUM_DECODES = 2

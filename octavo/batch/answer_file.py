@@ -26,7 +26,7 @@ class Answer:
 
     @property
     def is_good(self) -> bool:
-        """Whether it is what was asked for."""
+        """Whether the request succeeded."""
         return self.response is not None and self.response["status_code"] == HTTPStatus.OK
 
     @property
@@ -39,14 +39,14 @@ class AnswerFile:
     """Appends each answer as a whole line. Use it as a context manager.
 
     Attributes:
-        done: The requests that have their answers; those that failed are asked again.
+        done: The requests that have their answers; failed ones are asked again.
 
     Args:
         path: The file.
-        custom_ids: Of the batch.
+        custom_ids: The ids of the batch's requests.
         resume: Whether a file of an earlier run may be there.
 
-    Raises: BatchError: it is not empty, without `resume`; it is not of this batch; it cannot be written.
+    Raises: BatchError: the file is not empty, without `resume`; it belongs to another batch; it cannot be written.
     """
 
     def __init__(self, path: Path, custom_ids: Collection[str], *, resume: bool) -> None:
@@ -130,7 +130,7 @@ class AnswerFile:
 
 
 def _write(fd: int, content: bytes) -> None:
-    """Write all of it; mostly the system takes it in one piece."""
+    """Write all of the data; mostly the system takes it in one piece."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]

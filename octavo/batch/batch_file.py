@@ -80,10 +80,10 @@ class BatchFile:
         """Return a request, with a seed of its own unless it has one.
 
         Args:
-            custom_id: Whose.
-            model: In place of the one that it names; None: that one.
+            custom_id: The id of the request.
+            model: Replaces the model that the request names; None: nothing does.
 
-        Raises: InvalidLineError: it cannot be sent; with a sentence.
+        Raises: InvalidLineError: it cannot be sent; the message says why.
         """
         with self._open() as file:
             file.seek(self._offsets[custom_id])
@@ -132,7 +132,7 @@ def json_object(line: bytes) -> Mapping[str, Any] | None:
         parsed = json.loads(line)
     except ValueError:
         return None
-    except RecursionError:  # it ends alone, if it says whose it is
+    except RecursionError:  # only this request fails, if its id can be found
         found = _CUSTOM_ID.search(line)
         return {"custom_id": json.loads(found[1])} if found else None
     return parsed if isinstance(parsed, dict) else None

@@ -24,7 +24,7 @@ PATIENCE_S = 300.0
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 30.0
 
-# A request whose connection breaks so often while the server is there has broken it.
+# After this many broken connections to a server that answers, the request is held to be the cause.
 _MOST_BREAKS = 3
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -96,6 +96,7 @@ class Server:
             except _BROKEN as error:
                 await self._wait_until_back(_reason(error))
                 if (num_breaks := num_breaks + 1) < _MOST_BREAKS:
+                    wait_s, busy_since_s = _FIRST_WAIT_S, None  # whoever is back may be another one
                     continue
                 return Answer(error={"code": "connection_failed", "message": _reason(error)})
             busy_since_s = busy_since_s or time.monotonic()
@@ -116,7 +117,7 @@ class Server:
             return response.status, response.headers, content.decode(errors="replace")
 
     async def _wait_until_back(self, reason: str) -> None:
-        """Return once the server says anything; one of those that wait asks it."""
+        """Return once the server answers anything; one of the waiting requests asks it."""
         async with self._probing:
             deadline_s, is_said = time.monotonic() + PATIENCE_S, False
             while True:
@@ -144,15 +145,15 @@ async def run_batch(
     max_in_flight: int,
     on_answer: Callable[[Answer], None],
 ) -> None:
-    """Ask what is not done, and write each answer when it comes.
+    """Send the requests that have no answer yet, and write each answer as it comes.
 
     Args:
-        batch: What is asked.
+        batch: The requests.
         answers: Where the answers go, and which there are.
-        server: Who is asked.
-        model: Of every request; None: the one that it names, or else the only one of the server.
+        server: Where they go.
+        model: The model for every request; None: the one that it names, or else the only one of the server.
         max_in_flight: How many requests run at a time.
-        on_answer: Learns of each answer.
+        on_answer: Called with each answer.
 
     Raises: BatchError: the server stays away, or an answer cannot be written.
     """

@@ -48,8 +48,8 @@ class SessionResult:
     """A load that was run.
 
     Attributes:
-        info: Who answered.
-        load: What came of it.
+        info: The server.
+        load: Its result.
         started_at: When it began.
     """
 
@@ -62,8 +62,8 @@ class Load:
     """Runs a plan once against a target.
 
     Args:
-        target: Who is asked.
-        plan: What is sent.
+        target: The server.
+        plan: The requests.
         stop: Ends the load as soon as it is set; requests on their way are cancelled.
     """
 
@@ -137,7 +137,7 @@ class Load:
             record.outcome = Outcome.FAILED
             record.error = str(error)
             self.num_failed += 1
-        except Exception as error:  # whatever breaks one answer is no reason to lose those of an hour
+        except Exception as error:  # one broken answer must not cost the answers of an hour
             record.outcome = Outcome.FAILED
             record.error = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             self.num_failed += 1

@@ -26,8 +26,8 @@ class _SchedulerTarget:
         temperature: 0: greedy.
         ignore_eos: Whether outputs go on after the end-of-sequence token.
         timeout_s: Longest that one request may take; it is aborted then.
-        account: Whose requests they are: further arguments of `Client.stream` or `RequestStream.submit`.
-        in_words: Returns what the scheduler says of a field in the words of whoever set it.
+        account: Further arguments of `Client.stream` or `RequestStream.submit`, such as the tenant.
+        in_words: Replaces the names of fields in a scheduler's sentence by names that the user knows.
     """
 
     api: str
@@ -58,12 +58,12 @@ class _SchedulerTarget:
         await self._client.close()
 
     async def describe(self) -> TargetInfo:
-        """Ask which model is served. Raises OctavoError: those of `Client.get_model`."""
+        """Ask which model is served. Raises OctavoError: as `Client.get_model`."""
         model = await self._client.get_model()
         return TargetInfo(self.api, self._client.address, model.model_id, model.max_model_len, model.vocab_size)
 
     async def send(self, record: RequestRecord) -> None:
-        """Run one request. Raises OctavoError: those of `Client.stream`, or somebody aborted it."""
+        """Run one request. Raises OctavoError: as `Client.stream`, or the request was aborted."""
         try:
             await self._run(record, SamplingParams(max_tokens=record.planned.max_tokens, **self._sampling))
         except InvalidRequestError as error:
@@ -124,7 +124,7 @@ class OneStreamTarget(_SchedulerTarget):
                     await self._stream.abort(number)
 
     async def _read(self) -> None:
-        """Note what comes, each event with its time, and end the requests."""
+        """Record each event with its time, and end the requests."""
         lost: OctavoError = RequestFailedError("the scheduler ended the stream")
         try:
             async for number, event in self._stream:
@@ -153,7 +153,7 @@ class OneStreamTarget(_SchedulerTarget):
 
 
 def _note(record: RequestRecord, event: Event) -> OctavoError | None:
-    """Keep what an event brought; return why the request failed, if this is its end and somebody aborted it."""
+    """Record an event; return why the request failed, if the event says that it was aborted."""
     if isinstance(event, Delta) and event.token_ids:
         record.add_event(time.perf_counter(), len(event.token_ids))
     if not isinstance(event, Finished):

@@ -94,7 +94,7 @@ class OpenAITarget:
         """Ask for the list of models.
 
         Raises:
-            BenchError: nobody answers, or no OpenAI-compatible server, or it has no model and none was named.
+            BenchError: no OpenAI-compatible server answers, or it has no model and none was named.
         """
         try:
             async with self._open_session().get(f"{self._url}/models") as response:

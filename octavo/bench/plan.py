@@ -33,7 +33,7 @@ def arrival_times(rate: float, burstiness: float, count: int, generator: np.rand
 def arrival_times_until(
     duration_s: float, rate: float, burstiness: float, generator: np.random.Generator
 ) -> list[float]:
-    """Return the arrivals before `duration_s`; the first of those that `arrival_times` would return."""
+    """Return the arrivals before `duration_s`: the first ones that `arrival_times` would return."""
     # In chunks of one size, so that the same seed gives the same gaps whatever the duration is.
     begin_s = 0.0
     times: list[float] = []
@@ -49,7 +49,7 @@ _CHUNK = 1024
 
 @dataclass(frozen=True, slots=True)
 class DatasetEntry:
-    """A prompt, and the output tokens to ask for; None: those of --output-len."""
+    """A prompt, and the output tokens to ask for; None: as --output-len says."""
 
     prompt: str
     max_tokens: int | None
@@ -115,7 +115,7 @@ class Prompts:
     Args:
         token_ids: Which ids prompts are made of; None: they are text of `WORDS`.
         seed: Of the whole load.
-        phase: Equal seeds give other prompts in another phase; the shared prefixes are those of the seed.
+        phase: Equal seeds give other prompts in another phase, but the same shared prefixes.
         prefix_len: Tokens, or words, that many prompts begin with.
         num_prefixes: How many such beginnings there are; each prompt has one of them, chosen at random.
     """
@@ -157,7 +157,7 @@ _MEASURED, _WARMUP, _PROBE = range(3)
 
 _PROBE_LEN = 8  # beside a dataset
 _MAX_SHORT_PROBE_LEN = 16  # where the limit is known, and lengths are checked without sending
-_MAX_LONG_PROBE_LEN = 2048  # where it is not; nobody wants to wait for a longer one
+_MAX_LONG_PROBE_LEN = 2048  # where it is not; a longer one takes too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ def plan_load(config: BenchConfig, info: TargetInfo, dataset: Sequence[DatasetEn
 
 
 def plan_warmup(config: BenchConfig, info: TargetInfo, dataset: Sequence[DatasetEntry]) -> Plan:
-    """Return the requests before those: the same load with other prompts."""
+    """Return the warm-up requests: the same load with other prompts."""
     arrivals_s = None
     if config.rate is not None:
         generator = np.random.default_rng([config.seed, _WARMUP, STREAM_ARRIVALS])
@@ -257,8 +257,8 @@ def plan_warmup(config: BenchConfig, info: TargetInfo, dataset: Sequence[Dataset
 def plan_probe(config: BenchConfig, info: TargetInfo, plans: Sequence[Plan]) -> Plan:
     """Return one request for one token, which shows whether requests are answered.
 
-    Its prompt is unlike all of theirs, and short, unless the server does not say how much it takes: then it is as
-    long as the longest random one of the plans, up to a limit, so that a server that takes less refuses it.
+    Its prompt differs from all others, and is short, unless the server does not say how much it takes: then it is as
+    long as the longest random prompt of the plans, up to a limit, so that a server that takes less refuses it.
     """
     longest = max((plan.prefix_len + length for plan in plans for length in plan.prompt_lens), default=_PROBE_LEN)
     probe_len = min(longest, _MAX_LONG_PROBE_LEN if info.max_model_len is None else _MAX_SHORT_PROBE_LEN)

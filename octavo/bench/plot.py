@@ -77,7 +77,6 @@ def _draw_distribution(axes: Axes, values_s: Float64Array, title: str, colour: s
 
 
 def _draw_limit(axes: Axes, limit_s: float | None) -> None:
-    """Draw the objective, if there is one."""
     if limit_s is None:
         return
     limit = limit_s * 1e3
@@ -97,7 +96,6 @@ def _draw_timeline(axes: Axes, timeline: Timeline, values: Float64Array, title: 
 
 
 def _mark_failures(axes: Axes, timeline: Timeline) -> None:
-    """Mark the intervals in which requests failed."""
     middles_s = (timeline.edges_s[:-1] + timeline.edges_s[1:]) / 2
     has_failed = timeline.failed > 0
     if not has_failed.any():

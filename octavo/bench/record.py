@@ -80,7 +80,7 @@ class RequestRecord:
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens by the server's count, else those that came."""
+        """Output tokens by the server's count, else as they came."""
         return self.usage.num_output_tokens if self.usage is not None else sum(self.event_num_tokens)
 
     @property
@@ -130,10 +130,10 @@ class Target(Protocol):
     """A server that answers requests; its kinds are in octavo_target.py and openai_target.py."""
 
     async def describe(self) -> "TargetInfo":
-        """Ask who answers.
+        """Ask the server what it is.
 
         Raises:
-            OctavoError: nobody does, or not as expected.
+            OctavoError: no server answers, or not as expected.
         """
         ...
 
@@ -150,10 +150,10 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """Who answers.
+    """The server.
 
     Attributes:
-        api: How it is spoken with: "octavo", "octavo-stream", "completions" or "chat".
+        api: How it is called: "octavo", "octavo-stream", "completions" or "chat".
         address: Where it is.
         model_id: The model's name.
         max_model_len: Longest sequence, prompt and output together, in tokens; None: it does not say.

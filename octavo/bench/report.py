@@ -176,7 +176,7 @@ FORMAT_VERSION = 1
 
 
 def to_json(config: BenchConfig, session: SessionResult, summary: Summary, *, with_samples: bool) -> dict[str, Any]:
-    """Return the object; times are in seconds, those of samples from the beginning of the load."""
+    """Return the object; times are in seconds, in samples from the beginning of the load."""
     timeline = make_timeline(session.load)
     report: dict[str, Any] = {
         "format_version": FORMAT_VERSION,

@@ -1,4 +1,4 @@
-"""One run: who answers, does it fit, does one request work, warm up, measure until Ctrl-C, write the reports."""
+"""One run: ask the server, check lengths, try one request, warm up, measure until Ctrl-C, write the reports."""
 
 import asyncio
 import gc
@@ -71,12 +71,12 @@ async def run_session(config: BenchConfig, target: Target, stop: asyncio.Event, 
 
     Args:
         config: The load.
-        target: Who is asked.
+        target: The server.
         stop: Ends the measured part; what is on its way then is cancelled. Ctrl-C sets it.
         watch: Shows the progress.
 
     Raises:
-        OctavoError: nobody answers, requests do not fit the model, or those before the measured ones fail.
+        OctavoError: no server answers, requests do not fit the model, or a request before the measured ones fails.
     """
     dataset = [] if config.dataset is None else load_dataset(config.dataset)
     try:

@@ -34,7 +34,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests that met every objective; those that failed did not.
+    """Requests that met every objective; failed ones did not.
 
     Attributes:
         share: Of the requests that ended, 0 to 1.
@@ -62,7 +62,7 @@ class Summary:
         lateness_s: Of sending, also of requests that failed; None in a closed loop.
         requests_per_s: Completed ones a second.
         output_tokens_per_s: Of completed requests.
-        total_tokens_per_s: With those of the prompts.
+        total_tokens_per_s: Output and prompt tokens of completed requests.
         prompt_tokens: Tokens of each prompt, as the server counted if it did.
         output_tokens: Tokens of each answer.
         num_cached_tokens: Prompt tokens that the server had in its cache; None: it did not say.
@@ -161,7 +161,7 @@ def all_itls_s(records: Sequence[RequestRecord]) -> Float64Array:
 
 
 def max_running(spans_s: Sequence[tuple[float, float]]) -> int:
-    """Return the most intervals (begin, end) that overlap; one that begins where another ends does not."""
+    """Return the most intervals (begin, end) that overlap; an interval that begins where another ends does not."""
     changes = sorted([(begin, 1) for begin, _ in spans_s] + [(end, -1) for _, end in spans_s])
     running = most = 0
     for _, change in changes:

@@ -1,4 +1,4 @@
-"""The calls of `octavo.Client`: over several addresses, and over the calls that one answer takes.
+"""The calls of `octavo.Client`: to several addresses, and as many as one answer takes.
 
 Next: octavo/calls/resumption.py, which says when and how an answer goes on, and octavo/calls/scheduler_channel.py.
 """
@@ -39,7 +39,7 @@ _Response = TypeVar("_Response")
 
 if TYPE_CHECKING:  # only the type stub of the generated module has it
     _Stub: TypeAlias = generation_service_pb2_grpc.GenerationServiceAsyncStub
-    # Which call of a scheduler it is.
+    # A method of the stub.
     _Method: TypeAlias = Callable[[_Stub], Callable[..., grpc.aio.UnaryUnaryCall[_Request, _Response]]]
 
 # Under this name the scheduler's grpc.health.v1 service says whether it can take requests.
@@ -65,7 +65,7 @@ _WATCH_AGAIN_S = 0.2
 
 @dataclass(slots=True)
 class Attempts:
-    """Where a request was sent that nobody has accepted.
+    """Where a request was sent that no scheduler has accepted.
 
     Attributes:
         window: How long it is sent again.
@@ -77,18 +77,7 @@ class Attempts:
 
 
 class GenerationCalls(SchedulerChannel):
-    """Makes the calls. `Client` has the arguments, and the methods for callers.
-
-    Args:
-        address: See `Client`.
-        tls: See there.
-        token: See there.
-        resume_timeout_s: See there.
-        model: See there.
-
-    Attributes:
-        model: As above.
-    """
+    """Makes the calls. `Client` describes the arguments, and has the methods for callers."""
 
     channel_options = (
         # Find a scheduler that vanished without a word. It allows pings this often (octavo_shared/grpc/grpc_server.py),
@@ -144,10 +133,10 @@ class GenerationCalls(SchedulerChannel):
             endpoint = self._untried(attempts.refusals) or self._endpoint()
 
     def _pause_before(self, attempts: "Attempts", endpoint: Endpoint, error: OctavoError) -> float:
-        """Return how long to wait until a request that nobody has accepted is sent again.
+        """Return how long to wait until a request that no scheduler has accepted is sent again.
 
-        It goes to all other addresses at once. If none takes it, and a scheduler goes away that was there, it goes to
-        all of them again and again, after pauses.
+        It goes to all other addresses at once. If none takes it, and a scheduler that has answered before goes away, it
+        goes to all of them again and again, after pauses.
 
         Raises: OctavoError: it is not sent again; `error`, or why that scheduler went.
         """
@@ -163,15 +152,15 @@ class GenerationCalls(SchedulerChannel):
         try:
             return attempts.window.pause_s(leaving[0] if leaving else error, now_s())
         except UnavailableError:
-            self._answering.clear()  # they are not there: the next request is not kept waiting for them
+            self._answering.clear()  # they are gone: the next request does not wait for them
             raise
 
     async def _call(
         self, request: ResumableRequest, endpoint: Endpoint, deadline_s: float | None
     ) -> AsyncGenerator[Event, None]:
         """Make one call for a request, and yield the events that its caller has not had."""
-        # A continuation waits for its first event no longer than others may still try; no address uses up all of that.
-        # Where it waits for a larger executor than there is, that goes on until there is one: another may have it.
+        # The addresses share the time that a continuation may wait for its first event: one that waits for a larger
+        # executor waits until there is one, and another address may have it.
         patience_s = request.left_s(now_s()) / len(self.addresses) if request.is_accepted else None
         message, answer = request.message(), request.answer
         timeout_s = None if deadline_s is None else deadline_s - now_s()
@@ -197,7 +186,7 @@ class GenerationCalls(SchedulerChannel):
                 if new is not None:
                     yield new
             if isinstance(event, Finished):
-                # Let the call end by itself: one that is cancelled counts as failed there.
+                # Let the call end by itself: a cancelled call counts as failed there.
                 await _next_within(_END_WITHIN_S, responses)
         except TimeoutError as error:
             if not isinstance(event, Finished):
@@ -221,7 +210,7 @@ class GenerationCalls(SchedulerChannel):
         return ResumeWindow(self._resume_timeout_s, self._random, wanted)
 
     def _ask_for_what_is_known(self, message: generation_service_pb2.GenerateRequest) -> None:
-        """Set the fields that a continuation needs, those that the scheduler knows."""
+        """Set the fields that a continuation needs, as far as the scheduler knows them."""
         message.lean_finished = "lean_finished" not in self._unknown_fields
         has_prompt = message.WhichOneof("prompt") == "token_ids"
         message.include_prompt_token_ids = not has_prompt and "include_prompt_token_ids" not in self._unknown_fields
@@ -294,7 +283,6 @@ class GenerationCalls(SchedulerChannel):
         request: _Request,
         timeout_s: float | None = None,
     ) -> _Response:
-        """Return the answer of one address."""
         try:
             answer = await method(self._stub(endpoint))(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
@@ -332,7 +320,7 @@ def now_s() -> float:
 
 
 def grpc_timeout(timeout_s: object) -> float:
-    """Return a time limit as gRPC can count it; one that has passed already is one too."""
+    """Return a time limit that gRPC can count; one in the past stays in the past."""
     if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
         raise InvalidRequestError(f"timeout_s is {timeout_s!r}; it must be a number of seconds", field="timeout_s")
     return min(timeout_s, _LONGEST_TIMEOUT_S)

@@ -32,11 +32,11 @@ _Response = TypeVar("_Response", pb.EmbedResponse, pb.ScoreResponse)
 
 
 def _ignore(num_inputs: int) -> None:
-    """Nobody wants to know how far it is."""
+    """Ignore the progress."""
 
 
 class PoolingCalls(GenerationCalls):
-    """Makes the calls; the arguments are those of `Client`."""
+    """Makes the calls; the arguments are as in `Client`."""
 
     async def embed(
         self,
@@ -62,7 +62,7 @@ class PoolingCalls(GenerationCalls):
             truncate_prompt_tokens: Cut inputs that have more tokens; -1: more than the model takes. None: they are
                 refused.
             priority: A lower number is served first.
-            tenant: On whose account it runs.
+            tenant: The tenant that the call runs for.
             timeout_s: Time limit for all of it, in seconds; None: none.
             on_progress: Called with the number of inputs that are done, after each call.
 
@@ -156,7 +156,7 @@ class PoolingCalls(GenerationCalls):
 
 
 def _behind(error: InvalidRequestError, first: int) -> InvalidRequestError:
-    """Return an error with the index that an input has among those of all calls."""
+    """Return an error with the index that an input has among the inputs of all calls."""
     if not first:
         return error
     sentence = _INDEX.sub(lambda match: f"{match[1]}[{int(match[2]) + first}]", str(error), count=1)

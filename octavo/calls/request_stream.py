@@ -34,7 +34,7 @@ from octavo.values.sampling_params import SamplingParams, with_keywords
 # Messages that may be on their way to us: enough that steps of a few milliseconds need not wait for our word.
 MAX_MESSAGES_ON_THEIR_WAY = 8
 
-# A scheduler sends the headers of its answer at once; we write without them to one that does not.
+# A scheduler sends its headers at once; if none have come after this time, we write without them.
 HEADERS_TIMEOUT_S = 1.0
 
 # Requests that may wait here until gRPC takes them.
@@ -64,9 +64,9 @@ class _Request:
 class RequestStream:
     """Any number of requests on one stream; made by `Client.request_stream`, used as `async with`.
 
-    `submit` gives a request its number. Iterating yields (number, event) for the events of all requests: those of one
-    request as `Client.stream` has them, or a `FailedRequest` in place of its last one. The iteration ends when
-    all requests have ended and `close_submissions` was called. Who iterates slowly gets larger deltas.
+    `submit` gives a request its number. Iterating yields (number, event): the events of a request are as in
+    `Client.stream`, or a `FailedRequest` takes the place of the last one. The iteration ends when all requests have
+    ended and `close_submissions` was called. A slow reader gets larger deltas.
 
     Args:
         open_call: Begins the call.
@@ -98,7 +98,7 @@ class RequestStream:
     async def __aenter__(self) -> Self:
         self._call = call = self._open_call()
         self._unwritten.put_nowait(pb.StreamRequestsRequest(credits=MAX_MESSAGES_ON_THEIR_WAY))
-        # Tasks of their own: gRPC ends the call of whoever is cancelled while he waits for it.
+        # Tasks of their own: gRPC ends the call if a task that waits for it is cancelled.
         self._tasks = [asyncio.create_task(self._write_all(call)), asyncio.create_task(self._read_all(call))]
         return self
 
@@ -130,19 +130,9 @@ class RequestStream:
         include_text: bool = True,
         **keywords: Any,
     ) -> int:
-        """Send a request and return its number; the arguments are those of `Client.stream`.
+        """Send a request and return its number; the arguments are as in `Client.stream`.
 
-        Args:
-            prompt: As there, as all others.
-            sampling_params: See there.
-            request_id: See there.
-            priority: See there.
-            tenant: See there.
-            cache_salt: See there.
-            include_provenance: See there.
-            min_delta_interval_ms: See there.
-            include_text: Whether the events have text; without it they have token ids, which costs least.
-            keywords: Fields of SamplingParams.
+        `include_text`: whether the events have text; without it they have token ids, which costs least.
 
         Raises:
             InvalidRequestError: a value does not fit its field at all.
@@ -165,12 +155,12 @@ class RequestStream:
     async def send(
         self, prompt: Prompt, message: pb.GenerateRequest, *, include_text: bool, answer: StreamedAnswer | None = None
     ) -> int:
-        """As `submit`, for a message that was made; `answer` has what came of it before; None: nothing."""
+        """As `submit`, for a finished message; `answer` has the tokens that came before; None: nothing came."""
         if not self._takes_submissions:
             raise ClosedError("the stream accepts no more requests; open a new one")
         await self._room.acquire()
         self._raise_if_ended()
-        # Nobody else runs from here on: who submits knows the number before anything can come of it.
+        # No other task runs from here on: the caller knows the number before any event can come.
         self._last_number += 1
         self._requests[self._last_number] = _Request(prompt, answer or StreamedAnswer(message.token_ids.ids))
         self._unwritten.put_nowait(
@@ -179,7 +169,7 @@ class RequestStream:
         return self._last_number
 
     async def abort(self, number: int) -> None:
-        """End a request; one that has ended is fine. Its last event comes as ever."""
+        """End a request; an ended one is fine. Its last event comes as ever."""
         self._raise_if_ended()
         self._unwritten.put_nowait(pb.StreamRequestsRequest(abort=[number]))
 
@@ -200,7 +190,7 @@ class RequestStream:
                     yield event
             self._half_close_if_over()
             self._grant()
-        self._untaken.put_nowait(None)  # for whoever asks again
+        self._untaken.put_nowait(None)  # for the next call of this method
         if self._error is not None:
             raise self._error
         if self._requests:
@@ -223,9 +213,8 @@ class RequestStream:
             self._unwritten.put_nowait(pb.StreamRequestsRequest(credits=MAX_MESSAGES_ON_THEIR_WAY // 2))
 
     async def _write_all(self, call: _Call) -> None:
-        """Write what there is to say, while the call lasts."""
         try:
-            # A call that is refused, as by a scheduler that does not know it, says why only to who writes nothing then.
+            # gRPC tells why a call was refused, as by a scheduler that does not know it, only before we write.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HEADERS_TIMEOUT_S):
                     await call.initial_metadata()
@@ -238,7 +227,7 @@ class RequestStream:
             pass  # `_read_all` sees why
 
     async def _read_all(self, call: _Call) -> None:
-        """Read what comes, no more than there were credits for, and how the call ends: gRPC says it to who reads on."""
+        """Read messages, no more than there were credits for, and then how the call ended."""
         try:
             async for response in call:
                 self._untaken.put_nowait(response)
@@ -254,9 +243,8 @@ class RequestStream:
                 self._room.release()
 
     def _raise_if_ended(self) -> None:
-        """Raise why the call has ended, if it has."""
         if self._has_ended:
-            self._room.release()  # the next one wants to know too
+            self._room.release()  # wake the next waiter too
             raise self._error or ClosedError(_CLOSED)
         self._check_is_open()
 
@@ -316,5 +304,5 @@ def _by_output(begun: Iterable[pb.RequestProvenance]) -> dict[tuple[int, int], t
 
 
 def _has_lost_reason(error: grpc.aio.AioRpcError) -> bool:
-    """Return whether gRPC does not tell the status: what the call ended with came while we wrote."""
+    """Return whether gRPC does not tell the status, because the call ended while we wrote."""
     return error.code() is grpc.StatusCode.INTERNAL and (error.details() or "").startswith("Internal error from Core")

@@ -1,6 +1,6 @@
 """How a client goes on with an answer whose call was cut: what it sends, how often, and for how long.
 
-An answer is a function of its request, so whoever has the beginning of it can get the rest, to the bit, from any
+An answer is a function of its request, so a client that has the beginning can get the rest, to the bit, from any
 scheduler that serves the model. Time and chance are arguments here. Next: octavo/client.py, which makes the calls, and
 octavo/calls/many_requests.py, which does it for many.
 """
@@ -35,7 +35,7 @@ class ResumeWindow:
         timeout_s: How long, from the first loss since something new came; 0: not at all.
         random: Returns a number from 0 to 1: pauses are shorter by up to half, so that the clients of a scheduler do
             not come back all at once.
-        wanted: What schedulers are to do with it, for people.
+        wanted: What was asked of schedulers, for people.
 
     Attributes:
         first_loss: Since something new came; None: nothing was lost.
@@ -85,7 +85,7 @@ class ResumableRequest:
     Args:
         request: Its message; asks for the prompt as tokens if it needs that.
         window: How long it is tried again.
-        shows_provenance: Whether its caller asked who made the tokens; the client has to know in any case.
+        shows_provenance: Whether the caller asked which executors made the tokens; the client has to know in any case.
 
     Attributes:
         answer: What has come, over all calls.
@@ -150,7 +150,7 @@ class ResumableRequest:
         return min(accepted.max_model_len, accepted.num_prompt_tokens + accepted.sampling_params.max_tokens)
 
     def left_s(self, now_s: float) -> float:
-        """Return how long somebody may take to accept a continuation."""
+        """Return how long a scheduler may take to accept a continuation."""
         return self._window.left_s(now_s)
 
     def pause_s(self, error: OctavoError, now_s: float) -> float:

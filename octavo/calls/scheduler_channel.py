@@ -1,6 +1,6 @@
 """The channels to one port of a scheduler, for clients and operators: how they are opened, what their errors mean.
 
-Several addresses are several ways to the same answers: calls go to one of them until nobody serves there.
+Several addresses are several ways to the same answers: calls go to one of them until no scheduler answers there.
 """
 
 import os
@@ -38,8 +38,8 @@ _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
     # A scheduler is a neighbour: a web proxy in the environment must not come between.
     ("grpc.enable_http_proxy", 0),
-    # One that was restarted is found at once, where gRPC would wait up to 120 s; an attempt that nobody answers is
-    # given up after 5 s, not 20.
+    # A restarted scheduler is found at once, where gRPC would wait up to 120 s; an attempt without an answer ends after
+    # 5 s, not 20.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 5000),
@@ -65,7 +65,7 @@ class SchedulerChannel:
     Args:
         address: HOST:PORT of the scheduler, or any gRPC target; or several of them.
         tls: How to speak TLS; None: plaintext. The files are read when the channel is opened.
-        token: Who we are, for a scheduler with --tokens-file; over plaintext it goes to this machine only.
+        token: Identifies the caller to a scheduler with --tokens-file; over plaintext it goes to this machine only.
 
     Raises:
         ConnectionOptionsError: an address is none, or the token cannot be sent; when the channel is opened, also: a
@@ -88,9 +88,9 @@ class SchedulerChannel:
             if token is not None:
                 self._metadata = token_metadata(each, token, is_encrypted=tls is not None)
         self._endpoints: list[Endpoint] = []  # empty: it is not open
-        self._current = 0  # the index of the one that calls go to
-        self._answering: set[Endpoint] = set()  # those that have answered a call
-        self._pid = os.getpid()  # of who opened it
+        self._current = 0  # the index of the endpoint that calls go to
+        self._answering: set[Endpoint] = set()  # endpoints that have answered a call
+        self._pid = os.getpid()  # the process that opened it
 
     @property
     def address(self) -> str:
@@ -120,7 +120,6 @@ class SchedulerChannel:
         return grpc.aio.secure_channel(address, channel_credentials(self._tls), options=options)
 
     def _endpoint(self) -> Endpoint:
-        """Return the one that calls go to."""
         name = type(self).__name__
         if os.getpid() != self._pid:  # gRPC's threads stayed behind, and a call would wait for ever
             raise ClosedError(f"this {name} belongs to the process that made it; make one after the fork")
@@ -129,21 +128,20 @@ class SchedulerChannel:
         return self._endpoints[self._current]
 
     def _all_endpoints(self) -> list[Endpoint]:
-        """Return all of them, the one that calls go to first."""
+        """Return all endpoints, the one in use first."""
         self._endpoint()
         return [*self._endpoints[self._current :], *self._endpoints[: self._current]]
 
     def _untried(self, tried: Collection[Endpoint]) -> Endpoint | None:
-        """Return the one that calls go to, or the first one behind it that was not tried; None: all were."""
+        """Return the endpoint in use, or the first one behind it that was not tried; None: all were."""
         return next((endpoint for endpoint in self._all_endpoints() if endpoint not in tried), None)
 
     def _move_on(self, endpoint: Endpoint) -> None:
-        """Nobody serves there: let calls go to the next address. Many calls fail at once; only the first moves."""
+        """Let calls go to the next address: no scheduler answers here. Of many failed calls only the first moves."""
         if self._endpoints and self._endpoints[self._current] is endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
 
     def _go_to(self, endpoint: Endpoint) -> None:
-        """Let calls go there."""
         self._current = self._endpoints.index(endpoint)
 
     def _failed(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> OctavoError:
@@ -182,7 +180,7 @@ class SchedulerChannel:
         )
 
 
-# The token that says to a scheduler who calls --------------------------------------------------
+# The token that names the caller to a scheduler --------------------------------------------------
 
 
 def token_metadata(address: str, token: str, *, is_encrypted: bool) -> tuple[tuple[str, str], ...]:

@@ -20,7 +20,7 @@ from octavo.values.outputs import (
 
 
 class StreamedAnswer:
-    """Makes the last event complete, whose outputs come without what the deltas brought.
+    """Completes the last event, whose outputs lack what the deltas brought.
 
     Args:
         prompt_token_ids: The prompt, if it was sent as tokens; else the scheduler tells them.
@@ -43,7 +43,7 @@ class StreamedAnswer:
         return replace(accepted_from_proto(accepted), prompt_token_ids=self._prompt_token_ids)
 
     def take(self, event: Event, *, is_lean: bool = True) -> Event:
-        """Return an event as callers get it; `is_lean`: the last one lacks what others brought."""
+        """Return an event as callers get it; `is_lean`: the last event lacks what earlier ones brought."""
         match event:
             case Delta():
                 self._deltas.setdefault(event.output_index, []).append(event)
@@ -81,7 +81,7 @@ class StreamedAnswer:
         return tuple(map(self._completed, begun))
 
     def continuation(self, attempt: int) -> pb.Continuation:
-        """Return the message that has the answer go on behind what has come of it; see `pb.Continuation`."""
+        """Return the message that continues the answer; see `pb.Continuation`."""
         prompt = self._joined()
         latest = self._latest
         return pb.Continuation(

@@ -1,4 +1,4 @@
-"""TLS as who dials sees it: what to trust, what to show, and what a failed handshake means.
+"""TLS of the side that dials: what to trust, what to show, and what a failed handshake means.
 
 Python's own `ssl` checks the files before gRPC gets them: gRPC takes any bytes and refuses to connect later,
 without saying why.
@@ -22,7 +22,7 @@ class TlsOptions:
         ca: PEM file with the authorities that the service's certificate may come from; None: the system's.
         cert: PEM file with a client certificate, for services that demand one; needs `key`.
         key: PEM file with its private key, without a passphrase.
-        server_name: The name in the service's certificate, if it is not the one that is dialled.
+        server_name: The name in the service's certificate, if it is not the dialled one.
     """
 
     ca: Path | None = None

@@ -33,7 +33,7 @@ async def print_answer(
         more: What lets an answer be longer, for the sentence that says so.
 
     Raises:
-        OctavoError: those of `Client.stream`.
+        OctavoError: as `Client.stream`.
     """
     finished: Finished | None = None
     try:
@@ -67,7 +67,7 @@ async def complete_answer(
         sampling_params: What was asked for.
 
     Raises:
-        OctavoError: those of `Client.stream`.
+        OctavoError: as `Client.stream`.
     """
     accepted, finished = Accepted("", 0), None
     with WaitingStatus() as waiting:

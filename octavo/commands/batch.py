@@ -106,7 +106,6 @@ class _Tally:
         self._task = self.progress.add_task("", total=num_requests, completed=num_before)
 
     def add(self, answer: "Answer") -> None:
-        """Count one."""
         self.num_ended += 1
         if not answer.is_good:
             self.failures[answer.trouble] += 1

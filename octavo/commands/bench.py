@@ -78,7 +78,6 @@ def bench(
 
 
 def _check_flags(context: click.Context, *, is_openai: bool, is_json: bool, load: dict[str, Any]) -> None:
-    """Refuse flags that do not go together."""
     flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
     given = [name for name in flags if name and is_on_command_line(context, name)]
 

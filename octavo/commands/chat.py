@@ -90,7 +90,7 @@ class _Conversation:
         self._turns: list[ChatMessage] = []
 
     def run(self) -> None:
-        """Converse until the input ends or somebody quits."""
+        """Converse until the input ends or the user quits."""
         model = self._runner.run(self._client.get_model())
         if not model.has_chat_template:
             raise InvalidRequestError(f"{model.model_id} has no chat template; use `octavo generate --raw`")
@@ -182,7 +182,7 @@ class _Conversation:
 
 @contextlib.contextmanager
 def _line_editing(history: Path | None) -> Iterator[None]:
-    """Let input() edit lines, where the system has readline; keep them in a file if somebody wants that."""
+    """Let input() edit lines, where the system has readline; keep them in a file if the user wants that."""
     try:
         import readline
     except ImportError:

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from octavo.values.sampling_parameters import BY_NAME
 from octavo.values.sampling_params import SamplingParams
+from octavo.values.sampling_params_table import BY_NAME
 from octavo.values.wording import did_you_mean
 
 

@@ -50,11 +50,9 @@ class _LateGroup(click.Group):
     """A group whose commands are imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names for the help."""
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of a command."""
         if cmd_name not in _COMMANDS:
             return None
         module_name, _, attribute = _COMMANDS[cmd_name].partition(":")
@@ -65,7 +63,7 @@ class _LateGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the words call; of one that there is not, name the nearest."""
+        """Return the command that the words call; if there is none, name the nearest."""
         if args[0] not in _COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             if here := command_here(args[0]):
                 ctx.fail(f"No such command {args[0]!r}; in Octavo it is {here}")

@@ -129,7 +129,6 @@ async def _answer_and_kill(
 
 
 def _kill(address: str, services: LocalServices) -> None:
-    """Kill the executor at HOST:PORT, and say so."""
     pids = services.executor_pids
     number = list(pids).index(address) + 1
     os.kill(pids[address], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Says in the words of the command line what a scheduler says in those of its interface."""
+"""Rewrites a scheduler's sentences: flags of the command line in place of fields of its interface."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""`octavo list`: the models of this machine, those that can be made, and the one that is served now."""
+"""`octavo list`: the models of this machine, the models that can be made, and the one that is served now."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from octavo.errors import OctavoError
 from octavo.models.local_models import LocalModel, ModelState, list_local_models
 from octavo.values.wording import printable
 
-# A scheduler of this machine answers in milliseconds; nobody waits for one that is elsewhere and down.
+# A scheduler of this machine answers in milliseconds; a distant one that is down is not waited for.
 _LONGEST_WAIT_S = 1.0
 
 _HEADINGS = ("NAME", "SIZE", "FORMAT", "ARCHITECTURE", "NEEDS", "WHERE")
@@ -47,7 +47,6 @@ def list_models(address: tuple[str, ...], is_json: bool) -> None:
 
 
 async def _served_model(addresses: Sequence[str]) -> tuple[str | None, str]:
-    """Return the model that is served, and where."""
     client = Client(addresses)
     try:
         async with asyncio.timeout(_LONGEST_WAIT_S), client:

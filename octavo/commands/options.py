@@ -1,4 +1,4 @@
-"""Options that several commands share: the scheduler's address, sampling, whose request."""
+"""Options that several commands share: the scheduler's address, sampling, tenant and priority."""
 
 import functools
 import math
@@ -13,8 +13,8 @@ from octavo.client import DEFAULT_ADDRESS
 from octavo.commands.flag_names import in_flags
 from octavo.errors import InvalidRequestError
 from octavo.values.address import port_trouble, target_trouble
-from octavo.values.sampling_parameters import BY_NAME, SAMPLING_PARAMETERS
 from octavo.values.sampling_params import EarlyStopping, SamplingParams
+from octavo.values.sampling_params_table import BY_NAME, SAMPLING_PARAMS
 
 _R = TypeVar("_R")
 
@@ -75,13 +75,11 @@ address_option = click.option(
 
 
 def _to_early_stopping(ctx: click.Context, param: click.Parameter, word: str | None) -> EarlyStopping | None:
-    """Return the word's value in SamplingParams."""
     del ctx, param
     return _EARLY_STOPPING[word] if word is not None else None
 
 
 def _to_biases(ctx: click.Context, param: click.Parameter, entries: tuple[str, ...]) -> dict[int, float] | None:
-    """Return the biases by token id; None: there are none."""
     del ctx, param
     biases: dict[int, float] = {}
     for entry in entries:
@@ -94,7 +92,6 @@ def _to_biases(ctx: click.Context, param: click.Parameter, entries: tuple[str, .
 
 
 def _to_text(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
-    """Return what is in a file."""
     del ctx, param
     if path is None:
         return None
@@ -135,7 +132,7 @@ OF_ONE_COMMAND = ("n", "logprobs", "prompt_logprobs")
 _SAMPLING_OPTIONS = (
     *(
         number_option(parameter.name)
-        for parameter in SAMPLING_PARAMETERS
+        for parameter in SAMPLING_PARAMS
         if parameter.is_public and parameter.name not in OF_ONE_COMMAND
     ),
     click.option(
@@ -247,5 +244,5 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., _R]], 
 
 
 def is_on_command_line(context: click.Context, name: str) -> bool:
-    """Return whether somebody gave a parameter as a flag, and not by a variable or not at all."""
+    """Return whether a parameter was given as a flag, and not by a variable or not at all."""
     return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

@@ -36,7 +36,6 @@ class ReplayError(OctavoError):
 
 
 def _check_executor(ctx: click.Context, param: click.Parameter, address: str | None) -> str | None:
-    """Refuse an address that is not HOST:PORT."""
     del ctx, param
     if address is not None and (trouble := port_trouble(address, least_port=1)):
         raise click.BadParameter(trouble)

@@ -43,24 +43,22 @@ class _SettingOption(click.Option):
         self._choices = choices
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the lines of the help; None: there are none."""
         return super().get_help_record(ctx) if self._is_common else None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the choices that begin with what was typed."""
         return [CompletionItem(choice) for choice in self._choices if choice.startswith(incomplete)]
 
 
 class ServiceCommand(click.Command):
     """A command that starts both services, with their settings as flags, for a function with `service_options`.
 
-    The flags are made when somebody asks for them: their declarations need packages that other commands do without.
+    The flags are made on first use: their declarations need packages that other commands do without.
     """
 
     _has_settings = False
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the flags; of one that both services have for themselves, or that was removed, say what to use."""
+        """Read the flags; for one that was removed, or that each service has by itself, say what to use."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -74,7 +72,7 @@ class ServiceCommand(click.Command):
 
     @property
     def params(self) -> list[click.Parameter]:
-        """All parameters: those of the command, the settings, then --set and --verbose; click changes the list."""
+        """All parameters: the command's own, the settings, then --set and --verbose; click changes the list."""
         if not self._has_settings:
             self._has_settings = True
             self._params += [*map(_setting_option, _plain_names()), _SET, _VERBOSE]
@@ -198,7 +196,6 @@ def _setting_option(name: str) -> _SettingOption:
 
 
 def _parse(assignment: str) -> tuple[str, str, str]:
-    """Return service, name and value of --set."""
     place, equals, value = assignment.partition("=")
     service, dot, name = place.partition(".")
     if not (equals and dot and service in ("executor", "scheduler")):

@@ -68,7 +68,7 @@ async def _one_picture(client: AdminClient, interval_s: float) -> Picture:
 
 
 async def _run_app(client: AdminClient, interval_s: float) -> None:
-    """Show the screen until somebody quits; a scheduler that does not answer at the start is an error."""
+    """Show the screen until the user quits; a scheduler that does not answer at the start is an error."""
     # textual takes a while to load, and pictures as text do not need it.
     from octavo.top.app import TopApp
     from octavo.top.terminal import own_stderr

@@ -31,7 +31,7 @@ DEFAULT_OPENAI_ADDRESS = "127.0.0.1:8080"
 # A question and an answer of a few sentences.
 _SHORT_TOKENS = 256
 
-# To see whether somebody has to be waited for.
+# For asking the scheduler whether requests still run.
 _LOOK_TIMEOUT_S = 1.0
 
 
@@ -134,7 +134,7 @@ def up(
 
 
 def _say_that_openai_is_not_served() -> None:
-    """Say on stderr that somebody else is where OpenAI's API is by default."""
+    """Say on stderr that another program has the default address of OpenAI's API."""
     who = "another octavo" if is_octavos_openai_port(DEFAULT_OPENAI_ADDRESS) else "another program"
     click.echo(
         f"octavo: {DEFAULT_OPENAI_ADDRESS} is in use by {who}, so the OpenAI-compatible API is disabled; to use "
@@ -144,7 +144,7 @@ def _say_that_openai_is_not_served() -> None:
 
 
 def _warn_if_exposed(ports: Mapping[str, str | None]) -> None:
-    """Say on stderr what others than this machine can reach; what the services say of it is in their logs only."""
+    """Say on stderr what other machines can reach; the services say it in their logs only."""
     for flag, address in ports.items():
         if address is not None and (warning := exposure_warning("scheduler", flag, address)):
             click.echo(warning, err=True)

@@ -37,14 +37,14 @@ _LOG_TAIL_BYTES = 512 * 1024
 
 
 class ChildProcess:
-    """Owns one child process, from `start` to `stop`; one that has ended may be started again.
+    """Owns one child process, from `start` to `stop`; an ended child may be started again.
 
     Args:
         service: "executor" or "scheduler".
         command: Program and arguments.
         log_path: Where its output goes; None: to this process' stderr.
         number: From 1, where there are several of the service; None: there is one.
-        environment: Variables that it gets beside those of this process.
+        environment: Variables that it gets beside the ones of this process.
         on_notice: Called with a sentence that the child has for people.
 
     Attributes:
@@ -74,7 +74,7 @@ class ChildProcess:
         self._command = command
         self._environment = environment
         self._log_path = log_path
-        self._log_start = 0  # of the messages of the process that runs; earlier ones are of one that has ended
+        self._log_start = 0  # what stands before it in the log is of an earlier process
         self._process: asyncio.subprocess.Process | None = None
         self._is_listening = False
         self._is_serving = asyncio.Event()
@@ -83,7 +83,7 @@ class ChildProcess:
     async def start(self) -> None:
         """Start the child and wait until its port listens; it may need more before it serves.
 
-        One that has ended gets the ports that it had.
+        An ended child gets the ports that it had.
 
         Raises:
             LocalServiceError: it could not be run, or ended before it listened.
@@ -244,9 +244,9 @@ class ChildProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process' variables, without the one that writes the text and the end of a line of stderr apart.
+    """Return this process' variables without PYTHONUNBUFFERED, which writes a line of stderr and its end apart.
 
-    What is said on stdout goes into the same log, and would come between.
+    A line of stdout, in the same log, would come between.
     """
     return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
@@ -254,7 +254,7 @@ def _environment() -> dict[str, str]:
 def _describe_status(status: int) -> str:
     if status >= 0:
         return f"exit status {status}"
-    if -status == signal.SIGKILL:  # nobody here sends it to a service that runs; the kernel does
+    if -status == signal.SIGKILL:  # the kernel sent it: nothing here kills a running service
         return "signal SIGKILL, possibly out of memory"
     return f"signal {signal.Signals(-status).name}"
 

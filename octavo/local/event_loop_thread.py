@@ -1,6 +1,6 @@
 """An event loop in a thread of its own, for callers that are not async.
 
-It works where a loop runs already, as in Jupyter, whose cells are inside one.
+It works where a loop runs already, as in Jupyter.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class EventLoopThread:
 class _Running(Generic[_Result]):
     """Work on its way through the loop. Ctrl-C may come at any point, also before `start` was queued.
 
-    The coroutine is made when it starts: one that was never awaited would make Python complain.
+    The coroutine is made when it starts: Python would complain about one that is never awaited.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[None, None, _Result]]) -> None:
@@ -92,5 +92,5 @@ class _Running(Generic[_Result]):
 
     def _end(self, task: asyncio.Task[_Result]) -> None:
         if not task.cancelled():
-            task.exception()  # taken note of: after Ctrl-C nobody asks for it
+            task.exception()  # else asyncio logs it: after Ctrl-C it is not asked for
         self.done.set()

@@ -121,18 +121,18 @@ class LLM:
     ) -> list[RequestOutput | FailedRequest]:
         """Complete prompts; the outputs are in their order.
 
-        What is no prompt at all is refused before anything runs. A prompt that the scheduler refuses, such as one that
-        is too long, has a FailedRequest in its place, and the others are answered. If none is answered, the error of
-        the first one is raised.
+        What is no prompt at all is refused before anything runs. A prompt that the scheduler refuses, such as a too
+        long one, has a FailedRequest in its place, and the rest is answered. If none is answered, the error of the
+        first one is raised.
 
         Args:
             prompts: One text or one list of token ids, or any number of either; arrays of numpy or torch are lists too.
             sampling_params: For all prompts, or one for each; None: all defaults.
             priority: A lower number is served first.
-            tenant: On whose account the prompts run; tenants share the model fairly.
+            tenant: The tenant that the prompts run for; tenants share the model fairly.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
             progress: Whether to show a progress bar on stderr.
-            keywords: Fields of SamplingParams, such as `temperature=0`; they win over those of `sampling_params`.
+            keywords: Fields of SamplingParams, such as `temperature=0`; they win over `sampling_params`.
 
         Raises:
             OctavoError: an argument is wrong, no prompt was answered, or a service stopped and cannot be started again.
@@ -174,7 +174,7 @@ class LLM:
         tenant: str = "",
         progress: bool = True,
     ) -> Embeddings:
-        """Return the vectors of texts; arguments and errors are those of `Client.embed`.
+        """Return the vectors of texts; arguments and errors are as in `Client.embed`.
 
         `progress`: whether to show a progress bar on stderr.
         """
@@ -202,7 +202,7 @@ class LLM:
         tenant: str = "",
         progress: bool = True,
     ) -> Scores:
-        """Return how well documents answer queries; arguments and errors are those of `Client.score`.
+        """Return how well documents answer queries; arguments and errors are as in `Client.score`.
 
         `progress`: whether to show a progress bar on stderr.
         """

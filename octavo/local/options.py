@@ -177,7 +177,7 @@ class LocalOptions:
 
 
 def _check_model(model: str) -> None:
-    """Refuse what is neither a demo model nor, by its looks, one that an executor could load."""
+    """Refuse what neither is a demo model nor looks like a model that an executor could load."""
     if not model:
         raise LocalServiceError("the model name is empty; give a demo model, a directory, or a hub id")
     if model in {demo_model.name for demo_model in DEMO_MODELS}:

@@ -18,14 +18,13 @@ _Result = TypeVar("_Result")
 # Time within which the end of a process is seen here after its connections broke.
 _END_IS_SEEN_S = 1.0
 
-# How long answers wait for services that start again, which may have to load the model; those that are given up end the
-# wait at once.
+# How long answers wait for services that start again, which may load the model; giving a service up ends the wait.
 _RESUME_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """How requests of one call are told apart from others."""
+    """What all requests of one call have in common."""
 
     priority: int
     tenant: str
@@ -76,7 +75,7 @@ async def generate_all(
                             if isinstance(event.error, UnavailableError):
                                 await _raise_if_stopped(services)
                             end(index, _named(event, requests[index], is_one=len(requests) == 1))
-    except OctavoError as error:  # of the stream: it is that of all who wait
+    except OctavoError as error:  # of the stream: all waiting requests get it
         if isinstance(error, UnavailableError):
             await _raise_if_stopped(services)
         for index in range(len(requests)):
@@ -102,7 +101,7 @@ async def until_answered(services: LocalServices, ask: Callable[[], Awaitable[_R
 
 
 def _named(failed: FailedRequest, request: LocalRequest, *, is_one: bool) -> FailedRequest:
-    """Return a failure whose sentence says which prompt it is about, of several."""
+    """Return a failure whose sentence says which prompt it is about, if there are several."""
     error = failed.error
     if is_one or not isinstance(error, InvalidRequestError):
         return failed

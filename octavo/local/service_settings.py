@@ -78,7 +78,7 @@ def unknown_name(name: str) -> str | None:
 def settings_by_service(
     settings: Mapping[str, object], *, spell: Callable[[str], str], **of_one_service: object
 ) -> dict[str, dict[str, Setting]]:
-    """Return the settings of each service by name; those of one service only win.
+    """Return the settings of each service by name; settings of one service only win.
 
     Args:
         settings: By name.
@@ -123,7 +123,7 @@ def check_settings(
     checked = _check(ExecutorConfig, executor, environ, mistakes), _check(SchedulerConfig, scheduler, environ, mistakes)
     of_executor, of_scheduler = checked
     if of_executor is None or of_scheduler is None:
-        raise SettingsError(list(dict.fromkeys(mistakes)))  # one that is for both is told once
+        raise SettingsError(list(dict.fromkeys(mistakes)))  # a mistake that concerns both is told once
     return of_executor, of_scheduler
 
 

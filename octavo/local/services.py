@@ -39,8 +39,8 @@ class LocalServices:
         scheduler_command: Program and arguments; `--executor HOST:PORT,...` is appended.
         executor_environments: Variables of each executor; there are as many executors as there are of these.
         on_status: Called with what is being waited for, in a few words.
-        on_restart: Called with a sentence when one of them ends that served, and when it is back: it is started again.
-            None: nothing is, and the first end is a failure.
+        on_restart: Called with a sentence when a service that has served ends, and when it is back. None: no service is
+            started again, and the first end is a failure.
         on_notice: Called with a sentence that one of them has for people, such as that steps are slow.
         is_verbose: Whether their output goes to this process' stderr instead of files.
     """
@@ -152,7 +152,7 @@ class LocalServices:
             where = f" [logs: {self._log_folder}]" if self._log_folder else "; their messages are above"
             raise LocalServiceError(f"the services were not ready within {_START_TIMEOUT_S:g} s{where}") from None
         except LocalServiceError as error:
-            # Logs that nobody is told of would only fill the temporary folder.
+            # Logs that no message names would only fill the temporary folder.
             self._are_logs_wanted = str(self._log_folder) in str(error)
             raise
         finally:
@@ -249,7 +249,7 @@ class LocalServices:
         )
 
     async def _start_child(self, child: ChildProcess) -> None:
-        """Start a child, unless one that runs already ends meanwhile."""
+        """Start a child, unless a running one ends meanwhile."""
         is_first = not self._children
         self._children.append(child)
         await (child.start() if is_first else self.run_beside(child.start()))

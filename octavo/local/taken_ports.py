@@ -1,4 +1,4 @@
-"""Finds out before a start who has the ports already: most often it is another `octavo up`."""
+"""Finds out before a start which ports are taken: most often by another `octavo up`."""
 
 import asyncio
 import errno
@@ -31,10 +31,10 @@ async def check_ports(listen: str, admin_listen: str, http_listens: Mapping[str,
     Args:
         listen: HOST:PORT for clients; port 0 is never taken.
         admin_listen: HOST:PORT for operators.
-        http_listens: HOST:PORT of those that speak HTTP, by flag; None: one is not served.
+        http_listens: HOST:PORT of the ports for HTTP, by flag; None: not served.
 
     Raises:
-        LocalServiceError: one is taken; says by whom, as far as it answers, and what to do.
+        LocalServiceError: a port is taken; says by which program, as far as it answers, and what to do.
     """
     if is_taken(listen):
         if found := await _describe_scheduler(listen):

@@ -1,6 +1,6 @@
 """The tokenizer of an LLM for callers that are not async: `LLM.get_tokenizer()`.
 
-The scheduler does the work, so the tokens are those of `LLM.generate` and `LLM.chat`.
+The scheduler does the work, so the tokens are the same as in `LLM.generate` and `LLM.chat`.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence

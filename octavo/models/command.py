@@ -87,7 +87,7 @@ class StageBars:
         self._progress.update(self._task_id, completed=completed)
 
     def _finish_stage(self) -> None:
-        """Fill the bar: a stage whose end is not known in advance pulses until the next one begins."""
+        """Fill the bar: a stage of unknown length pulses until the next one begins."""
         if self._task_id is not None:
             total = self._total or 1
             self._progress.update(self._task_id, total=total, completed=total)

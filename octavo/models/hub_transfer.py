@@ -98,13 +98,11 @@ class _PartialFile(io.BufferedWriter):
                 on_bytes(len(chunk))
 
     def write(self, chunk: bytes, /) -> int:  # type: ignore[override]
-        """Append bytes."""
         self.sha256.update(chunk)
         self._on_bytes(len(chunk))
         return super().write(chunk)
 
     def truncate(self, size: int | None = None, /) -> int:
-        """Lose all bytes: the server begins again."""
         self._on_bytes(-self.seek(0, os.SEEK_END))
         self.sha256 = hashlib.sha256()
         self.seek(0)

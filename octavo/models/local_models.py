@@ -1,7 +1,7 @@
-"""The models of this machine that can be served, and those that Octavo can fetch: for `octavo list`.
+"""The models that this machine can serve or Octavo can fetch: for `octavo list`.
 
 Four places are looked at: the directory of demo models (`octavo/models/store.py`), the cache of the Hugging Face hub,
-and the folders of Ollama and LM Studio. Nobody is asked over the network, and nothing is loaded: headers are read.
+and the folders of Ollama and LM Studio. Nothing goes over the network, and nothing is loaded: headers are read.
 """
 
 import os
@@ -62,10 +62,10 @@ class LocalModel:
 def list_local_models() -> list[LocalModel]:
     """Return the models of this machine by name, the demo models first.
 
-    Of the hub's cache those that an executor would try to load: in a format that is read. A GGUF file that is damaged,
-    or of a kind that is not read, is there too, with the reason: people look for their files.
+    Of the hub's cache it lists models in a format that an executor reads. A GGUF file that is damaged, or of a kind
+    that is not read, is there too, with the reason: people look for their files.
     """
-    models = [*_hub_models(), *_ollama_models(), *_lm_studio_models()] if find_spec("gguf") else []  # who reads them
+    models = [*_hub_models(), *_ollama_models(), *_lm_studio_models()] if find_spec("gguf") else []  # which reads them
     return [*_demo_models(), *sorted(models, key=lambda model: model.name.lower())]
 
 

@@ -9,7 +9,7 @@ from octavo.errors import OctavoError
 
 
 class ModelPrepareError(OctavoError):
-    """A model could not be prepared; the message is one sentence for the person who asked."""
+    """A model could not be prepared; the message is one sentence for the user."""
 
 
 class ProgressCallback(Protocol):
@@ -26,4 +26,4 @@ class ProgressCallback(Protocol):
 
 
 def ignore_progress(stage: str, completed: int, total: int | None) -> None:
-    """Report to nobody."""
+    """Ignore the progress."""

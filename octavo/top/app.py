@@ -33,7 +33,7 @@ _KEYS_TEXT = "q quit   ? keys   enter explain   / filter   e live or ended   p p
 
 
 class TopApp(App[None]):
-    """Shows one scheduler until somebody quits.
+    """Shows one scheduler until the user quits.
 
     Args:
         poller: Asks it.
@@ -101,7 +101,6 @@ class TopApp(App[None]):
 
     @property
     def _base(self) -> Screen[None]:
-        """The screen below the help."""
         return cast("Screen[None]", self.screen_stack[0])
 
     @property
@@ -138,7 +137,7 @@ class TopApp(App[None]):
         else:
             self._trouble = None
             self._picture = self._meter.add(answers)
-        if not self.is_running:  # somebody quit while the scheduler was asked: the widgets are going
+        if not self.is_running:  # the user quit while the scheduler was asked: the widgets are going
             return
         if report is not None:
             self._base.query_one("#report", Static).update(report)

@@ -15,7 +15,7 @@ Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
 
 
 def to_values(message: Message) -> dict[str, Value]:
-    """Return all fields of a message: None for one that is absent, words in lower case for enums, times in RFC 3339."""
+    """Return all fields of a message: None for an absent one, words in lower case for enums, times in RFC 3339."""
     values: dict[str, Value] = {}
     for field in cast("Iterable[FieldDescriptor]", message.DESCRIPTOR.fields):
         value = getattr(message, field.name)

@@ -36,7 +36,7 @@ def share_text(part: int, whole: int) -> str:
 
 
 def time_text(time: Timestamp) -> str:
-    """Return a time as people write it; one that no calendar has in seconds since 1970."""
+    """Return a time as people write it; in seconds since 1970 if no calendar has it."""
     try:
         return f"{time.ToDatetime(UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError):
@@ -110,7 +110,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def bar_lengths(parts: Sequence[int], width: int) -> list[int]:
     """Deal `width` cells to parts of a whole by their size, so that none is off by a whole cell.
 
-    Largest remainders: everybody gets the whole cells of its share, what is left goes to the largest fractions. A part
+    Largest remainders: each part gets the whole cells of its share, the rest goes to the largest fractions. A part
     that is not 0 shows, if there are cells enough: it takes one from the longest.
     """
     whole = sum(parts)

@@ -12,7 +12,7 @@ from octavo.errors import UnavailableError
 
 # Requests that are asked for at a time: the oldest live ones, the head of the queue, the last that ended.
 MAX_LISTED_REQUESTS = 200
-# The same while somebody looks for one by id or tenant.
+# The same while the user searches for an id or a tenant.
 MAX_SEARCHED_REQUESTS = MAX_PAGE_SIZE
 
 
@@ -89,7 +89,7 @@ class Poller:
     """Asks a scheduler again and again.
 
     Args:
-        source: Whom to ask.
+        source: The scheduler.
         clock: Monotonic time in seconds.
     """
 

@@ -44,7 +44,7 @@ class Picture:
         rates: Since the answers before.
         prompt_history: The last rates of prompt tokens, oldest first.
         output_history: The last rates of output tokens, oldest first.
-        model_ids: Of the executors that are attached; while none is, those of the last ones that were.
+        model_ids: Of the attached executors; while none is attached, of the last ones.
     """
 
     answers: Answers
@@ -115,7 +115,7 @@ def _rates(last: Answers, answers: Answers) -> Rates:
 
 
 def _request_rates(last: Answers, answers: Answers) -> dict[str, float]:
-    """Return tokens per second of live requests; one that is new has no rate yet."""
+    """Return tokens per second of live requests; a new request has no rate yet."""
     seconds = answers.live_at_s - last.live_at_s
     if seconds <= 0:
         return {}

@@ -1,4 +1,4 @@
-"""All that a scheduler knows of one request, and how a person who has half of an id finds the request."""
+"""All that a scheduler knows of one request, and how a part of its id finds it."""
 
 import asyncio
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class UnknownRequestError(OctavoError):
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """With whom a request shares blocks of the device pool.
+    """The requests that share blocks of the device pool with a request.
 
     Attributes:
         num_shared_blocks: Its blocks that other sequences use too, of other requests or of its own.
@@ -42,10 +42,9 @@ class Report:
     Attributes:
         request: What it is, and its life.
         explanation: Why it waits, that it runs, or how it ended.
-        sharing: With whom it shares blocks; None: it has none on a device.
+        sharing: The blocks that it shares; None: it has none on a device.
         url: Its live page; None: it is not served, or no browser can reach it.
-        warnings: What is wrong with executors that are attached, by address: with its own, or with those that it
-            waits for.
+        warnings: What is wrong with attached executors, by address: its own, or the ones that it waits for.
     """
 
     request: admin_pb2.RequestState
@@ -94,7 +93,7 @@ async def ask_report(source: AdminSource, request_id: str, tenant: str | None = 
 async def resolve_id(source: AdminSource, text: str, tenant: str | None = None) -> str:
     """Return the id that a text stands for: the id itself, or a beginning that only one request has.
 
-    Raises: UnknownRequestError: none, or several; the message names those that come near.
+    Raises: UnknownRequestError: none, or several; the message names the nearest.
     """
     try:
         return (await source.get_request(text, tenant)).request_id
@@ -114,7 +113,7 @@ async def resolve_id(source: AdminSource, text: str, tenant: str | None = None) 
 
 
 def _near(text: str, ids: list[str]) -> list[str]:
-    """Return the ids that contain a text, else those that are much like it, in upper or lower case."""
+    """Return the ids that contain a text, else similar ones, in upper or lower case."""
     folded = text.casefold()
     if containing := [request_id for request_id in ids if folded and folded in request_id.casefold()]:
         return containing
@@ -128,7 +127,7 @@ def _named(ids: list[str]) -> str:
 
 
 async def _ask_sharing(source: AdminSource, report: Report) -> Sharing:
-    """Ask who uses the blocks of a request; what is shared with others is a prefix, so its first block names them."""
+    """Ask which requests share blocks: shared blocks are a prefix, so all are found at the first one."""
     executor = report.request.executor
     states = (await source.get_block_map(executor)).states
     shared = [b for b in report.device_blocks if b < len(states) and states[b] == admin_pb2.BLOCK_STATE_SHARED]

@@ -30,7 +30,7 @@ def report_lines(report: Report) -> list[Text]:
 
 
 def heading(report: Report) -> Text:
-    """Return which request it is, where it is, and on whose account."""
+    """Return which request it is, where it is, and for which tenant it runs."""
     request = report.request
     word = STATUS_WORDS.get(report.explanation.status, "unknown")
     line = Text.assemble((printable(request.request_id), "bold"), "   ", (word, STATUS_STYLES.get(word, "")))

@@ -37,17 +37,17 @@ class RequestRow:
         request_id: As it is, to ask for it.
         shown_id: As it can be printed.
         status: In a word.
-        tenant: On whose account it runs.
+        tenant: The tenant that it runs for.
         num_prompt_tokens: Of the prompt.
         num_output_tokens: Made so far, over all outputs.
         tokens_per_s: Output tokens per second since the last picture; None: not known yet, or it has ended.
-        age_ms: Since it arrived; of one that has ended, until its end.
+        age_ms: Since it arrived, or from then until its end.
         silent_ms: Since its last token, or since it arrived if it has none; None: it has ended.
         queued_ms: Until it was first admitted, or up to now.
-        waiting_ms: Of one that does not run, since its last token, or since it arrived; None: it runs, or has ended.
+        waiting_ms: While it does not run, since its last token, or since it arrived; None: it runs, or has ended.
         first_token_ms: Until its first token; None: it has none.
         ended_ago_ms: Since its end; None: it is live.
-        num_blocks: Blocks that its tokens in the cache fill, those that it shares counted for each of its sequences.
+        num_blocks: Blocks that its tokens in the cache fill; a shared one counts for each of its sequences.
         num_preemptions: How often it was preempted.
         place: Where it is, why it waits, or how it ended.
         has_failed: Whether it ended with an error, and was not aborted.
@@ -94,15 +94,15 @@ class ExecutorRow:
         trouble: Why it is not attached; empty: it is, or is not dialled.
         warning: What is wrong with it although it is attached; empty: nothing is known.
         num_slots: Sequences that its batch has room for; 0: the scheduler does not say.
-        num_used_slots: Of these, those that run.
+        num_used_slots: Sequences that run.
         tokens_per_s: Output tokens per second since the last picture; None: not known yet.
         max_steps_in_flight: Most steps that the scheduler sends before one is answered; 0: it does not say.
         round_trip_us: To the executor, in microseconds; None: not known.
         oldest_step_ms: Age of the oldest step in flight; None: none is.
         num_used_blocks: Used by one sequence.
         num_shared_blocks: Used by several.
-        num_cached_blocks: Used by nobody, with a prefix in it.
-        num_free_blocks: Used by nobody, and empty.
+        num_cached_blocks: Used by no sequence, with a prefix in it.
+        num_free_blocks: Used by no sequence, and empty.
         num_output_tokens: Since the start of the scheduler.
         num_void_rows: Rows computed for sequences that had ended, since then.
     """
@@ -181,7 +181,7 @@ def ended_rows(picture: Picture) -> list[RequestRow]:
 
 
 def executor_rows(picture: Picture) -> list[ExecutorRow]:
-    """Return a row for each executor, those that are not attached first."""
+    """Return a row for each executor, the ones that are not attached first."""
     rates = picture.rates.executor_output_tokens
     rows = [_executor_row(executor, rates.get(executor.address)) for executor in picture.answers.state.executors]
     return sorted(rows, key=lambda row: row.is_attached)

@@ -1,4 +1,4 @@
-"""HOST:PORT, as its text tells: whether it is an address, whether only this machine can reach it, and who is warned."""
+"""HOST:PORT as text: whether it is an address, whether only this machine can reach it, and the warning if not."""
 
 import ipaddress
 import re
@@ -15,7 +15,7 @@ _LACKS_TLS_AND_IDENTITY = (
 def target_trouble(target: str) -> str | None:
     """Return what is wrong with the address of a scheduler; None: nothing, or it is another target of gRPC's.
 
-    gRPC would only say that nobody answers there.
+    gRPC would only say that nothing answers there.
     """
     if target.startswith(("http://", "https://")):
         return f"{target!r} is not HOST:PORT; leave out {target.partition('//')[0]}//"
@@ -69,5 +69,5 @@ def exposure_warning(
 
 
 def local_address_advice(flag: str) -> str:
-    """Return how to let nobody else reach a port, as the end of the sentence "set ..."."""
+    """Return how to let only this machine reach a port, as the end of the sentence "set ..."."""
     return f"{flag} to a loopback address, such as 127.0.0.1"

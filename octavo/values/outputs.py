@@ -1,7 +1,7 @@
 """The values of the client's API: prompts, events of a stream, finished outputs, the model.
 
-Names are those of protos/octavo/generation/v1; `_from_proto` functions are this module's only tie to
-the wire. Next: octavo/client.py, which yields them.
+Names are as in protos/octavo/generation/v1; only the `_from_proto` functions know the wire. Next: octavo/client.py,
+which yields them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypedDict
 
 from octavo.errors import InternalError, OctavoError
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
-from octavo.values.sampling_parameters import BY_NAME
 from octavo.values.sampling_params import SamplingParams
+from octavo.values.sampling_params_table import BY_NAME
 
 
 class TextPart(TypedDict):
-    """A part of a message, as OpenAI's API has them; only those of the type "text" are supported."""
+    """A part of a message, as OpenAI's API has them; only the type "text" is supported."""
 
     type: Literal["text"]
     text: str
@@ -62,7 +62,7 @@ class PromptLogprobs:
     Attributes:
         logprobs: Of the tokens themselves.
         alternatives: The likeliest tokens in the place of each, likeliest first; empty unless asked for.
-        token_ids: The tokens; empty if a scheduler of an earlier release did not tell those of a text.
+        token_ids: The tokens; empty if a scheduler of an earlier release did not tell the tokens of a text.
     """
 
     logprobs: tuple[float, ...]
@@ -72,7 +72,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Which kind of executor made the tokens of an output from `first_token` on, up to the next span or the end.
+    """The numerics and weights that made the tokens of an output from `first_token` on, up to the next span or the end.
 
     Attributes:
         first_token: Index in `Output.token_ids`.
@@ -92,7 +92,7 @@ class Output:
     Attributes:
         output_index: Which output of the request, from 0; of `best_of` and beams its rank, 0 is the best.
         text: The whole text.
-        token_ids: All token ids, with the one that ended the output.
+        token_ids: All token ids, also the one that ended the output.
         logprobs: Log-probability of each of `token_ids`; empty unless asked for.
         finish_reason: Why it ended.
         stopped_by: The stop token's id or the stop string, if `finish_reason` is STOP.
@@ -101,7 +101,7 @@ class Output:
         beam_score: What hypotheses are ranked by, with the length penalty; None without a beam search.
         alternatives: The likeliest tokens in the place of each of `token_ids`, likeliest first; empty unless
             asked for.
-        provenance: Which kind of executor made which tokens; empty unless asked for.
+        provenance: Which numerics and weights made which tokens; empty unless asked for.
     """
 
     output_index: int
@@ -120,7 +120,7 @@ class Output:
 class Usage:
     """Tokens of a request; the cached ones are part of the prompt's.
 
-    `num_output_tokens` counts all outputs that were sampled, also those that `best_of` did not return.
+    `num_output_tokens` counts all sampled outputs, also the ones that `best_of` did not return.
     """
 
     num_prompt_tokens: int
@@ -132,7 +132,7 @@ class Usage:
 class Accepted:
     """First event: the request has been checked and queued.
 
-    `prompt_token_ids`: the prompt; empty if a scheduler of an earlier release did not tell those of a text.
+    `prompt_token_ids`: the prompt; empty if a scheduler of an earlier release did not tell the tokens of a text.
     `max_model_len`: the longest sequence that it is accepted for, prompt and output; 0: the scheduler does not say it.
     `seed`: of its randomness, as asked for or drawn by the scheduler: with it the answer can be had again.
     """
@@ -151,7 +151,7 @@ class Delta:
     `text` may lag behind `token_ids`: incomplete characters and possible stop strings are held back.
     Each token is delivered exactly once over all deltas. Deltas of several outputs come interleaved;
     ranked outputs (`best_of` above `n`, beams) come in one delta each, at the end.
-    `provenance`: which kind of executor makes the tokens from one of these on; empty: the same as before.
+    `provenance`: which numerics and weights make the tokens from one of these on; empty: the same as before.
     """
 
     output_index: int
@@ -166,8 +166,8 @@ class Delta:
 class Finished:
     """Last event: all outputs, by `output_index`; `prompt_logprobs` of the whole prompt, if they were asked for.
 
-    `continued_on_other_numerics`: the request was moved while it ran, to an executor of another kind; its outputs may
-    be none that one executor gives.
+    `continued_on_other_numerics`: the request was moved while it ran, to an executor with another numerics id; one
+    executor alone might not give its outputs.
     `num_resumptions`: how often the call was cut, and another one went on with the answer; 0: never.
     """
 
@@ -210,7 +210,7 @@ class RequestOutput:
 class FailedRequest:
     """What became of a prompt that got no answer while others did: it stands in the place of the RequestOutput.
 
-    It is like a future that failed: `error` says why, and whoever reads the outputs gets that error raised.
+    It is like a future that failed: `error` says why, and reading the outputs raises it.
     """
 
     prompt: Prompt
@@ -228,7 +228,7 @@ class FailedRequest:
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
-        """Nobody told them: raises `error`."""
+        """They are not known: raises `error`."""
         raise self.error
 
     @property
@@ -419,7 +419,6 @@ def _alternatives_from_proto(
     message: generation_pb2.Output | generation_pb2.PromptLogprobs | generation_service_pb2.OutputDelta,
     num_places: int,
 ) -> tuple[tuple[TokenLogprob, ...], ...]:
-    """Return the alternatives of each place; empty if there are none."""
     return alternatives_of(message.alternative_token_ids, message.alternative_logprobs, num_places)
 
 

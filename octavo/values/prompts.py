@@ -37,7 +37,7 @@ def generate_request(
     model: str = "",
     name: str = "prompt",
 ) -> generation_service_pb2.GenerateRequest:
-    """Return the message of a call; the arguments are those of `Client.stream`.
+    """Return the message of a call; the arguments are as in `Client.stream`.
 
     `model` is that of the client, and `name` is what the caller calls the prompt.
 
@@ -92,7 +92,7 @@ def set_prompt(request: generation_service_pb2.GenerateRequest, prompt: object, 
 def tokenize_request(
     prompt: object, add_special_tokens: bool | None, model: str = ""
 ) -> generation_service_pb2.TokenizeRequest:
-    """Return the message that asks for the tokens of a text or a conversation; the arguments are of `Client.tokenize`.
+    """Return the message that asks for the tokens of a text or a conversation; arguments as in `Client.tokenize`.
 
     Raises:
         InvalidRequestError: a value does not fit.
@@ -114,7 +114,7 @@ def tokenize_request(
 def detokenize_request(
     token_ids: object, skip_special_tokens: bool | None, model: str = ""
 ) -> generation_service_pb2.DetokenizeRequest:
-    """Return the message that asks for the text of tokens; the arguments are those of `Client.detokenize`.
+    """Return the message that asks for the text of tokens; the arguments are as in `Client.detokenize`.
 
     Raises:
         InvalidRequestError: a value does not fit.

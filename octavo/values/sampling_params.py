@@ -1,8 +1,7 @@
 """How tokens are chosen and when an output ends: the value that callers build, and its wire form.
 
-Field names, units, ranges and defaults are those of `SamplingParams` in
-protos/octavo/generation/v1/generation.proto; the scheduler checks the ranges and says which field is
-wrong. Next: octavo/client.py, which sends it.
+Field names, units, ranges and defaults are as in `SamplingParams` in protos/octavo/generation/v1/generation.proto; the
+scheduler checks the ranges and says which field is wrong. Next: octavo/client.py, which sends it.
 """
 
 import functools
@@ -18,12 +17,12 @@ from google.protobuf.descriptor import FieldDescriptor
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_pb2
 from octavo.values.sampling_numbers import SamplingNumbers
-from octavo.values.sampling_parameters import BY_NAME, UINT32_MAX
+from octavo.values.sampling_params_table import BY_NAME, UINT32_MAX
 from octavo.values.wording import did_you_mean, kind_of
 
 _Class = TypeVar("_Class")
 
-# When a beam search ends; the values are those of transformers.
+# When a beam search ends; the values are as in transformers.
 EarlyStopping: TypeAlias = bool | Literal["never"]
 
 # The largest number of 32 bits that is no infinity.
@@ -77,7 +76,7 @@ class SamplingParams(SamplingNumbers):
 
     A feature that the scheduler does not have yet is refused by it, never ignored.
 
-    The numbers are those of `SamplingNumbers`, temperature to prompt_logprobs.
+    `SamplingNumbers` describes the numbers, temperature to prompt_logprobs.
 
     Attributes:
         stop: The output ends before the first of these strings; one string stands for a list of it.

@@ -14,13 +14,13 @@ from google.rpc import error_details_pb2, status_pb2
 # gRPC's own name for the key that carries google.rpc.Status.
 DETAILS_KEY = "grpc-status-details-bin"
 
-# Whose errors they are, in google.rpc.ErrorInfo.
+# The domain in google.rpc.ErrorInfo.
 ERROR_DOMAIN = "octavo"
 
 # The reason in ErrorInfo of a request that seems to break executors: UNAVAILABLE, and not to be sent again.
 LOST_TOO_OFTEN = "LOST_TOO_OFTEN"
 
-# That of a service which goes away and takes nothing new: UNAVAILABLE, and somebody else may be there in a moment.
+# The reason of a service that goes away and takes nothing new: UNAVAILABLE, and another may be there in a moment.
 DRAINING = "DRAINING"
 
 

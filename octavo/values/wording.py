@@ -13,7 +13,7 @@ def did_you_mean(name: str, candidates: Iterable[str], *, prefix: str = "") -> s
 
 
 def kind_of(value: object) -> str:
-    """Return what a value is, for a sentence about one that is wrong, such as "a dict" or "None"."""
+    """Return what a value is, for a sentence about a wrong value, such as "a dict" or "None"."""
     if value is None or isinstance(value, bytes):
         return "None" if value is None else "bytes"
     name = type(value).__name__

@@ -1,4 +1,4 @@
-"""Who uses which block: `GetBlockMap` and `GetBlock` of `AdminService`. Only looks."""
+"""Which sequences use which block: `GetBlockMap` and `GetBlock` of `AdminService`. Changes nothing."""
 
 from typing import cast
 
@@ -23,7 +23,7 @@ def block_states(allocator: BlockAllocator) -> NDArray[np.uint8]:
 
 
 def describe_block(planner: ExecutorPlanner, block: int) -> pb.GetBlockResponse:
-    """Return who uses a block of the device pool of a planner; `block` is one of it."""
+    """Return which sequences use a block of a planner's device pool; `block` must be in the pool."""
     allocator = planner.blocks.allocator
     cache = allocator.prefix_cache
     return pb.GetBlockResponse(

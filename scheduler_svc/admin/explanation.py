@@ -1,7 +1,7 @@
 """Why a request waits, in a sentence or two and in numbers: `ExplainRequest` and `ListQueue` of `AdminService`.
 
-The reasons are those of the next decision: every planner is asked what it would do with the request now.
-Only looks: nothing here changes the engine.
+Every planner is asked what it would do with the request now, so the reasons are those of the next decision.
+Nothing here changes the engine.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainReq
 
 
 def explain_ended(ended: EndedRequest, now_s: float) -> pb.ExplainRequestResponse:
-    """Say how a request ended, and how long ago; `now_s` is the monotonic time. Its other times GetRequest has."""
+    """Say how a request ended, and how long ago; `now_s` is the monotonic time. GetRequest has the other times."""
     state = ended_state(ended, now_s, shows_events=False)
     end = "failed after" if ended.has_failed else "finished with"
     made = counted(state.num_output_tokens, "output token")
@@ -66,8 +66,8 @@ def explain_ended(ended: EndedRequest, now_s: float) -> pb.ExplainRequestRespons
 def queued_requests(engine: Engine, now_s: float) -> Iterator[admin_pb2.QueuedRequest]:
     """Yield the waiting queue in the order of admission, with reasons.
 
-    Groups are passed over while what they wait for is sure to end. The first one that is not has the
-    reason of all behind it, and these are not judged: that would cost as much as to admit them all.
+    Groups that wait only for what is sure to end let later groups be judged. The first other group gives its
+    reason to all groups behind it, which are not judged: judging all would cost as much as admitting all.
     """
     first_in_line: SequenceGroup | None = None
     for num_ahead, group in enumerate(engine.queue.in_order()):
@@ -91,7 +91,7 @@ def queued_requests(engine: Engine, now_s: float) -> Iterator[admin_pb2.QueuedRe
 
 
 def _lets_others_pass(obstacles: Sequence[Obstacle | None]) -> bool:
-    """Return whether the groups behind one with these obstacles, one a planner, are looked at all the same."""
+    """Return whether the groups behind a group with these obstacles, one for each planner, are judged all the same."""
     waits = {obstacle.wait for obstacle in obstacles if obstacle is not None}
     return None not in obstacles and (Wait.SKIPPED in waits or waits == {Wait.NEVER})
 
@@ -129,7 +129,7 @@ def _explain_swapped(planner: ExecutorPlanner, group: SequenceGroup, explained: 
 def _fits(
     engine: Engine, group: SequenceGroup, obstacles: Sequence[tuple[ExecutorPlanner, Obstacle | None]], now_s: float
 ) -> list[admin_pb2.ExecutorFit]:
-    """Return what a waiting group would take of each planner, and what is there."""
+    """Return what a waiting group needs of each planner, and what is available."""
     addresses = {driver.planner: driver.address for driver in engine.drivers.values()}
     troubles = _troubles(engine, now_s)
     fits = []
@@ -143,7 +143,7 @@ def _fits(
 
 
 def _overtaking_texts(engine: Engine, group: SequenceGroup, num_ahead: int) -> list[str]:
-    """Say of the groups that came later and are admitted earlier why that is; nothing if very many are ahead."""
+    """Say why groups that came later are admitted earlier than this one; nothing if very many are ahead."""
     if num_ahead > MAX_JUDGED_AHEAD:
         return []
     later = [other for other in islice(engine.queue.in_order(), num_ahead) if other.arrival > group.arrival]
@@ -162,13 +162,13 @@ def _overtaking_texts(engine: Engine, group: SequenceGroup, num_ahead: int) -> l
 
 
 def _troubles(engine: Engine, now_s: float) -> dict[ExecutorPlanner, str]:
-    """Return what is wrong with executors that are attached, by planner."""
+    """Return the troubles of attached executors, by planner."""
     drivers = [driver for driver in engine.drivers.values() if driver.planner is not None]
     return {driver.planner: trouble for driver in drivers if driver.planner and (trouble := driver.trouble(now_s))}
 
 
 def _swap_in_fit(planner: ExecutorPlanner, group: SequenceGroup, executor: str) -> admin_pb2.ExecutorFit:
-    """Return what the way back of a swapped group takes, and what is in its way."""
+    """Return what the swap-in of a group needs, and what prevents it."""
     admissions = planner.admissions
     demand = admissions.demand_to_swap_in(group)
     obstacle = admissions.obstacle_to_swap_in(demand)
@@ -177,7 +177,7 @@ def _swap_in_fit(planner: ExecutorPlanner, group: SequenceGroup, executor: str) 
 
 
 def _fit_of(planner: ExecutorPlanner, executor: str, reason: str, demand: Demand | None) -> admin_pb2.ExecutorFit:
-    """Return what a group takes of a planner, and what is there; no demand: it is a text, which takes nothing."""
+    """Return what a group needs of a planner, and what is available; demand None: a text, which needs no blocks."""
     return admin_pb2.ExecutorFit(
         executor=executor,
         obstacle=reason,
@@ -192,7 +192,7 @@ def _fit_of(planner: ExecutorPlanner, executor: str, reason: str, demand: Demand
 
 
 def ahead_text(num_ahead: int, overtaking: Sequence[str] = ()) -> str:
-    """Say how many requests are ahead, and what put those there that came later."""
+    """Say how many requests are ahead, and why those that came later are."""
     if not num_ahead:
         return "next in the queue"
     number = f"{counted(num_ahead, 'request')} ahead"
@@ -200,14 +200,14 @@ def ahead_text(num_ahead: int, overtaking: Sequence[str] = ()) -> str:
 
 
 def obstacle_texts(fits: Sequence[admin_pb2.ExecutorFit], text_if_none: str) -> list[str]:
-    """Say what is in the way on each of the first executors, and how many more there are."""
+    """Say what prevents admission on each of the first executors, and how many more executors there are."""
     texts = [f"on {fit.executor}, {fit.obstacle or text_if_none}" for fit in fits[:MAX_EXECUTORS_IN_TEXT]]
     num_more = len(fits) - len(texts)
     return [*texts, f"{counted(num_more, 'more executor')}"] if num_more else texts
 
 
 def no_executor_text(engine: Engine) -> str:
-    """Say that nobody can take a request, and why."""
+    """Say that no executor can take a request, and why."""
     cause = f" ({engine.last_trouble})" if engine.last_trouble else ""
     return f"no executor is attached{cause}"
 
@@ -220,7 +220,7 @@ def tokens_in_flight_text(group: SequenceGroup) -> str:
 
 
 def parked_text(request: LiveRequest, suspect: LiveRequest | None) -> str:
-    """Say that a request is suspected, and whom it waits for."""
+    """Say that a request is suspected, and which request it waits for."""
     lost = counted(request.num_losses, "time")
     other = f"{suspect.request_id!r}, also quarantined, is" if suspect is not None else "others are"
     return f"quarantined: it may have crashed an executor {lost}; {other} run alone first"
@@ -240,7 +240,7 @@ def placed_text(placed: Placed) -> str:
 def running_text(request: LiveRequest, location: RequestLocation) -> str:
     """Say how far a running request has come."""
     group, planner = request.group, location.planner
-    assert planner is not None, "what runs has a core"
+    assert planner is not None, "a running request has a planner"
     if group.pooling is not None:
         return f"runs on {location.executor}: a step computes all its {counted(group.num_prompt_tokens, 'token')}"
     if planner.prefills.is_running(group):

@@ -54,7 +54,7 @@ def set_times(state: admin_pb2.RequestState, times: RequestTimes) -> None:
 def event_states(
     times: RequestTimes, num_prompt_tokens: int, events: Iterable[LifeEvent]
 ) -> list[admin_pb2.RequestEvent]:
-    """Return what happened to a request up to now, its end left out, in the order of time."""
+    """Return the events of a request up to now, except its end, in the order of time."""
     arrival_s = times.arrived_at_s
     arrived = _event(
         admin_pb2.REQUEST_EVENT_KIND_ARRIVED, 0.0, f"arrived with {counted(num_prompt_tokens, 'prompt token')}"
@@ -68,7 +68,7 @@ def event_states(
 
 
 def milliseconds(seconds: float) -> int:
-    """Return a span of time in whole milliseconds; 0 for one that is negative by rounding."""
+    """Return a duration in whole milliseconds; 0 if rounding made it negative."""
     return max(0, round(seconds * 1000))
 
 

@@ -1,6 +1,6 @@
-"""AdminService: what operators see. Every answer is a picture taken between two steps.
+"""AdminService: what operators see. Every answer is a snapshot between two steps.
 
-It runs on the engine's event loop, so nothing moves while it looks. Next: `state.py`,
+It runs on the engine's event loop, so nothing changes while it reads. Next: `state.py`,
 `explanation.py`, `steps.py`, `block_map.py`.
 """
 
@@ -35,10 +35,9 @@ DEFAULT_NUM_STEPS = 20
 
 
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
-    """Shows one engine.
+    """Shows one engine to operators.
 
     Args:
-        engine: What is shown.
         fronts: Returns the front processes.
         page_port: Returns the port of the live page; 0: it is not served.
     """
@@ -142,7 +141,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         request: pb.GetRequestRequest,
         context: grpc.aio.ServicerContext[pb.GetRequestRequest, pb.GetRequestResponse],
     ) -> pb.GetRequestResponse:
-        """Give one live request, or one that has ended."""
+        """Give one live or ended request."""
         found, now_s = self._request(request), monotonic_s()
         if isinstance(found, EndedRequest):
             return pb.GetRequestResponse(request=ended_state(found, now_s))
@@ -186,9 +185,9 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         return explain(self._engine, found, now_s)
 
     def _request(self, asked: pb.GetRequestRequest | pb.ExplainRequestRequest) -> LiveRequest | EndedRequest:
-        """Return the request that is asked for: the live one, or else the one that has ended.
+        """Return the named request: the live one, or else the ended one.
 
-        Raises: UnknownNameError: there is none. InvalidFieldError: several tenants have one, and none of them is named.
+        Raises: UnknownNameError: there is none. InvalidFieldError: several tenants have one, and the call names none.
         """
         request_id, tenant = asked.request_id, asked.tenant if asked.HasField("tenant") else None
         live = self._engine.requests.named(request_id, tenant)
@@ -225,7 +224,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         request: pb.ListStepsRequest,
         context: grpc.aio.ServicerContext[pb.ListStepsRequest, pb.ListStepsResponse],
     ) -> pb.ListStepsResponse:
-        """Give the last steps, a line each."""
+        """Give the last steps, one line each."""
         if request.num_steps > NUM_KEPT_STEPS:
             raise InvalidFieldError("num_steps", request.num_steps, f"from 0 to {NUM_KEPT_STEPS}")
         driver = self._driver(request.executor)
@@ -256,7 +255,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     async def GetBlock(  # noqa: N802
         self, request: pb.GetBlockRequest, context: grpc.aio.ServicerContext[pb.GetBlockRequest, pb.GetBlockResponse]
     ) -> pb.GetBlockResponse:
-        """Say who uses a block."""
+        """Say which sequences use a block."""
         planner = _attached_core(self._driver(request.executor))
         if request.block >= planner.limits.num_blocks:
             raise InvalidFieldError("block", request.block, f"from 0 to {planner.limits.num_blocks - 1}")
@@ -285,20 +284,14 @@ def _attached_core(driver: ExecutorDriver) -> ExecutorPlanner:
 
 
 def page_size_of(page_size: int) -> int:
-    """Return the page size that a request asks for.
-
-    Raises: InvalidFieldError: it is too large.
-    """
+    """Return the page size that a request asks for. Raises InvalidFieldError: it is too large."""
     if page_size > MAX_PAGE_SIZE:
         raise InvalidFieldError("page_size", page_size, f"from 0 to {MAX_PAGE_SIZE}")
     return page_size or DEFAULT_PAGE_SIZE
 
 
 def number_in(page_token: str) -> int:
-    """Return the number in a page token; 0 if it is empty.
-
-    Raises: InvalidFieldError: the service gave out no such token.
-    """
+    """Return the number in a page token; 0 if it is empty. Raises InvalidFieldError: the token is not ours."""
     if not page_token:
         return 0
     if len(page_token) > MAX_PAGE_TOKEN_LENGTH or not (page_token.isascii() and page_token.isdecimal()):

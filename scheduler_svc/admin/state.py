@@ -1,7 +1,6 @@
 """Executors, requests and their sequences as `AdminService` shows them.
 
-Only looks: nothing here changes the engine. Next: `life.py`, what happened to a request; `explanation.py`, which
-says why one waits.
+Nothing here changes the engine. Next: `life.py`, what happened to a request; `explanation.py`, why a request waits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,7 @@ SEQUENCE_STATUS: Mapping[SequenceStatus, "admin_pb2.SequenceStatus.ValueType"] =
 
 @dataclass(frozen=True, slots=True)
 class RequestLocation:
-    """Where a live request is: with an executor and its planner, or with none."""
+    """Where a live request is: on an executor and its planner, or on none."""
 
     status: "admin_pb2.RequestStatus.ValueType"
     executor: str = ""
@@ -54,7 +53,7 @@ class RequestLocations:
 
 
 def locations_in(executor: str, planner: ExecutorPlanner) -> Iterator[tuple[SequenceGroup, RequestLocation]]:
-    """Yield the groups that the planner of an executor has, and where they are there."""
+    """Yield the groups that an executor's planner has, with their locations."""
     for groups, status in (
         (planner.batch.running, admin_pb2.REQUEST_STATUS_RUNNING),
         (planner.swapped.groups, admin_pb2.REQUEST_STATUS_SWAPPED),
@@ -94,7 +93,7 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
 
 
 def set_core_state(state: admin_pb2.ExecutorState, planner: ExecutorPlanner, now_s: float) -> None:
-    """Fill in what the planner of an attached executor knows; `now_s` is the monotonic time."""
+    """Fill in the state of an attached executor's planner; `now_s` is the monotonic time."""
     device, host = planner.blocks.allocator, planner.swapped.host
     state.status = admin_pb2.EXECUTOR_STATUS_ATTACHED
     state.epoch = planner.epoch
@@ -148,7 +147,7 @@ def request_state(
             state.block_table.extend(block for block in first.block_table if block != NO_BLOCK)
     if group.beam_search is not None:
         state.beam_search.CopyFrom(beam_search_state(group))
-    times = replace(request.times, first_scheduled_at_s=group.first_scheduled_at_s)  # the group knows it first
+    times = replace(request.times, first_scheduled_at_s=group.first_scheduled_at_s)  # the group has it first
     set_times(state, times)
     if times.last_token_at_s is not None:
         state.last_token_age_ms = milliseconds(now_s - times.last_token_at_s)
@@ -158,7 +157,7 @@ def request_state(
 
 
 def num_output_tokens(request: LiveRequest) -> int:
-    """Return the tokens made so far, over all outputs or live beams."""
+    """Return the number of tokens generated so far, over all outputs or live beams."""
     beams = request.group.beams
     return request.num_output_tokens if beams is None else sum(len(beam.token_ids) for beam in beams.live)
 
@@ -191,21 +190,21 @@ def sequence_states(
             if shows_blocks:
                 state.block_table.extend(table.device_blocks.tolist())
                 state.host_block_table.extend(table.host_blocks.tolist())
-        if group.beams is not None and rank < len(group.beams.live):  # it has none once it is over
+        if group.beams is not None and rank < len(group.beams.live):  # a finished search has none
             state.num_tokens = group.num_prompt_tokens + len(group.beams.live[rank].token_ids)
         states.append(state)
     return states
 
 
 def block_table(planner: ExecutorPlanner, slot: int) -> list[int]:
-    """Return the block table of a slot; NO_BLOCK stands for what fell out of the sliding window."""
+    """Return the block table of a slot; NO_BLOCK stands for a block that fell out of the sliding window."""
     first = planner.blocks.groups[0]
     held: list[int] = first.held(slot).tolist()
     return [NO_BLOCK] * int(first.first_blocks[slot]) + held
 
 
 def beam_search_state(group: SequenceGroup) -> admin_pb2.BeamSearchState:
-    """Return how far the search of a group has come; before its first admission it has no beam."""
+    """Return the progress of a group's beam search; before its first admission it has no beam."""
     assert group.beam_search is not None
     state = admin_pb2.BeamSearchState(
         beam_width=group.beam_search.beam_width, num_outputs=group.beam_search.num_outputs

@@ -52,7 +52,7 @@ def step_state(logged: RecentStep) -> admin_pb2.StepState:
 
 
 def step_summary(logged: RecentStep) -> admin_pb2.StepSummary:
-    """Return a step in a line."""
+    """Return a step as one line."""
     step, layout = logged.step, logged.layout
     summary = admin_pb2.StepSummary(
         step_id=step.step_id,
@@ -70,7 +70,7 @@ def step_summary(logged: RecentStep) -> admin_pb2.StepSummary:
 
 
 def step_text(logged: RecentStep) -> str:
-    """Say in one sentence what a step did; what it did not do is left out."""
+    """Say in one sentence what a step did, and nothing of what it did not do."""
     step, delta, layout = logged.step, logged.step.delta, logged.layout
     num_chunks = len(layout.slots) - layout.num_decodes
     num_chunk_tokens = int(layout.lengths[layout.num_decodes :].sum())
@@ -103,7 +103,7 @@ def _answer_text(logged: RecentStep) -> str:
 
 
 def _num_sampled_tokens(logged: RecentStep) -> int:
-    """Return the tokens that the executor chose itself: rows of beams only bring candidates."""
+    """Return the number of tokens that the executor chose itself: rows of beams only bring candidates."""
     if logged.result is not None and logged.result.token_counts is not None:
         return len(logged.result.sampled_token_ids)
     num_candidates = logged.layout.num_candidates

@@ -1,4 +1,4 @@
-"""The settings of what clients meet, which a scheduler has, and a standalone front beside its way to the engine."""
+"""Settings of everything that clients reach; a scheduler has them, and a standalone front, with those of its engine."""
 
 import re
 import secrets
@@ -30,7 +30,7 @@ def named_engine(target: str) -> tuple[str, str]:
 
 
 def check_engine(target: str) -> str:
-    """Return an item of --engine. Raises ValueError: it is none."""
+    """Return an item of --engine. Raises ValueError: it is malformed."""
     name, address = named_engine(target)
     is_name = name.isprintable() and not any(map(str.isspace, name)) and len(name) <= MAX_MODEL_NAME_CHARS
     has_name = address != target
@@ -41,12 +41,12 @@ def check_engine(target: str) -> str:
 
 
 def none_if_off(value: object) -> object:
-    """Return None for the word: a file may have set an address, and a flag or a variable takes it back."""
+    """Return None for `off`: a file may have set an address, and a flag or a variable takes it back."""
     return None if value == OFF else value
 
 
 class ClientSideConfig(ServiceConfig):
-    """What clients meet: ports, tokens, texts."""
+    """Settings of what clients reach: ports, tokens, texts."""
 
     removed: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
@@ -159,7 +159,7 @@ class ClientSideConfig(ServiceConfig):
     def own_name(self) -> str:
         """A name for this process: host and listen address, which a restart keeps.
 
-        With port 0 that would be the same for all of the host: it is a new one each time.
+        With port 0 it would be the same for all processes on the host, so it is new each time.
         """
         host, port = socket.gethostname(), self.listen.rpartition(":")[2]
         return f"{host}/{secrets.token_hex(8)}" if int(port) == 0 else f"{host}/{self.listen}"
@@ -235,7 +235,7 @@ class FrontConfig(ClientSideConfig):
 
     @property
     def is_started_by_scheduler(self) -> bool:
-        """Whether it joins an engine of this machine, and shares its ports with the other fronts of that scheduler."""
+        """Whether it joins an engine on this machine, and shares its ports with that scheduler's other fronts."""
         return self.engine[0].startswith("unix:")
 
     @property

@@ -1,4 +1,4 @@
-"""TLS of a connection that this process opens: the files as they are when it does."""
+"""TLS of a connection that this process opens: the files are read at that moment."""
 
 import grpc
 
@@ -10,8 +10,8 @@ def read_credentials(tls: TlsOptions, flags: str) -> grpc.ChannelCredentials:
     """Read the files and return credentials for one channel.
 
     Args:
-        tls: Names its authority; `octavo` knows connections that trust the system's.
-        flags: What the names of the settings begin with, for people.
+        tls: The files, with an authority; `octavo` has connections that trust the system's authorities.
+        flags: The prefix of the settings' names, for errors.
 
     Raises: TlsFileError: a file cannot be used.
     """

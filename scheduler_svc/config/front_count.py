@@ -1,4 +1,4 @@
-"""How many front processes `--fronts auto` is, from the CPUs that this process may use."""
+"""How many front processes `--fronts auto` means, from the CPUs that this process may use."""
 
 import logging
 import os
@@ -13,12 +13,12 @@ log = logging.getLogger(__name__)
 # On fewer CPUs a front would only take turns with the engine, and with an executor or a client on the same machine.
 LEAST_CPUS = 4
 
-# For each token fronts need some seven times the CPU time of the engine (docs/benchmarks.md): more wait for the engine.
+# Fronts need some seven times the engine's CPU time for each token (docs/benchmarks.md): more fronts would wait for it.
 MOST_FRONTS = 7
 
 
 def choose_fronts(config: SchedulerConfig) -> SchedulerConfig:
-    """Return the configuration with a number in place of `auto`, and say in the log which and why."""
+    """Return the configuration with a number in place of `auto`, and log which number and why."""
     if config.fronts != "auto":
         return config
     cpus = usable_cpus()
@@ -33,10 +33,9 @@ def choose_fronts(config: SchedulerConfig) -> SchedulerConfig:
 
 
 def fronts_for(cpus: float) -> int:
-    """Return how many fronts go with so many CPUs.
+    """Return the number of fronts for so many CPUs.
 
-    Half of them: the other half is for the engine, for gRPC's threads, and for executors and clients on the same
-    machine.
+    Half of the CPUs: the other half is for the engine, gRPC's threads, and executors and clients on the same machine.
     """
     return 0 if cpus < LEAST_CPUS else min(MOST_FRONTS, int(cpus // 2))
 
@@ -45,7 +44,7 @@ def usable_cpus(root: Path = Path("/")) -> float:
     """Return how many CPUs this process may use: those that it is bound to, and no more than its cgroups allow.
 
     Args:
-        root: Below it lie `proc` and `sys`.
+        root: The folder with `proc` and `sys`.
     """
     return min(float(len(os.sched_getaffinity(0))), *cgroup_limits(root), float("inf"))
 
@@ -67,7 +66,7 @@ def cgroup_limits(root: Path) -> Iterator[float]:
 
 
 def _with_parents(tree: Path, path: str) -> list[Path]:
-    """Return a cgroup and those that it is in. A container may see its own as the root of the tree, under any path."""
+    """Return a cgroup and its ancestors. A container may see its own as the root of the tree, under any path."""
     inner = Path(path.lstrip("/"))
     return [tree / each for each in (inner, *inner.parents)] if path != "/" else [tree]
 

@@ -1,6 +1,6 @@
-"""The secret that names of cached blocks are made with (`core/blocks/prefix_cache.py`), over the life of a scheduler.
+"""The secret key of the names of cached blocks (`core/blocks/prefix_cache.py`), over the life of a scheduler.
 
-An engine with the key of the one before finds the blocks that executors have kept. Tenants never see key or names.
+An engine with the key of the engine before it finds the blocks that executors kept. Tenants never see key or names.
 """
 
 import os
@@ -42,11 +42,11 @@ def prefix_key(config: SchedulerConfig) -> bytes:
 
 
 def write_prefix_key(path: Path) -> None:
-    """Write a new key to a file that nobody else may read."""
+    """Write a new key to a file that other users cannot read."""
     with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(secrets.token_bytes(PREFIX_KEY_BYTES))
 
 
 def key_fingerprint(key: bytes) -> bytes:
-    """Return what tells executors whether names were made with the same key, and tells nothing of it."""
+    """Return a fingerprint that shows executors whether names were made with the same key, and nothing of the key."""
     return blake2b(b"fingerprint of the names of blocks", key=key, digest_size=FINGERPRINT_BYTES).digest()

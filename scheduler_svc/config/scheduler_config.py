@@ -72,8 +72,8 @@ class SchedulerConfig(ClientSideConfig):
     engine_insecure: bool = Field(
         False,
         description=(
-            "Allow whoever connects to --engine-listen to join as a front, without a certificate. Only where every "
-            "process that can connect is trusted: on an isolated network, or on a machine of one user."
+            "Allow any process that connects to --engine-listen to join as a front, without a certificate. Only where "
+            "every process that can connect is trusted: on an isolated network, or on a machine of one user."
         ),
     )
     resolve_interval_s: float = Field(
@@ -130,7 +130,7 @@ class SchedulerConfig(ClientSideConfig):
         None,
         description=(
             "File with at least 32 secret, random bytes. A scheduler restarted with the same file and --scheduler-id "
-            "reuses the prefix caches of its executors. With --fronts, a restarted core reuses them without a file."
+            "reuses the prefix caches of its executors. With --fronts, a restarted engine reuses them without a file."
         ),
     )
     served_model_name: str | None = Field(
@@ -345,7 +345,7 @@ class SchedulerConfig(ClientSideConfig):
             raise ValueError("--engine-insecure and --front-tls-ca are mutually exclusive: remove one")
         if self.front_tls_ca is None and not self.engine_insecure:
             raise ValueError(
-                f"--engine-listen {self.engine_listen} has no --front-tls-ca, and whoever joins there as a front may "
+                f"--engine-listen {self.engine_listen} has no --front-tls-ca, and any process that joins there may "
                 "run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, or "
                 "--engine-insecure where every process that can connect is trusted"
             )
@@ -353,5 +353,5 @@ class SchedulerConfig(ClientSideConfig):
 
     @property
     def num_fronts(self) -> int:
-        """Return `fronts` as a number, once somebody has chosen one in place of auto."""
+        """Return `fronts` as a number, once auto has been replaced."""
         return int(self.fronts)

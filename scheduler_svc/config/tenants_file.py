@@ -20,7 +20,7 @@ from scheduler_svc.core.waiting.tenant_shares import TenantShare
 from scheduler_svc.engine.tenants import TenantQuota, Tenants
 from scheduler_svc.request.engine_request import MAX_TENANT_LENGTH
 
-# Stands for each tenant that has no table.
+# Stands for each tenant without a table.
 OTHERS = "*"
 
 KEYS = ("weight", "slots", "waiting", "tokens_per_minute")
@@ -33,7 +33,7 @@ class TenantsFileError(OctavoServiceError):
 
 
 def default_quota(config: SchedulerConfig) -> TenantQuota:
-    """Return what a tenant may have of which no file says anything."""
+    """Return the quota of a tenant of which no file says anything."""
     return TenantQuota(TenantShare(1.0, config.max_num_seqs_per_tenant), config.max_waiting_requests_per_tenant)
 
 
@@ -70,8 +70,8 @@ def _quota(place: str, tenant: str, table: object, config: SchedulerConfig) -> T
     for flag, names in (("--trusted-clients", config.trusted_clients), ("--trusted-fronts", config.trusted_fronts)):
         if tenant in names:
             raise TenantsFileError(
-                f"{place} is also a name in {flag}: whoever has that certificate acts for any tenant, so a quota of "
-                "its name would limit nobody; remove one of them"
+                f"{place} is also a name in {flag}: a client with that certificate acts for any tenant, so a quota of "
+                "its name would limit nothing; remove one of them"
             )
     for key, value in table.items():
         if isinstance(value, dict):
@@ -125,5 +125,5 @@ def _named(name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value about as it stands in the file."""
+    """Return a value roughly as it stands in the file."""
     return str(value).lower() if isinstance(value, bool) else shown(repr(value))

@@ -1,15 +1,15 @@
-"""Beam search over candidates that somebody else computed; knows no slots, blocks or executor.
+"""Beam search over candidates that an executor computed; knows no slots, blocks or executors.
 
 The search means what `generate(num_beams=w, do_sample=False)` means in transformers 5.23
 (`GenerationMixin._beam_search` and its helpers). It keeps up to w *live* beams, continuations of the
-prompt that have not ended, and up to w *hypotheses*, the best that have. A step gets the most likely
+prompt that have not ended, and up to w *hypotheses*, the best ended ones. A step gets the most likely
 next tokens of each live beam and
 
 1. adds their log-probabilities to the scores of the beams and ranks them all in one list;
-2. ends every one that reaches an end token or the length limit. It becomes a hypothesis only if it
+2. ends each continuation that reaches an end token or the length limit. It becomes a hypothesis only if it
    ranks among the first w, and keeps its place only while it is among the w best hypotheses;
-3. makes the first w others the new live beams. With e end tokens w + e candidates of a beam would do
-   for this; a row has max(2, 1 + e) * w, as in transformers.
+3. makes the first w others the new live beams. With e end tokens, w + e candidates of a beam are enough;
+   a row has max(2, 1 + e) * w, as in transformers.
 
 A beam's score is the sum of its log-probabilities. A hypothesis's is that sum over
 length ** length_penalty, where length counts output tokens, the end token included. Sums and quotients
@@ -19,12 +19,12 @@ between hypotheses the older one wins. (transformers leaves ties to torch.topk, 
 The search is over when no beam is live or, with w hypotheses found, by `EarlyStopping`. Only ended
 beams are ever returned: at the length limit the first w have all ended, so there are w hypotheses
 unless the vocabulary is too small to form so many. Where transformers needs a beam that does not
-exist (all but one at the start, hypotheses not yet found) it has one with a score of -1e9, and may
-return it. Here there is none. The results differ only where such a stand-in ranks among the first w:
+exist (all but one at the start, hypotheses not yet found) it uses a stand-in with a score of -1e9, and may
+return it. Here there is none. The results differ only where a stand-in ranks among the first w:
 when the vocabulary is smaller than w, or a true score gets as low as -1e9 (an extreme length_penalty).
 
-The histories of beams are linked nodes, shared between beams of a common past: a step costs one node
-for each beam, whatever their length. Next: `sequence.py`, `executor_planner.py`.
+The histories of beams are linked nodes, shared between beams of a common past: a step adds one node
+to each beam, whatever its length. Next: `sequence.py`, `executor_planner.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.request.outputs import FinishReason, Float32Array, Hypothesis
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 
-# A candidate this unlikely is none: what transformers adds to rule one out.
+# transformers adds this to a score to rule a candidate out.
 _IMPOSSIBLE: Final = np.float32(-1e9)
 
 
@@ -92,7 +92,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ended:
-    """A hypothesis whose history is still linked nodes."""
+    """A hypothesis with its history still in linked nodes."""
 
     beam: Beam
     score: float
@@ -136,7 +136,7 @@ class BeamSearch:
     ) -> None:
         self.params: Final = params
         self._num_prompt_tokens: Final = num_prompt_tokens
-        # Each beam has at most one continuation an end token, so that among so many `beam_width` go on.
+        # A beam has one continuation for each end token, so at least `beam_width` of these go on.
         self._num_ranked = max(2, 1 + len(stop_token_ids)) * params.beam_width
         self.num_candidates: Final = min(self._num_ranked, vocab_size)
         self._stop_token_ids: Int32Array = np.array(sorted(stop_token_ids), np.int32)
@@ -146,7 +146,7 @@ class BeamSearch:
         self._ended: list[_Ended] = []
 
     def limit_length(self, max_num_tokens: int) -> None:
-        """Let hypotheses have at most so many tokens, prompt and output; more than the live beams have."""
+        """Limit the tokens of a hypothesis, prompt and output; more than the live beams have."""
         self._max_num_output_tokens = max_num_tokens - self._num_prompt_tokens
         assert self._num_output_tokens < self._max_num_output_tokens
 
@@ -188,7 +188,7 @@ class BeamSearch:
     def finished_hypotheses(self) -> list[Hypothesis]:
         """Return the best hypotheses so far, best first, at most `num_outputs`.
 
-        When the search is over they are fewer only if the vocabulary cannot form so many.
+        When the search is over there are fewer only if the vocabulary cannot form so many.
         """
         return [
             Hypothesis(ended.beam.token_ids, ended.beam.logprobs, ended.score, ended.finish_reason)

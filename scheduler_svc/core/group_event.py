@@ -1,7 +1,4 @@
-"""What decisions and results tell of groups: what was done to them, for people, and which of them can never go on.
-
-Nothing in the planner reads it again.
-"""
+"""What the planner reports of groups: events, for people, and groups that end. The planner never reads them again."""
 
 from dataclasses import dataclass
 
@@ -12,14 +9,12 @@ from scheduler_svc.request.life import EventKind
 
 @dataclass(frozen=True, slots=True)
 class GroupEvent:
-    """One thing that a decision did to a group. Counts are of its first live sequence.
+    """What a decision did to a group. Counts are of its first live sequence.
 
     Attributes:
-        group: To whom.
-        kind: What.
         num_tokens: Tokens that were known, prompt and output.
-        num_computed_tokens: Of these, those that needed not be computed.
-        cause: Why, in words; empty: the kind says it.
+        num_computed_tokens: How many of these needed no computation.
+        cause: Why, in words; empty: `kind` says it.
     """
 
     group: SequenceGroup
@@ -31,7 +26,7 @@ class GroupEvent:
 
 @dataclass(frozen=True, slots=True)
 class GroupFailure:
-    """A group that can never go on, and why, in words; with the `flag` that its rows would have, if they would."""
+    """A group that can never go on, and why, in words; with the `flag` of its rows, if they would have one."""
 
     group: SequenceGroup
     message: str
@@ -40,7 +35,7 @@ class GroupFailure:
 
 @dataclass(frozen=True, slots=True)
 class FlaggedGroup:
-    """A group that ends because a row of it has a flag, and where that is, in words: "output 0 at token 17"."""
+    """A group that ends because one of its rows has a flag; `message` says where: "output 0 at token 17"."""
 
     group: SequenceGroup
     flag: RowFlag

@@ -14,9 +14,9 @@ from scheduler_svc.core.step.swapping import NO_BLOCK
 def check_integrity(planner: ExecutorPlanner, *, has_key: bool = True) -> None:
     """Assert every invariant that can be seen between two calls.
 
-    Without the key of the hashes those that a sequence carries are not computed again.
+    Without the key of the hashes, `has_key` False, the hashes that a sequence carries are not computed again.
     """
-    _check_slots(planner)  # the others go from slot to slot
+    _check_slots(planner)  # first: the other checks go from slot to slot
     _check_slotted_things(planner)
     _check_blocks(planner)
     _check_host_blocks(planner)
@@ -65,7 +65,7 @@ def _check_slots(planner: ExecutorPlanner) -> None:
     is_vacated = batch.is_vacated.nonzero()[0].tolist()
     assert sorted(batch.vacated_slots) == is_vacated, "the list of vacated slots and its column differ"
     for sequence in running_sequences(batch.running):
-        assert batch.sequence_in_slot[sequence.slot] is sequence, "a slot belongs to somebody else"
+        assert batch.sequence_in_slot[sequence.slot] is sequence, "a slot belongs to another sequence"
         assert table.generation[sequence.slot] == sequence.generation, "a slot has another generation"
     num_claimed = sum(group.num_slots for group in batch.running) - len(slots)
     assert batch.num_claimed_slots == num_claimed, "the slots that running groups have a claim to are miscounted"
@@ -82,7 +82,7 @@ def _check_slotted_things(planner: ExecutorPlanner) -> None:
                 NO_SLOT
             ]
             named = int(column[sequence.slot])
-            assert named == wanted, "a sequence uses another thing than its own, or one that nobody asked for"
+            assert named == wanted, "a sequence uses a thing that its group did not ask for"
             if named != NO_SLOT:
                 assert pool.states[named] is SlotState.READY, "a sequence uses a thing that is not loaded yet"
                 followers[named] += 1
@@ -90,11 +90,11 @@ def _check_slotted_things(planner: ExecutorPlanner) -> None:
         assert pool.num_followers == [followers[slot] for slot in range(pool.num_slots)], "followers are miscounted"
         assert pool.num_loading == pool.states.count(SlotState.LOADING), "loads are miscounted"
         num_in_use = len(followers) + pool.num_loading
-        assert pool.num_in_use == num_in_use, "a slot counts as unused that somebody uses or loads, or the other way"
+        assert pool.num_in_use == num_in_use, "slots in use are miscounted"
         present = [key for key in pool.keys if key is not None]
         assert pool.num_loaded == len(set(present)) == len(present), "a thing is loaded twice"
         are_empty = [state is SlotState.EMPTY for state in pool.states]
-        assert are_empty == [key is None for key in pool.keys], "a slot is EMPTY and holds a thing, or the other way"
+        assert are_empty == [key is None for key in pool.keys], "a slot is EMPTY and holds a thing, or the reverse"
 
 
 def _check_lengths(planner: ExecutorPlanner) -> None:
@@ -112,7 +112,7 @@ def _check_lengths(planner: ExecutorPlanner) -> None:
         is_counted = sequence.group.beams is not None or table.num_open_tokens[slot] == num_open
         assert is_counted, "a sequence has other open tokens than its rows in flight"
         knows_all = batch.table.num_known_tokens[slot] == table.num_tokens[slot]
-        assert knows_all or sequence.group.beams is None, "a beam waits for a token, which nobody samples"
+        assert knows_all or sequence.group.beams is None, "a beam waits for a token that no row samples"
     for step in planner.in_flight:
         num_pooled_tokens = sum(len(text.token_ids) for text in step.step.pooling_inputs)
         num_tokens = int(step.layout.lengths.sum()) + num_pooled_tokens
@@ -120,7 +120,7 @@ def _check_lengths(planner: ExecutorPlanner) -> None:
 
 
 def _check_written_blocks(planner: ExecutorPlanner) -> None:
-    """7: the next tokens of a sequence do not go into a block that others name, unless it is computed for them."""
+    """7: no sequence writes into a block that other sequences name, unless it computes the block for them."""
     batch, table, size = planner.batch, planner.table, planner.limits.block_size
     computed_for_others = {p.lead.sequence: p.num_shared_tokens for p in planner.prefills.running if p.lead}
     for sequence in running_sequences(batch.running):
@@ -135,7 +135,7 @@ def _check_written_blocks(planner: ExecutorPlanner) -> None:
 
 
 def _check_registered_blocks(planner: ExecutorPlanner, *, has_key: bool) -> None:
-    """8: what is registered and in a block table has the hash of the tokens of that table."""
+    """8: a registered block in a block table has the hash of the tokens of that table."""
     cache, batch = planner.blocks.prefix_cache, planner.batch
     if cache is None:
         return
@@ -161,7 +161,7 @@ def _check_registered_blocks(planner: ExecutorPlanner, *, has_key: bool) -> None
 
 
 def _check_order(planner: ExecutorPlanner) -> None:
-    """Groups are in order, and their sequences are where the group is."""
+    """Groups are in order, and their sequences have the status of the group."""
     for groups in (planner.batch.running, planner.swapped.groups, planner.preempted.groups):
         orders = [planner.batch.order_of(group) for group in groups]
         assert orders == sorted(orders), "groups are out of order"
@@ -174,7 +174,7 @@ def _check_order(planner: ExecutorPlanner) -> None:
 
 
 def _check_pooled(planner: ExecutorPlanner) -> None:
-    """Every text that runs is in one step in flight, whole, and has neither a slot nor blocks."""
+    """Every text that runs is whole in one step in flight, and has neither a slot nor blocks."""
     in_flight = [group for sent in planner.in_flight for group in sent.pooling_groups]
     assert len(set(in_flight)) == len(in_flight), "two steps compute one text"
     for group in set(planner.batch.running).difference(planner.batch.with_slots):
@@ -184,4 +184,4 @@ def _check_pooled(planner: ExecutorPlanner) -> None:
     for sent in planner.in_flight:
         texts = [text.token_ids.tolist() for text in sent.step.pooling_inputs]
         wanted = [group.prompt_token_ids.tolist() for group in sent.pooling_groups]
-        assert texts == wanted, "a step computes other texts than it says"
+        assert texts == wanted, "a step computes other texts than those of its groups"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from octavo_shared.step_wire.step import PoolingTask
 
-# With `PrefillMode.FIRST`, after so many steps with prefill chunks one belongs to those who decode. A step of decodes
-# is much shorter than one of prefill chunks, so that prompts lose little, and no stream stands still for long.
+# With `PrefillMode.FIRST`, a step of decodes follows after so many steps with prefill chunks. A step of decodes is
+# much shorter than one with prefill chunks, so prompts lose little, and no stream stands still for long.
 MAX_PREFILL_STEPS = 4
 
 
@@ -23,14 +23,14 @@ class PrefillMode(enum.Enum):
     """How prompts and decodes share a step."""
 
     CHUNKED = "chunked"
-    """Decodes first; what they leave of the budget goes to prefill chunks in the same step."""
+    """Decodes first; the rest of the budget goes to prefill chunks in the same step."""
     FIRST = "first"
     """A step with prefill chunks has no decodes, and goes before them, `MAX_PREFILL_STEPS` times in a row at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """The pools of a cache group. `sliding_window`: its layers see only so many last tokens; 0: all."""
+    """The pools of a cache group. `sliding_window`: how many last tokens its layers see; 0: all."""
 
     num_blocks: int
     sliding_window: int = 0
@@ -47,32 +47,31 @@ class CoreLimits:
             sequence can decode in every step.
         max_model_len: Longest sequence; at most what the pool holds (under a sliding window: the window
             and one step's chunk), so that a sequence that has the pool for itself can always grow to its end.
-        watermark: Share of the device pool that admissions and swap-ins leave free for the growth of
-            what runs already: without it the newest group is preempted as soon as it is admitted.
+        watermark: Share of the device pool that admissions and swap-ins leave free, so that running sequences can
+            grow: without it the newest group is preempted as soon as it is admitted.
         num_host_blocks: Blocks of the executor's host pool. A cache group has 0: preemption always recomputes.
         preemption_mode: None: RECOMPUTE for a group with one live sequence (its prefix is often still
             cached, and moving blocks costs both ways), SWAP for several.
-        sliding_window: The layers of the first cache group see only so many last tokens; 0: all.
-        more_groups: Cache groups beside the first one, which `num_blocks`, `num_host_blocks` and `sliding_window` are
-            of.
-        max_allowance: Most tokens that a slot may get in a step; 1: one, and nothing is drafted.
+        sliding_window: How many last tokens the layers of the first cache group see; 0: all.
+        more_groups: The other cache groups; `num_blocks`, `num_host_blocks` and `sliding_window` describe the first.
+        max_allowance: Most tokens that a slot may get in a step; 1: nothing is drafted.
         max_sample_rows: Most tokens that a step may sample, where slots may get several.
         long_prefill_threshold: A sequence with more tokens to compute is a long prefill: it gets at
             most so many a step, and `max_long_prefills` of them run at once; 0: nothing is long.
         prefix_caching: Whether full blocks are found again by their content.
-        names_blocks: Whether the executor is told the names of cached blocks, so that they outlive the planner.
+        names_blocks: Whether the executor is told the names of cached blocks, so that the cache outlives the planner.
         flags_rows: Whether the executor says which outputs cannot go on.
         num_grammar_slots: Grammars that outputs can follow at a time; 0: the executor follows none.
-        matcher_id: Which tokens a grammar allows there; equal ids allow the same ones.
+        matcher_id: Names the executor's grammar matcher; those with equal ids allow the same tokens.
         max_grammar_bytes: Longest body of a grammar.
-        tells_loads: Whether the executor loads grammars beside the steps, and tells the end of it.
+        tells_loads: Whether the executor loads grammars beside the steps, and reports when a load ends.
         pooling_tasks: What the executor makes of whole texts, ascending.
         embedding_size: Numbers of a vector.
         num_scores: Scores of a text.
-        max_admitted_bytes: Size of the admissions of one step, which must fit into a message with all else
-            (`core/step/step_size.py`); any one sequence fits, a group of several that does not never runs.
-        stall_after_s: A planner whose oldest step takes so much longer than it should gets no new group while
-            another one of its fleet can take it.
+        max_admitted_bytes: Size of the admissions of one step, which must fit into a message with everything else
+            (`core/step/step_size.py`). Any one sequence fits; a group of several that does not fit never runs.
+        stall_after_s: When the oldest step is overdue by so much, the planner gets no new group that another
+            planner of the fleet can take.
     """
 
     max_num_seqs: int
@@ -116,7 +115,7 @@ class CoreLimits:
 
     @property
     def is_generative(self) -> bool:
-        """Whether the executor generates: else it has no blocks, and pools only."""
+        """Whether the executor generates; else it only pools, and has no blocks."""
         return self.num_blocks > 0
 
     @property
@@ -126,5 +125,5 @@ class CoreLimits:
 
     @property
     def has_window(self) -> bool:
-        """Whether the layers of some cache group have a window."""
+        """Whether any cache group has a sliding window."""
         return any(pool.sliding_window for pool in self.groups)

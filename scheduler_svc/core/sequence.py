@@ -15,8 +15,8 @@ counters and block table live in its slot of the batch table; otherwise it carri
 A preempted sequence may have tokens that sent steps are still to deliver (`num_inflight_rows`): they
 are appended when they arrive, and the group is admitted or swapped in after the last of them.
 
-The sequences of a group move together, but end one by one. Until its prompt is computed a group is
-only its first sequence, the *lead*; the others fork off it in the step that samples their first token.
+The sequences of a group move together, but end one by one. Until its prompt is computed, a group has only
+its first sequence, the *lead*; the others fork off it in the step that samples their first token.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class SequenceStatus(enum.Enum):
 
 
 class Placed(NamedTuple):
-    """Why a group was dispatched to an executor, for people; costs are in tokens that are computed there.
+    """Why a group was dispatched to an executor, for people; costs are in tokens that the executor computes.
 
     Attributes:
-        executor: The name of its planner.
-        cost: Until it has its last token.
-        num_tokens: Its own before its first one.
-        num_cached_tokens: Found in the prefix cache, and not computed.
+        executor: The name of the planner.
+        cost: Until the group has its last token.
+        num_tokens: Tokens of the group until its first output token.
+        num_cached_tokens: How many of its tokens the prefix cache has.
         num_rows: Sequences that decode, or will, beside it.
-        other: Who would have been next best; empty: nobody who had room and was looked at.
-        other_cost: What it would have cost there.
+        other: The next best planner; empty: no other that was considered had room.
+        other_cost: The cost there.
     """
 
     executor: str
@@ -68,14 +68,14 @@ class Placed(NamedTuple):
 
 
 class Requirements(NamedTuple):
-    """What a group requires of an executor, whatever runs there; its blocks and bytes depend on their sizes there.
+    """What a group requires of an executor, whatever runs there; without blocks and bytes, which depend on it.
 
     Attributes:
         num_slots: Slots of the batch that it may need at once.
         pooling: The task that the model must do; None: it generates.
-        grammar: What its outputs must follow; None: nothing.
-        matcher_id: Of the only matcher that they may follow it by; empty: any.
-        numerics: The only kind that may go on with it; None: any.
+        grammar: The grammar that its outputs follow; None: none.
+        matcher_id: The only grammar matcher that it may use; empty: any.
+        numerics: The only numerics with which it may go on; None: any.
     """
 
     num_slots: int
@@ -93,26 +93,26 @@ class SequenceGroup:
     blocks only with equal `cache_salt`. `sampling` is the row of output 0; the others differ in
     `output_index`.
 
-    `num_prompt_logprobs`: with how many alternatives the log-probabilities of the prompt are wanted, of all
-    its tokens but the first; `num_known_prompt_logprobs` of them were handed out.
+    `num_prompt_logprobs`: with how many alternatives the client wants the log-probabilities of all prompt tokens but
+    the first; `num_known_prompt_logprobs` counts the tokens for which they were handed out.
 
-    `continuation`: what is known of its answer, which was cut; None: it begins.
-    `requires_same_numerics`: only executors of the kind that made its first token may go on with it.
-    `grammar`: what its outputs follow; None: nothing. `matcher_id`: of the front that checked it, else of
-    the executor that they began at; only executors with an equal one take them: they allow the same tokens. Empty: any.
-    `pooling`: what the model makes of the whole prompt in one step, in place of tokens; the group has no slot and no
-    block then, and its one sequence ends with the answer. None: it generates. `token_type_ids`: a byte a token; empty:
+    `continuation`: the known part of an answer that was cut; None: it begins.
+    `requires_same_numerics`: only executors with the numerics that made its first token may go on with it.
+    `grammar`: the grammar that its outputs follow; None: none. `matcher_id`: the matcher of the front that checked it,
+    else of the first executor; only executors with the same one, which allows the same tokens, take it. Empty: any.
+    `pooling`: what the model makes of the whole prompt in one step, in place of tokens: the group has no slot and no
+    block, and its one sequence ends with the answer. None: it generates. `token_type_ids`: a byte a token; empty:
     all are 0.
-    `traceparent`: the span of the request, passed on as it is with each admission; None: it is not traced.
+    `traceparent`: the span of the request, sent with each admission; None: it is not traced.
 
-    `has_run`: it was admitted once, so it goes before newcomers if it has to wait again.
-    `order`: where it stands, (level, arrival); the smaller one goes first and is preempted last. `Batch`
+    `has_run`: it was admitted before, so it goes before newcomers if it waits again.
+    `order`: (level, arrival); the smaller one goes first and is preempted last. `Batch`
     sets it when the group joins for the first time; a level does not change while the group lives.
 
-    `provenance`: which kind of executor made which of its tokens.
-    `placed`: why it is where it is; None: it was not dispatched yet.
-    `expected_len`: tokens that an output is expected to have, for estimates of time only.
-    `lost_on`: name of the planner that it ran on when that one's executor was lost; empty: it had a token since.
+    `provenance`: which numerics made which of its tokens.
+    `placed`: why it was dispatched where it is; None: it was not dispatched yet.
+    `expected_len`: expected tokens of an output, for estimates of time only.
+    `lost_on`: the planner that it ran on when its executor was lost; empty: none was, or it got a token since.
     `runs_alone`: until its next token, the steps that compute it compute nothing else.
     """
 
@@ -167,19 +167,19 @@ class SequenceGroup:
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of the prompt are still to come: then the prompt is computed, not looked up."""
+        """Whether log-probabilities of the prompt are still to come: then no cached prefix serves it."""
         return (
             self.num_prompt_logprobs != NO_LOGPROBS and self.num_known_prompt_logprobs < len(self.prompt_token_ids) - 1
         )
 
     @property
     def has_outgrown(self) -> bool:
-        """Whether, where it fits no executor, it is too large by itself: it has grown there and no loss moved it."""
+        """Whether a group that fits no executor has become too large by running, and not by the loss of an executor."""
         return self.has_run and not self.lost_on and self.pooling is None
 
     @property
     def is_lone(self) -> bool:
-        """Whether it has, and will have, one sequence only."""
+        """Whether it never has more than one sequence."""
         return len(self.sequences) == 1 and self.beam_search is None
 
     @property
@@ -188,13 +188,13 @@ class SequenceGroup:
         return [sequence for sequence in self.sequences if sequence.status is not SequenceStatus.FINISHED]
 
     def is_last(self, sequence: Sequence) -> bool:
-        """Return whether no other sequence is live. Outputs tend to end in order, so the last ones are asked first."""
+        """Return whether no other sequence is live. Outputs tend to end in order, so the last are checked first."""
         others = (other for other in reversed(self.sequences) if other is not sequence)
         return all(other.status is SequenceStatus.FINISHED for other in others)
 
     @property
     def num_tokens_to_come(self) -> int:
-        """Tokens that its outputs are still expected to have, while it waits: its sequences carry their tokens."""
+        """Output tokens that are still expected. Only while it waits: then its sequences carry their tokens."""
         expected_len = self.expected_len + len(self.prompt_token_ids)
         return sum(max(0, expected_len - len(sequence.token_ids)) for sequence in self.live_sequences)
 
@@ -207,13 +207,13 @@ class SequenceGroup:
 
     @property
     def requires(self) -> Requirements:
-        """What it requires of an executor now."""
+        """What the group requires of an executor now."""
         numerics = self.provenance.preferred(self.progress) if self.requires_same_numerics else None
         return Requirements(self.num_slots, self.pooling, self.grammar, self.matcher_id, numerics)
 
     @property
     def is_forked(self) -> bool:
-        """Whether its sequences have gone their own ways; before, only the lead is computed."""
+        """Whether its sequences have forked off the lead; before, only the lead is computed."""
         num_prompt_tokens = len(self.prompt_token_ids)
         for sequence in self.sequences:
             if sequence.status is not SequenceStatus.FINISHED and len(sequence.token_ids) > num_prompt_tokens:
@@ -233,7 +233,7 @@ class SequenceGroup:
 
     @property
     def progress(self) -> Progress:
-        """How far it has come, while it waits: its sequences carry their tokens."""
+        """How many tokens are known. Only while it waits: then its sequences carry their tokens."""
         live = (None if s.status is SequenceStatus.FINISHED else len(s.token_ids) for s in self.sequences)
         counts = tuple(ENDED if length is None else length - self.num_prompt_tokens for length in live)
         return Progress(counts, self.num_known_prompt_logprobs)
@@ -243,7 +243,7 @@ class SequenceGroup:
         return self.sampling if sequence.index == 0 else replace(self.sampling, output_index=sequence.index)
 
     def _go_on_behind(self, continuation: Continuation) -> None:
-        """Give the sequences the tokens that were made before, as if it had lost its executor there."""
+        """Give the sequences the tokens that were made before, as if the group had lost its executor."""
         self.num_known_prompt_logprobs = continuation.num_prompt_logprobs
         if self.beam_search is not None:
             return  # a search begins anew
@@ -259,7 +259,7 @@ class SequenceGroup:
             sequence.status = SequenceStatus.FINISHED
 
     def take_tokens_of_beams(self) -> None:
-        """Let the sequences of a search carry the tokens of its live beams: they lose their slots."""
+        """Give the sequences of a search the tokens of its live beams, before they lose their slots."""
         if self.beams is not None:
             for sequence, beam in zip(self.sequences, self.beams.live, strict=True):
                 sequence.token_ids = np.concatenate((self.prompt_token_ids, beam.token_ids))
@@ -269,11 +269,9 @@ class SequenceGroup:
 class Sequence:
     """One output of a group, or one live beam.
 
-    `token_ids` holds prompt and output while the sequence waits or is swapped out. While it runs they are
-    in its slot, and what has ended needs none.
-    `slot` and `generation` are its place in the batch table, or the last one it had; -1: none yet.
-    `block_hashes` are the hashes of its first full blocks of `hashed_block_size` tokens, as far as they
-    were needed.
+    `token_ids` holds prompt and output while the sequence waits or is swapped out. While it runs they are in its slot.
+    `slot` and `generation` are its place in the batch table, or its last one; -1: none yet.
+    `block_hashes` are the hashes of its first full blocks of `hashed_block_size` tokens, as far as they were needed.
     """
 
     group: SequenceGroup
@@ -288,7 +286,7 @@ class Sequence:
 
     @property
     def has_slot(self) -> bool:
-        """Whether it runs in a slot of its own: a new beam of a search gets one with the next step."""
+        """Whether it runs in a slot of its own: a new beam gets its slot with the next step."""
         return self.status is SequenceStatus.RUNNING and self.slot >= 0
 
     def share_hashes_of(self, parent: Sequence) -> None:

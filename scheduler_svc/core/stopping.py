@@ -9,13 +9,7 @@ from scheduler_svc.request.parameters import StopConditions
 
 
 class StopChecker:
-    """One row of stop conditions for each slot of the batch table.
-
-    Args:
-        max_num_seqs: Number of slots.
-        max_model_len: Most tokens of a sequence, prompt and output.
-        eos_token_ids: The model's end-of-sequence tokens.
-    """
+    """One row of stop conditions for each slot of the batch table."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, eos_token_ids: tuple[int, ...]) -> None:
         self._max_model_len = max_model_len
@@ -36,17 +30,17 @@ class StopChecker:
             self._has_stop_token_ids[slot] = bool(conditions.stop_token_ids)
 
     def at_length_limit(self, num_tokens: Int32Array) -> BoolArray:
-        """Return which slots, with so many tokens each, must not get another one; both [max_num_seqs]."""
+        """Return which slots, with `num_tokens` each, must not get another token; both [max_num_seqs]."""
         return num_tokens >= self._max_num_tokens
 
     def num_left(self, num_tokens: Int32Array) -> Int32Array:
-        """Return how many more tokens slots may get that have so many; both [max_num_seqs]."""
+        """Return how many more tokens slots with `num_tokens` may get; both [max_num_seqs]."""
         return self._max_num_tokens - num_tokens
 
     def finished(
         self, slots: Int32Array | IndexArray, positions: Int32Array, token_ids: Int32Array
     ) -> dict[int, FinishReason]:
-        """Return why rows end that got `token_ids` at `positions`: {row: reason}, few or none."""
+        """Return why rows end at which `token_ids` arrived at `positions`: {row: reason}, few or none."""
         stopped = np.zeros(len(slots), np.bool_)
         for eos_token_id in self._eos_token_ids:
             stopped |= token_ids == eos_token_id
@@ -61,7 +55,7 @@ class StopChecker:
     def finished_without_slot(
         self, token_ids: Int32Array, num_prompt_tokens: int, conditions: StopConditions
     ) -> FinishReason | None:
-        """Return why a sequence that carries its tokens itself ends with the last one; None: it goes on."""
+        """Return why a sequence that carries its tokens itself ends with its last token; None: it goes on."""
         return conditions.end_with(
             int(token_ids[-1]), len(token_ids), num_prompt_tokens, self._max_model_len, self._eos_token_ids
         )

@@ -1,1 +1,1 @@
-"""The live requests as tokens: which there are, what becomes of them, where they wait."""
+"""The engine: the live requests as tokens, the queue, and what becomes of requests."""

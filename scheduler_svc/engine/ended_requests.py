@@ -1,4 +1,4 @@
-"""The last requests that ended, kept for people who ask what became of theirs."""
+"""The last requests that ended, kept for people who ask about them."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -9,11 +9,7 @@ NUM_KEPT_REQUESTS = 1000
 
 
 class EndedRequests(Mapping[RequestKey, EndedRequest]):
-    """The last requests that ended, by tenant and id, the oldest end first. Of two with the same the later one is kept.
-
-    Args:
-        capacity: How many are kept.
-    """
+    """The last `capacity` requests that ended, by tenant and id, the oldest end first; of equal ids, the last one."""
 
     def __init__(self, capacity: int = NUM_KEPT_REQUESTS) -> None:
         self._capacity = capacity
@@ -29,11 +25,11 @@ class EndedRequests(Mapping[RequestKey, EndedRequest]):
         return len(self._requests)
 
     def named(self, request_id: str, tenant: str | None) -> list[EndedRequest]:
-        """Return the request that a tenant had given an id; `tenant` None: those of all tenants."""
+        """Return the request to which a tenant gave an id; `tenant` None: the requests of all tenants."""
         return [one for one in self.values() if one.request_id == request_id and tenant in (None, one.tenant)]
 
     def newest(self, num_requests: int) -> list[EndedRequest]:
-        """Return the last ones, the newest end first; as many as are kept."""
+        """Return at most `num_requests`, the newest end first."""
         newest = reversed(self._requests.values())
         return [request for request, _ in zip(newest, range(num_requests), strict=False)]
 

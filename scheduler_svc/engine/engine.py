@@ -7,9 +7,9 @@
 Everything here runs on one event loop, and the planners are only touched between two awaits, so they need
 no lock.
 
-A lost executor costs its sequences their place in the cache and nothing else: they are taken out of
-its planner with the tokens that are known, and computed again on another executor, or on the same one
-when it comes back; their streams go on.
+A lost executor costs its sequences only their place in the cache: they are taken out of its planner with
+their known tokens, and computed again on another executor, or on the same one when it comes back. Their
+streams go on.
 
 Read next: `live_requests.py`, `recovery.py`, `drivers.py`, `core/fleet/fleet.py`.
 """
@@ -61,22 +61,22 @@ from scheduler_svc.step_log.writer import StepLogWriter
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.request_log import log_end
 
-# Until a group that was dispatched to a planner which has stalled is given to another one, at most, in seconds.
+# A group that was dispatched to a stalled planner is given to another one within so many seconds.
 TICK_INTERVAL_S = 0.5
 
 
 class Engine:
-    """Feeds the live requests with what the executors of a fleet compute.
+    """Runs the live requests on the executors of a fleet.
 
     Args:
         membership: The addresses of the executors.
         connect: Makes the client of an address.
         settings: Limits of queue, requests and steps.
-        load_tokenizer: Called before a model is served, with its executor's description and with what fetches its
-            tokenizer files; refuses the executor by raising TokenizerFileError.
+        load_tokenizer: Called before a model is served, with its executor's description and a function that fetches
+            its tokenizer files; refuses the executor by raising TokenizerFileError.
         set_ready: Called with whether new requests find an executor, whenever that may have changed.
-        step_log: Records the calls of the fleet; None: nobody does.
-        surroundings: Secrets, chance and the date; None: those of the machine.
+        step_log: Records the calls of the fleet; None: they are not recorded.
+        surroundings: Secrets, randomness and the date; None: those of the machine.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Engine:
     # Requests ------------------------------------------------------------------------------------
 
     async def wait_until_reachable(self) -> None:
-        """Return at once: it is here."""
+        """Return at once: the engine is in this process."""
 
     def admitting_model(self, request_id: str, tenant: str) -> ServedModel:
         """Return the model that a new request is to be checked against.
@@ -176,7 +176,7 @@ class Engine:
         Raises:
             UnavailableError, NoExecutorError, RequestExistsError, QueueFullError, TokenQuotaError: it was not queued.
             CacheTooSmallError: no executor can ever hold it.
-            CallerError: no executor does what it is for, or computes so long a text; its tenant may never run so many
+            CallerError: no executor does its task, or computes so long a text; or its tenant may never run so many
                 sequences at a time.
             DeadlineTooShortError: it would miss its deadline by far.
         """
@@ -194,8 +194,9 @@ class Engine:
     ) -> None:
         """Queue a request that was checked for the model of a hash and for its longest sequence; see `submit`.
 
-        `was_queued`: by a planner before this one, so it is not new; like any other that is live it waits for an
-        executor. So does one whose client says what it was accepted for elsewhere. `on_losses`: see `LiveRequest`.
+        `was_queued`: an engine before this one had queued it. Then it is not new, and waits for an executor like any
+        live request. So does a request whose client says for which length it was accepted before. `on_losses`: see
+        `LiveRequest`.
         """
         self._supersede(request)
         model = self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
@@ -222,7 +223,7 @@ class Engine:
         is_taken = live.has_ended or self.fleet.can_ever_take(group)
         is_promised = request.continuation is not None and request.continuation.max_model_len is not None
         if self.fleet.planners and self.drivers.is_complete and not (is_taken or was_queued):
-            if self.fleet.lacks_its_kind(group):
+            if self.fleet.must_not_go_on(group):
                 raise UnavailableError(self.fleet.why_never(group))
             if request.pooling is not None or not self.fleet.offers(group):
                 raise CallerError(self.fleet.why_never(group))
@@ -240,10 +241,10 @@ class Engine:
             self.orphans.add(live, live.times.arrived_at_s)
 
     def _supersede(self, request: EngineRequest) -> None:
-        """End the call that a continuation takes a request from.
+        """End the call from which a continuation takes over a request.
 
-        Its client has left it, and it does not know yet; or it is another request that took the id while nobody knew
-        of this one, and it has brought nothing.
+        Either its client has left that call, which does not know it yet; or that call is another request, which took
+        the id while this one was unknown here, and has no tokens yet.
         """
         live = self.requests.get((request.tenant, request.request_id))
         if live is None or request.continuation is None:
@@ -253,14 +254,14 @@ class Engine:
             self.requests.abort(live, RequestAbortedError("another call has taken over this request"))
 
     async def abort_request(self, request_id: str, tenant: str | None) -> bool:
-        """See `EngineClient`: ends them, and frees their blocks."""
+        """See `EngineClient`: ends the requests, and frees their blocks."""
         found = self.requests.named(request_id, tenant)
         for request in found:
             self.requests.abort(request, RequestAbortedError(f"request {request_id!r} was aborted"))
         return bool(found)
 
     def _waiting_requests(self) -> list[LiveRequest]:
-        """Return the requests that no executor has: those in the queue, and those that are parked."""
+        """Return the requests that no executor has: queued and parked ones."""
         return [*(self.requests.of(group) for group in self.queue), *self.requests.suspects.parked]
 
     def _end_orphan(self, request: LiveRequest, error: OctavoServiceError) -> None:
@@ -276,7 +277,7 @@ class Engine:
         return self.waiting.tenants
 
     def set_tenants(self, tenants: Tenants) -> None:
-        """Let other quotas hold from now on: nothing that waits or runs is ended."""
+        """Let other quotas hold from now on; no live request is ended."""
         self.waiting.tenants = tenants
         self.token_quotas.set_tenants(tenants, monotonic_s())
         self.fleet.set_tenant_shares(tenants.shares)
@@ -284,21 +285,21 @@ class Engine:
         self.drivers.wake()
 
     async def start_draining(self) -> None:
-        """Admit nothing more and be not ready; live requests go on."""
+        """Refuse new requests and be not ready; live requests go on."""
         self.readiness.is_draining = True
         await self.readiness.tell()
 
     async def drain_executor(self, driver: ExecutorDriver, *, is_draining: bool) -> None:
-        """Give the groups of an executor to others as soon as these have room, or let it take some again."""
+        """Give the groups of an executor to others as soon as these have room, or let it take groups again."""
         driver.drain(is_draining=is_draining)
         self.orphans.note_change()
         self.drivers.wake()
         await self.readiness.tell()
 
     async def drain(self, timeout_s: float, let_go: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Start to drain, wait for the live requests, end those that take longer.
+        """Start to drain, wait for the live requests, and end requests that take longer than `timeout_s`.
 
-        `let_go` is awaited before that: whoever can have requests go on elsewhere takes them away.
+        `let_go` is awaited before these end: it takes away requests that can go on elsewhere.
         """
         await self.start_draining()
         try:
@@ -310,14 +311,14 @@ class Engine:
             self._abort_all("the scheduler shut down; retry")
 
     async def run(self) -> None:
-        """Drive the executors, and look after the requests that wait; until cancelled."""
+        """Drive the executors, and watch the waiting requests, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.drivers.run())
             group.create_task(self.orphans.watch())
             group.create_task(self._tick())
 
     async def _tick(self) -> None:
-        """While groups wait, let all planners look at them again and again: one that has some may have stalled."""
+        """While groups wait, wake all drivers again and again: a planner with groups in its inbox may have stalled."""
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             if self.has_waiting:
@@ -337,13 +338,13 @@ class Engine:
 
     @property
     def load(self) -> EngineLoad:
-        """What it has to do now."""
+        """The load now."""
         planners = self.fleet.planners
         pools = [(planner.blocks.fullest, planner.limits.block_size) for planner in planners]
         return EngineLoad(
             num_requests=len(self.requests),
             num_running=sum(len(planner.batch.running) for planner in planners),
-            num_waiting_prompt_tokens=self.queue.num_prompt_tokens,
+            num_waiting_prompt_tokens=self.waiting.num_prompt_tokens,
             max_num_seqs=sum(planner.limits.max_num_seqs for planner in planners),
             num_taken_slots=sum(planner.batch.num_rows for planner in planners),
             num_cache_tokens=sum(pool.num_blocks * block_size for pool, block_size in pools),
@@ -366,12 +367,12 @@ class Engine:
 
     @property
     def model(self) -> ServedModel | None:
-        """What is served, or was last; None: no executor has been attached yet."""
+        """The model that is served, or was last; None: no executor has been attached yet."""
         return self.fleet_model.model
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a planner may find a group in the queue; parked requests are not there."""
+        """Whether a group is in the queue; parked requests are not."""
         return len(self.queue) > 0
 
     @property
@@ -389,34 +390,34 @@ class Engine:
         return await self.fleet_model.admit(session, address)
 
     async def on_attached(self, driver: ExecutorDriver) -> None:
-        """The executor takes groups from now on."""
+        """Note that an executor takes groups from now on."""
         self.orphans.note_change()
         self.drivers.wake()
         await self.readiness.tell()
 
     async def on_detached(self, driver: ExecutorDriver) -> None:
-        """The executor takes groups no more."""
+        """Note that an executor takes groups no more."""
         await self.readiness.tell()
 
     async def on_addresses_changed(self) -> None:
-        """Executors are to come or to leave: the largest may be leaving, or the last one that takes groups."""
+        """Note that executors are to come or to leave: the limits and the readiness may change."""
         self.fleet_model.update_limits()
         self.orphans.note_change()
         await self.readiness.tell()
 
     def take_back(self, planner: ExecutorPlanner, address: str, cause: str, *, was_probed: bool = False) -> bool:
-        """The executor at an address is gone, and why: its requests wait again. See `Recovery`."""
+        """Let the requests of a lost executor wait again. See `Recovery`."""
         self.orphans.note_change()
         return self.recovery.take_back(planner, address, cause, was_probed=was_probed)
 
     def on_probed(self, address: str, *, works: bool) -> None:
-        """The executor at an address, lost without a result, was tried."""
+        """Note whether an executor that was lost without a result works. See `Recovery`."""
         self.recovery.on_probed(address, works=works)
 
     def fail_all(self, planner: ExecutorPlanner | None) -> None:
-        """A bug of ours: end the requests of a planner, and those that wait.
+        """After a bug of ours, end the requests of a planner, and waiting ones; None: it never got any.
 
-        None: it had not begun, with none of them.
+        See `Recovery`.
         """
         if planner is not None:
             self.recovery.fail_all(planner)
@@ -424,11 +425,11 @@ class Engine:
     # Steps: called by the drivers ----------------------------------------------------------------
 
     def deliver(self, planner: ExecutorPlanner, updates: StepUpdates) -> None:
-        """Give what a step of a planner brought to its requests; end those that are complete."""
+        """Give the updates of a planner's step to its requests; end requests that are complete."""
         self.requests.deliver(planner, updates)
 
     def schedule(self, planner: ExecutorPlanner, address: str, now_s: float) -> StepInFlight | None:
-        """Return the next step of a planner at an address, None: nothing to do; end requests that can never go on."""
+        """Return the next step of a planner at an address; None: nothing to do. End requests that can never go on."""
         decision, dispatched_to = self.fleet.schedule(planner, now_s)
         step_id = None if decision.step is None else decision.step.step_id
         self.requests.note_events(decision.events, address, step_id, now_s)
@@ -437,5 +438,5 @@ class Engine:
         return decision.in_flight
 
     def dispatch(self) -> None:
-        """Groups wait: give those that stand first to planners that have room, and let their drivers look."""
+        """Give the first groups in line to planners with room, and wake their drivers."""
         self.drivers.wake_those_of(self.fleet.dispatch(monotonic_s()))

@@ -1,6 +1,6 @@
 """A live request as the engine sees it: tokens, times, losses; no text.
 
-What its client gets is made elsewhere, by the `TokenSink` that came with it (`request/engine_client.py`).
+Its `TokenSink` (`request/engine_client.py`) makes what the client gets.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from octavo_shared.errors import OctavoServiceError
 from octavo_shared.grpc.grpc_status import status_code
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.engine.request_life import RequestLife
-from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_client import TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest, RequestTimes
 from scheduler_svc.request.losses import NO_LOSSES, Losses
+from scheduler_svc.request.output_end import OutputEnd
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import StopConditions
 
@@ -27,23 +27,21 @@ class LiveRequest:
         sink: Takes its tokens.
         arrived_at_s: Monotonic time of arrival, in seconds.
         trace_id: The trace that its span belongs to; None: this process does not trace.
-        losses: What spoke against it where it was before.
-        on_losses: Called with what speaks against it whenever that changes.
+        has_stop_strings: Whether its front looks for stop strings.
+        losses: Losses that counted against it at earlier engines.
+        on_losses: Called with the losses that count against it whenever they change.
 
     Attributes:
-        times: When what happened to it; kept by `LiveRequests`.
-        life: What else happened to it.
-        num_tokens_of: Tokens of each sampled output that were given to the sink, or that count once it has ended.
-        num_answer_tokens: Of a beam search that has ended: those in the answer.
-        ends: Why sampled outputs have ended in the planner whose front has not agreed yet, by output index.
-        finish_reason: Why its first output ended; None: it has not.
+        times: Times of its arrival, tokens and end; kept by `LiveRequests`.
+        life: Its other events.
+        ends: How each output ends, by output index; a beam search and a text to be pooled have one.
         error: Why it failed; None: it has not.
-        num_losses: How many losses of an executor in the middle of its steps speak against it, since its last token.
-        num_lone_losses: Those of them in which the executor computed nothing else.
-        unclear_losses: Addresses of executors that were lost so, since its last token, and that still have to show
-            whether they work without it; and whether they computed nothing else.
-        told_losses: What was told last of the losses that count against it.
-        num_lost_executors: How often one was lost that ran it, over its whole life.
+        num_losses: How many losses of an executor in the middle of its steps count against it, since its last token.
+        num_lone_losses: How many of these losses hit a step that computed nothing else.
+        unclear_losses: Such losses, since its last token, of executors that still have to show whether they work
+            without it: by the executor's address, whether the step computed nothing else.
+        told_losses: The losses that `on_losses` was told last.
+        num_lost_executors: How often an executor that ran it was lost, over its whole life.
     """
 
     def __init__(
@@ -62,28 +60,17 @@ class LiveRequest:
         self.times = RequestTimes(arrived_at_s)
         self.life = RequestLife()
         self.trace_id = trace_id
-        self.has_stop_strings = has_stop_strings
-        self.num_tokens_of = [0] * group.num_sequences
-        self.num_answer_tokens = 0
-        self.ends: dict[int, FinishReason] = {}
-        self.finish_reason: FinishReason | None = None
+        self.ends = [OutputEnd(has_stop_strings=has_stop_strings) for _ in range(group.num_sequences)]
         self.error: OctavoServiceError | None = None
         self.num_losses, self.num_lone_losses = losses.num_losses, losses.num_lone_losses
         self.unclear_losses: dict[str, bool] = {}
         self.num_lost_executors = 0
         self.told_losses, self._on_losses = losses, on_losses
-        self._finished: set[int] = set()
-        self._has_found = False
         self._told_span = group.provenance.spans[-1] if group.provenance.spans else None
-        if group.continuation is not None:
-            self._go_on_behind(group.continuation)
-
-    def _go_on_behind(self, continuation: Continuation) -> None:
-        """Count the tokens and ends that were there before."""
-        for index, output in enumerate(continuation.outputs):
-            self.num_tokens_of[index] = len(output.token_ids)
-            if output.finish_reason is not None:
-                self.note_finished_output(index, output.finish_reason)
+        for end, output in zip(
+            self.ends, () if group.continuation is None else group.continuation.outputs, strict=False
+        ):
+            end.set_to(len(output.token_ids), output.finish_reason)
 
     @property
     def request_id(self) -> str:
@@ -92,13 +79,13 @@ class LiveRequest:
 
     @property
     def attempt(self) -> int:
-        """How often it has been continued; 0: it began here."""
+        """How often its client has continued it; 0: it began here."""
         return 0 if self.group.continuation is None else self.group.continuation.attempt
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens made so far, over all sampled outputs; of beams, those in the answer, at the end."""
-        return sum(self.num_tokens_of) + self.num_answer_tokens
+        return sum(end.num_tokens for end in self.ends)
 
     @property
     def mean_length(self) -> int:
@@ -109,32 +96,15 @@ class LiveRequest:
     @property
     def has_ended(self) -> bool:
         """Whether all outputs are finished, or the request failed."""
-        return self._has_found or len(self._finished) == self.group.num_sequences or self.error is not None
+        return self.error is not None or all(end.is_settled for end in self.ends)
 
-    def is_finished(self, output_index: int) -> bool:
-        """Whether a sampled output has ended, and its front agrees."""
-        return output_index in self._finished
-
-    def note_finished_output(self, output_index: int, reason: FinishReason) -> None:
-        """A sampled output has ended: its last token was given to the sink."""
-        assert output_index not in self._finished, "an output ends once"
-        self._finished.add(output_index)
-        if output_index == 0:
-            self.finish_reason = reason
-
-    def note_finished_search(self, num_tokens: int, reason: FinishReason) -> None:
-        """Its beam search has ended: how many tokens are in the answer, and why the best output ended."""
-        self.num_answer_tokens = num_tokens
-        self.finish_reason = reason
-        self._has_found = True
-
-    def note_pooled(self) -> None:
-        """It has its vector or its scores, which end it."""
-        self.finish_reason = FinishReason.STOP
-        self._has_found = True
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why its first output ended, or the best one of a beam search; None: it has not."""
+        return self.ends[0].reason
 
     def tell_span(self) -> None:
-        """It was admitted: tell the sink which kind of executor goes on, if that is new."""
+        """After an admission, tell the sink which numerics go on, if they are new."""
         provenance = self.group.provenance
         if provenance.spans[-1] is not self._told_span:
             self._told_span = provenance.spans[-1]
@@ -142,12 +112,12 @@ class LiveRequest:
             self.sink.begin_span(provenance.latest)
 
     def note_loss(self, executor: str, *, counts: bool, was_alone: bool = False) -> None:
-        """The executor at an address was lost in the middle of its steps.
+        """Note that its executor was lost in the middle of its steps.
 
         Args:
             executor: The address.
-            counts: Whether that speaks against the request, as far as is known now.
-            was_alone: Whether the executor computed nothing else.
+            counts: Whether the loss counts against the request; False: this is not known yet.
+            was_alone: Whether the step computed nothing else.
         """
         if counts:
             self.num_losses += 1
@@ -156,19 +126,19 @@ class LiveRequest:
             self.unclear_losses[executor] = was_alone
 
     def count_loss(self, executor: str) -> bool:
-        """Count a loss against it that was unclear: the executor works without it. Return whether there was one."""
+        """Count an unclear loss against it, because the executor works without it; return whether there was one."""
         if executor not in self.unclear_losses:
             return False
         self.note_loss(executor, counts=True, was_alone=self.unclear_losses.pop(executor))
         return True
 
     def forgive_losses(self) -> None:
-        """It got a token."""
+        """Forget its losses: it got a token."""
         self.num_losses = self.num_lone_losses = 0
         self.unclear_losses.clear()
 
     def tell_losses(self) -> None:
-        """Tell what counts against it, if that is new: whoever goes on with it has to know."""
+        """Tell the losses that count against it, if they are new: the next engine that goes on with it has to know."""
         losses = NO_LOSSES
         if self.num_losses:
             losses = Losses(self.num_losses, self.num_lone_losses, self.group.lost_on)
@@ -177,7 +147,7 @@ class LiveRequest:
             self._on_losses(losses)
 
     def summary(self, ended_at_unix_s: float) -> EndedRequest:
-        """Return what is kept of it; it has ended, at so many seconds since 1970."""
+        """Return what is kept of it after its end; `ended_at_unix_s` in seconds since 1970."""
         group = self.group
         return EndedRequest(
             request_id=group.request_id,
@@ -205,7 +175,7 @@ def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> Sequen
     num_prompt_tokens, conditions = len(request.prompt_token_ids), request.stop_conditions
     if request.pooling is not None:
         conditions = StopConditions(max_tokens=0)
-    if request.grammar is not None:  # which the end of the sequence ends: nothing may come behind it
+    if request.grammar is not None:  # the end-of-sequence token ends its text: no token may follow
         conditions = replace(conditions, ignore_eos=False)
     return SequenceGroup(
         request_id=request.request_id,

@@ -1,8 +1,7 @@
-"""The live requests: which ones there are, whether they wait, what steps bring them.
+"""The live requests: from their arrival to their end, and the updates of steps for them.
 
-The engine adds them, and puts those in the queue again whose executor is gone; the planners take them from
-the queue. A request leaves when it has ended, by whatever comes first. Read next: `live_request.py`,
-`suspects.py`.
+The engine adds requests, and queues requests of lost executors again; the planners take them from the queue.
+A request is forgotten when it has ended. Read next: `live_request.py`, `suspects.py`.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import RowFlag
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.group_event import GroupEvent, GroupFailure
-from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
+from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.engine.live_request import LiveRequest
@@ -33,13 +32,13 @@ from scheduler_svc.engine.suspects import Suspects, is_suspect
 from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.engine.token_quotas import TokenQuotas
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestKey
+from scheduler_svc.request.output_end import EndState, OutputEnd
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 
-# Of how many answers the lengths are kept.
 _NUM_LENGTHS = 128
 
-# What a row with a flag ends its request with.
+# The error that a row with a flag ends its request with.
 _ERRORS = {
     RowFlag.NO_TOKEN_ALLOWED: NothingAllowedError,
     RowFlag.GRAMMAR_LIMIT: GrammarTooCostlyError,
@@ -47,7 +46,6 @@ _ERRORS = {
     RowFlag.NOT_FINITE: NotFiniteError,
 }
 
-# Told that a request has ended.
 EndObserver: TypeAlias = Callable[[EndedRequest], None]
 
 
@@ -55,17 +53,17 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
     """The live requests by tenant and id, in order of arrival.
 
     Args:
-        fleet: Where their groups wait for a planner.
+        fleet: Their groups wait in its queue.
         wake: Called when a group was queued.
-        meter: Told of tokens and ends.
-        observers: Each is called once for each request, right after it has ended, however it did.
+        meter: Counts tokens and ends.
+        observers: Each is called once for each request, right after it has ended.
         clock: Monotonic time in seconds.
         unix_s: Returns the seconds since 1970.
         on_room: Called when a request has made room in its planner.
-        token_quotas: Told of generated tokens.
+        token_quotas: Charged for generated tokens.
 
     Attributes:
-        latest_lengths: Tokens of an output, of the last requests that finished.
+        latest_lengths: Mean tokens of an output of the last requests that finished.
     """
 
     def __init__(
@@ -108,12 +106,12 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         return self._requests[group.tenant, group.request_id]
 
     def named(self, request_id: str, tenant: str | None) -> list[LiveRequest]:
-        """Return the request that a tenant has given an id; `tenant` None: those of all tenants."""
+        """Return the request to which a tenant gave an id; `tenant` None: the requests of all tenants."""
         tenants = self._tenants_of.get(request_id, {})
         return [self[one, request_id] for one in tenants if tenant in (None, one)]
 
     def _live(self, group: SequenceGroup) -> LiveRequest | None:
-        """Return the request of a group, None if it has ended; its id may be another one's by now."""
+        """Return the request of a group; None: it has ended. Another request may have its id by now."""
         request = self._requests.get((group.tenant, group.request_id))
         return request if request is not None and request.group is group else None
 
@@ -130,11 +128,11 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         self._tenants_of.setdefault(request_id, {})[tenant] = None
         self._all_ended.clear()
         request.sink.begin(_Handle(self, request))
-        if request.has_ended:  # all its outputs had, before its call was cut
+        if request.has_ended:  # all its outputs had ended before its call was cut
             request.group.end()
             self._forget(request, self._clock())
         elif request.num_losses:
-            self._fleet.add(request.group)  # first: what is said of it goes behind that in a step log
+            self._fleet.add(request.group)  # first: a step log has calls that concern a group behind this one
             self._fleet.note_loss(request.group, request.told_losses.executor)
             self._set_runs_alone(request)
             self._park_suspect(request)
@@ -143,7 +141,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             self.enqueue(request)
 
     def enqueue(self, request: LiveRequest) -> None:
-        """Queue a live request, or park it: a suspect behind other suspects."""
+        """Queue a live request, or park it if it is a suspect behind other suspects."""
         request.tell_losses()
         self._set_runs_alone(request)
         if self.suspects.may_run(request):
@@ -153,9 +151,9 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
 
     def count_losses(self, executor: str) -> list[LiveRequest]:
-        """The executor at an address works: count its loss against those that ran there and had no token since.
+        """Count unclear losses of an executor that works against the requests that suffered them; return these.
 
-        Those that are suspects now are parked, all but one. Returns those that a loss was counted against.
+        All but one of the waiting requests that are suspects now are parked.
         """
         counted = [request for request in self.values() if request.count_loss(executor)]
         for request in counted:
@@ -165,13 +163,13 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         return counted
 
     def _park_suspect(self, request: LiveRequest) -> None:
-        """Park a request that waits if it is a suspect now, behind other suspects."""
+        """Park a waiting request if it is a suspect now, behind other suspects."""
         if request.group in self._fleet.queue and not self.suspects.may_run(request):
             self._fleet.withdraw(request.group)
             request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
 
     def forget_losses(self, executor: str) -> None:
-        """The executor at an address does not work, whatever runs there: its loss is no request's fault."""
+        """Forget unclear losses of an executor that does not work by itself: no request is to blame."""
         for request in self.values():
             if request.unclear_losses.pop(executor, None) is not None:
                 self._set_runs_alone(request)
@@ -180,13 +178,13 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             self._wake()
 
     def _set_runs_alone(self, request: LiveRequest) -> None:
-        """Let the fleet compute suspects alone, and the others together."""
+        """Let the fleet compute the request alone if it is a suspect, else with others."""
         if request.group.runs_alone != (runs_alone := is_suspect(request)):
             self._fleet.set_runs_alone(request.group, runs_alone)
             self._on_room()
 
     def fail(self, request: LiveRequest, error: OctavoServiceError) -> None:
-        """End a request with an error; whoever calls ends its group."""
+        """End a request with an error; the caller ends its group."""
         request.error = error
         self._forget(request, self._clock())
 
@@ -199,26 +197,26 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
 
     def finish_output(self, request: LiveRequest, output_index: int, num_tokens: int, reason: FinishReason) -> None:
         """The front of a request with stop strings says with how many tokens a sampled output ends, and why."""
-        if self._live(request.group) is None or request.is_finished(output_index):
+        end = request.ends[output_index]
+        if self._live(request.group) is None or not end.settle(num_tokens, reason):
             return
-        request.num_tokens_of[output_index] = num_tokens
-        request.note_finished_output(output_index, reason)
-        if request.ends.pop(output_index, None) is None:
-            self._finish_sequence(request.group, output_index)
+        if end.state is EndState.ENDED_BY_TEXT:
+            self._finish_sequence(request.group, output_index, end)
         if request.has_ended:
             self._forget(request, self._clock())
 
-    def _finish_sequence(self, group: SequenceGroup, output_index: int) -> None:
+    def _finish_sequence(self, group: SequenceGroup, output_index: int, end: OutputEnd) -> None:
         """End a sequence whose text holds a stop string, where it is; one that waits ends with its next token."""
         sequence = group.sequences[output_index]
         if (planner := self._fleet.planner_of(group)) is not None:
             self._fleet.finish(planner, sequence)
             self._on_room()
+            end.confirm()
         elif group.is_last(sequence):
             self._fleet.abort(group)
 
     def _forgive_losses(self, request: LiveRequest) -> None:
-        """A request got a token; executors that it lost before say nothing of it."""
+        """Forget the losses of a request that got a token."""
         if request.group.lost_on:
             request.forgive_losses()
             if request.group.runs_alone:
@@ -227,14 +225,14 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             request.tell_losses()
 
     def _clear_suspect(self, request: LiveRequest) -> None:
-        """A request got a token, or ended: if others are parked because of it, the next one may run."""
+        """Let the next parked suspect run if a request that got a token, or ended, was the current one."""
         following = self.suspects.clear(request)
         if following is not None:
             self._fleet.add(following.group)
             self._wake()
 
     def _forget(self, request: LiveRequest, now_s: float) -> None:
-        """A request has ended."""
+        """Remove a request that has ended, and tell its sink and the observers."""
         tenant, request_id = request.group.tenant, request.request_id
         del self._requests[tenant, request_id]
         tenants = self._tenants_of[request_id]
@@ -253,13 +251,13 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         if not self._requests:
             self._all_ended.set()
 
-    # What steps bring ----------------------------------------------------------------------------
+    # Updates of steps ----------------------------------------------------------------------------
 
     def deliver(self, planner: ExecutorPlanner, updates: StepUpdates) -> None:
-        """Give what a step of a planner brought to its requests; end those that are complete.
+        """Give the updates of a planner's step to its requests; end requests that are complete.
 
-        The next step may have been decided since: a request that was given up or aborted meanwhile gets nothing, and
-        one whose front finds a stop string has surplus tokens on their way, as with several steps in flight.
+        The next step may have been decided since: a request that failed or was aborted meanwhile gets nothing, and
+        a request whose front finds a stop string may have surplus tokens in flight.
         """
         now_s = self._clock()
         last_tokens_at_s: list[float] = []
@@ -279,20 +277,22 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             if group.lost_on:
                 self._forgive_losses(request)
             index = sequence.index
-            if request.is_finished(index):
-                # It waited for a planner when its front found a stop string; or that was in this span, which is cut.
-                if row not in finished and sequence.status is not SequenceStatus.FINISHED:
-                    self._fleet.finish(planner, sequence)
+            end = request.ends[index]
+            if end.is_settled:
+                if end.state is EndState.ENDED_BY_TEXT:  # the group waited for a planner until now
+                    if row not in finished:
+                        self._fleet.finish(planner, sequence)
+                    end.confirm()
                 continue
             self._note_progress(request, planner, now_s, last_tokens_at_s)
-            request.num_tokens_of[index] += 1
+            end.num_tokens += 1
             if num_tokens_of is not None:
                 num_tokens_of[group.tenant] += 1
             if row in finished:
-                request.ends[index] = finished[row]
+                end.end_by_tokens(finished[row])
             request.sink.push(index, token_id, logprob, alternatives_of.get(place))
             if place in last_places:
-                self._end_output(request, index, now_s)
+                self._end_output(request, index, end, now_s)
         for group in updates.advanced_searches:
             request = self._live(group)
             if request is None:
@@ -301,7 +301,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             if num_tokens_of is not None:
                 num_tokens_of[group.tenant] += group.num_slots
             self._note_progress(request, planner, now_s, last_tokens_at_s)
-        num_tokens = len(updates.token_ids)  # those of a search are known at its end
+        num_tokens = len(updates.token_ids)  # tokens of a search are known at its end
         for group in updates.finished_searches:
             assert group.beams is not None
             request = self._live(group)
@@ -310,7 +310,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             hypotheses = group.beams.finished_hypotheses()
             request.sink.finish_search(hypotheses)
             num_found = sum(len(hypothesis.token_ids) for hypothesis in hypotheses)
-            request.note_finished_search(num_found, hypotheses[0].finish_reason)
+            request.ends[0].set_to(num_found, hypotheses[0].finish_reason)
             num_tokens += num_found
             if num_tokens_of is not None:
                 num_tokens_of[group.tenant] += group.num_slots
@@ -322,7 +322,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         for group, values in updates.pooled:
             if (request := self._live(group)) is not None:
                 request.sink.pooled(values)
-                request.note_pooled()
+                request.ends[0].set_to(0, FinishReason.STOP)
                 self._meter.text_pooled(group)
                 self._forget(request, now_s)
         for failure in updates.failures:
@@ -332,7 +332,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
                 self.abort(request, error(failure.message))
 
     def note_events(self, events: Sequence[GroupEvent], executor: str, step_id: int | None, now_s: float) -> None:
-        """Remember what a decision did to requests; `step_id` None: it led to no step of the executor."""
+        """Add the events of a decision to their requests; `step_id` None: it led to no step of the executor."""
         for event in events:
             life_event = LifeEvent(
                 event.kind, now_s, executor, step_id, event.num_tokens, event.num_computed_tokens, event.cause
@@ -343,7 +343,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
                 request.tell_span()
 
     def end_failed(self, failures: Sequence[GroupFailure]) -> None:
-        """End the requests that a planner gave up, since they can never go on."""
+        """End the requests of groups that can never go on."""
         for failure in failures:
             error: OctavoServiceError = CacheTooSmallError(failure.message)
             if failure.flag is not None:
@@ -354,7 +354,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
     def _note_progress(
         self, request: LiveRequest, planner: ExecutorPlanner, now_s: float, last_tokens_at_s: list[float]
     ) -> None:
-        """A request got a token of a planner; the time of the one before is added."""
+        """Note that a request got a token; add the time of the one before to `last_tokens_at_s`."""
         times = request.times
         last_s, times.last_token_at_s = times.last_token_at_s, now_s
         if last_s is not None:
@@ -362,19 +362,20 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         else:
             times.first_scheduled_at_s, times.first_token_at_s = request.group.first_scheduled_at_s, now_s
             continuation = request.group.continuation
-            if continuation is None or not continuation.num_tokens:  # else it was counted in the call that was cut
+            if continuation is None or not continuation.num_tokens:  # else the call that was cut has counted it
                 self._meter.first_token(request, planner)
         if self.suspects.current is not None:
             self._clear_suspect(request)
 
-    def _end_output(self, request: LiveRequest, index: int, now_s: float) -> None:
-        """The planner has ended a sampled output; if the request has stop strings, its front has to agree."""
-        if index not in request.ends:  # it did already, by a stop string in the last token
+    def _end_output(self, request: LiveRequest, index: int, end: OutputEnd, now_s: float) -> None:
+        """The sink has the last token of an output that the planner has ended."""
+        if end.is_settled:  # by a stop string in the last token
             return
-        request.sink.finish_output(index, request.ends[index])
-        if request.has_stop_strings:
+        assert end.reason is not None, "the planner has ended it"
+        request.sink.finish_output(index, end.reason)
+        if end.has_stop_strings:
             return
-        request.note_finished_output(index, request.ends.pop(index))
+        end.confirm()
         if request.has_ended:
             self._forget(request, now_s)
 

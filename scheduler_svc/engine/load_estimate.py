@@ -1,8 +1,8 @@
-"""How long requests will take, from what waits and from the pace of the executors: for deadlines and for `RetryInfo`.
+"""How long requests will take, from the waiting work and the pace of the executors: for deadlines and for `RetryInfo`.
 
-Everything here errs towards too little time: steps count as short as the shortest recent ones, all places in the
-batches count as free for those that wait, and the length of an answer that may stop early counts as that of earlier
-answers, at most. Where no step has been measured yet there is no estimate.
+All estimates err towards too little time: steps count as short as the shortest recent ones, all slots count as free
+for waiting requests, and an answer that may stop early counts as no longer than earlier answers. Before a step has been
+measured there is no estimate.
 """
 
 import math
@@ -18,29 +18,22 @@ from scheduler_svc.engine.live_requests import LiveRequests
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.telemetry.meter import Meter
 
-# A request is refused whose estimate is so many times what its call has left.
+# A request is refused if its estimate is so many times the time that its call has left.
 HOPELESS_FACTOR = 2.0
 
-# Bounds of what clients are told when the queue is full, in seconds.
+# Bounds of the retry delay that clients are told when the queue is full.
 LEAST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
 
-# In a longer queue nobody is told its place, which costs as much as the queue is long.
+# In a longer queue no request is told its place, because the cost grows with the queue.
 MAX_COUNTED = 1000
 
-# Who was refused comes back when this part of the queue has gone: there is room, and it has not run dry meanwhile.
+# Refused clients are to come back when this part of the queue has gone: there is room, and the queue is not empty.
 _RETRY_SHARE = 0.5
 
 
 class LoadEstimate:
-    """Says what is to be expected of the load of a fleet.
-
-    Args:
-        fleet: Its planners have the pace.
-        queue: What waits.
-        requests: What is live.
-        meter: How much of the prompts was in a prefix cache.
-    """
+    """Estimates lengths and times of requests."""
 
     def __init__(self, fleet: Fleet, queue: WaitingQueue, requests: LiveRequests, meter: Meter) -> None:
         self._fleet = fleet
@@ -62,9 +55,9 @@ class LoadEstimate:
     def require_time(self, request: EngineRequest, group: SequenceGroup, time_left_s: float) -> None:
         """Refuse a new request that surely misses its deadline.
 
-        Only what has to come counts: its first token, and as many as it forces, by `min_tokens` or `ignore_eos`.
+        Only tokens that must come count: the first one, and those that it forces by `min_tokens` or `ignore_eos`.
 
-        Raises: DeadlineTooShortError: its estimate is HOPELESS_FACTOR times what it has left, or more.
+        Raises: DeadlineTooShortError: its estimate is at least HOPELESS_FACTOR times the time that is left.
         """
         begin_s, step_s = self.begin_s(group), self._step_s
         if begin_s is None or step_s is None:
@@ -76,7 +69,7 @@ class LoadEstimate:
             raise DeadlineTooShortError("take", total_s, time_left_s)
 
     def begin_s(self, group: SequenceGroup) -> float | None:
-        """Return in how many seconds a new group will have its first token; None: nothing was measured."""
+        """Return in how many seconds a new group will have its first token; None: no step was measured."""
         wait_s, step_s = self._wait_s(self._queue.work_ahead_of(group)), self._step_s
         if wait_s is None or step_s is None:
             return None
@@ -91,7 +84,7 @@ class LoadEstimate:
         return wait_s + max(step_s, (num_steps - 1) * self._large_step_s)
 
     def place_of(self, group: SequenceGroup) -> str:
-        """Say where a group stands that waits, and when it will have its first token, if that can be known."""
+        """Say where a waiting group stands in line, and when it will have its first token, if that can be known."""
         num_waiting, step_s = len(self._queue), self._step_s
         if num_waiting > MAX_COUNTED:
             return f"among {num_waiting} in line"
@@ -107,7 +100,7 @@ class LoadEstimate:
         return f"{place}, about {math.ceil(wait_s + step_s)} s"
 
     def _wait_s(self, work: Work) -> float | None:
-        """Return how long it takes to compute what waits, up to the last tokens; None: nothing was measured."""
+        """Return how long waiting work takes up to its last tokens, in seconds; None: no step was measured."""
         step_s, planners = self._step_s, self._fleet.planners
         if step_s is None:
             return None
@@ -131,14 +124,14 @@ class LoadEstimate:
         )
 
     def _shortest_rest(self, planners: Sequence[ExecutorPlanner]) -> int:
-        """Return after how many steps the first of those that run is expected to end."""
+        """Return after how many steps the first running group is expected to end."""
         return min((self._rest(group) for planner in planners for group in planner.batch.with_slots), default=0)
 
     def _rest(self, group: SequenceGroup) -> int:
-        return max(0, group.expected_len - max(self._requests.of(group).num_tokens_of))
+        return max(0, group.expected_len - max(end.num_tokens for end in self._requests.of(group).ends))
 
     def _mean_length(self) -> int:
-        """Return how long answers are; before any has ended, how long those are that run."""
+        """Return the mean length of the last answers; before any has ended, of the running ones so far."""
         lengths = self._requests.latest_lengths or [
             self._requests.of(group).mean_length
             for planner in self._fleet.planners
@@ -148,7 +141,7 @@ class LoadEstimate:
 
 
 def forced_len(request: EngineRequest, group: SequenceGroup) -> int:
-    """Return how many tokens each output of a request has at least."""
+    """Return the least tokens of each output of a request."""
     conditions, longest = group.stop_conditions, _longest_len(group)
     may_stop = not conditions.ignore_eos or conditions.stop_token_ids or request.has_stop_strings
     return min(request.sampling.min_tokens, longest) if may_stop else longest

@@ -1,11 +1,11 @@
-"""Requests that no attached executor can take: they wait for one, and not for ever.
+"""Orphans: requests that no attached executor can take. They wait for one, and not for ever.
 
-None can while none is attached, or while those that are hold shorter sequences, fewer outputs or a smaller cache
-than the request was accepted for: nothing that was accepted is cut short; or while all are of another kind than the
-one that the request requires; or while those that could hold it are draining or leaving. What waits so for longer than
-`timeout_s` ends with UNAVAILABLE, or with RESOURCE_EXHAUSTED if its outputs together have outgrown every cache: no
-repetition helps those. The clock begins when nobody can take the request and is set back when somebody
-can. So what a healthy executor only has to get to waits as long as it takes.
+A request is an orphan while no executor is attached; while the attached ones hold shorter sequences, fewer outputs or a
+smaller cache than it was accepted for, because no accepted request is cut short; while all have other numerics than it
+requires; or while the executors that could hold it are draining or leaving. After `timeout_s` an orphan ends with
+UNAVAILABLE, or with RESOURCE_EXHAUSTED if its outputs together have outgrown every cache, where no retry helps. The
+clock starts when no executor can take the request, and is reset when one can. So a request that a healthy executor will
+get to waits as long as it takes.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ LOOK_INTERVAL_S = 1.0
 
 
 class Orphans:
-    """Knows since when requests find no executor that can take them, and ends those that wait too long.
+    """Knows since when requests have been orphans, and ends orphans that wait too long.
 
     Args:
-        fleet: The executors that are attached.
-        waiting: Returns the requests that wait.
+        fleet: The attached executors.
+        waiting: Returns the waiting requests.
         end: Ends a request with an error.
-        timeout_s: How long a request may wait so.
+        timeout_s: How long a request may be an orphan.
     """
 
     def __init__(
@@ -46,20 +46,20 @@ class Orphans:
         self._waiting = waiting
         self._end = end
         self._since_s: dict[LiveRequest, float] = {}
-        self._told: set[LiveRequest] = set()  # that the log has said to be too large
-        self._unplaceable: set[SequenceGroup] = set()  # at the last look at all that wait
+        self._told: set[LiveRequest] = set()  # orphans that the log has named
+        self._unplaceable: set[SequenceGroup] = set()  # when all waiting requests were looked at last
         self._is_stale = False
 
     def note_change(self) -> None:
-        """Executors have come, or gone, or are to go: at the next look all that wait are looked at."""
+        """Let the next look go through all waiting requests: executors have come, or gone, or are to go."""
         self._is_stale = True
 
     def add(self, request: LiveRequest, now_s: float) -> None:
-        """A request was queued that no attached executor can take."""
+        """Note a queued request that no attached executor can take."""
         self._since_s[request] = now_s
 
     def left_s(self, request: LiveRequest, now_s: float) -> float | None:
-        """Return how long a request is still waited for; None: it is no orphan, as far as was seen."""
+        """Return how long a request may still wait; None: it was no orphan at the last look."""
         since_s = self._since_s.get(request)
         return None if since_s is None else max(0.0, since_s + self.timeout_s - now_s)
 
@@ -70,10 +70,10 @@ class Orphans:
             await asyncio.sleep(min(LOOK_INTERVAL_S, self.timeout_s))
 
     def look(self, now_s: float) -> None:
-        """Note who is an orphan now; end those that have been for too long.
+        """Note the orphans; end requests that have been orphans for too long.
 
-        All that wait are only looked at when executors have come or gone, or a request has grown too large for those
-        that are here while another is expected: there may be very many.
+        Very many requests may wait. So all are only looked at when executors have come or gone, or when a request has
+        outgrown the attached ones while another executor is expected.
         """
         unplaceable = self._fleet.dispatcher.unplaceable
         if self._is_stale or not unplaceable <= self._unplaceable:
@@ -89,17 +89,17 @@ class Orphans:
                 self._end(request, self._error(request))
 
     def _warn(self, orphans: list[LiveRequest]) -> None:
-        """Log once of each that it is too large for the executors; that none is there has a line of its own."""
+        """Log each new orphan once, unless no executor is attached, which has a line of its own."""
         orphans = [request for request in orphans if not self._fleet.can_ever_take(request.group)]
         new = [request for request in orphans if request not in self._told]
         if not (new and self._fleet.planners):
             return
         self._told = set(orphans)
         longest = max(new, key=lambda request: request.group.stop_conditions.accepted_len or 0)
-        lacks_kind = self._fleet.lacks_its_kind(longest.group)
+        must_not_go_on = self._fleet.must_not_go_on(longest.group)
         log.warning(
             Event(
-                "requests_wait_for_an_equal_executor" if lacks_kind else "requests_wait_for_a_larger_executor",
+                "requests_wait_for_an_equal_executor" if must_not_go_on else "requests_wait_for_a_larger_executor",
                 requests=len(new),
                 request_id=longest.request_id,
                 cause=self._fleet.why_never(longest.group),
@@ -115,9 +115,9 @@ class Orphans:
             drains = "every executor that can hold the request is draining or leaving the fleet"
             return UnavailableError(f"{drains}; no other executor was attached {waited}; retry later")
         reason = self._fleet.why_never(request.group)
-        if self._fleet.lacks_its_kind(request.group):
-            return UnavailableError(f"{reason}; none of that kind was attached {waited}; retry later")
+        if self._fleet.must_not_go_on(request.group):
+            return UnavailableError(f"{reason}; no such executor was attached {waited}; retry later")
         reason = f"{reason}; no larger one was attached {waited}"
-        if self._fleet.lacks_blocks_only(request.group):  # it ends as it would if it had grown here
+        if self._fleet.lacks_blocks_only(request.group):  # it ends like a request that outgrows the cache while it runs
             return CacheTooSmallError(reason)
         return UnavailableError(f"{reason}; retry later, or request less")

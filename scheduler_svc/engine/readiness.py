@@ -1,4 +1,4 @@
-"""Whether new requests find an executor: asked by those that arrive, and told to health and to the log."""
+"""Whether new requests find an executor: for new requests, the health service and the log."""
 
 import asyncio
 import logging
@@ -14,8 +14,8 @@ class Readiness:
     """Ready while any executor takes groups and the scheduler does not drain.
 
     Args:
-        fleet: The executors that are attached.
-        last_trouble: Says why others are not attached, in one line; empty: no trouble is known.
+        fleet: The attached executors.
+        last_trouble: Says why other executors are not attached, in one line; empty: no trouble is known.
         set_ready: Called with whether it is ready, whenever that may have changed.
 
     Attributes:
@@ -37,7 +37,7 @@ class Readiness:
         await self._first_ready.wait()
 
     def report(self) -> str:
-        """Write to the log why it is not ready, and return that."""
+        """Log why it is not ready, and return this."""
         log.warning(Event("not_ready", cause=self.why_not))
         return self.why_not
 
@@ -55,7 +55,7 @@ class Readiness:
         return "every executor is draining" if is_draining else "every executor is leaving the fleet"
 
     async def tell(self) -> None:
-        """It may have changed: tell health, and the log if it has."""
+        """Tell the health service, and the log if it has changed."""
         why_not = self.why_not
         if why_not and self._was_ready:
             log.info(Event("not_ready", cause=why_not))

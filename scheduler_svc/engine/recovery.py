@@ -1,7 +1,7 @@
-"""What becomes of the requests of a lost executor: they wait again, but for those that seem to break executors.
+"""What becomes of the requests of a lost executor: they wait again, unless they seem to break executors.
 
-`scheduler_svc/executors/circuit_breaker.py` has the rules by which a loss counts against a request; `suspects.py` has
-what follows from two of them.
+`scheduler_svc/executors/circuit_breaker.py` has the rules by which a loss counts against a request; `suspects.py` says
+what follows from two such losses.
 """
 
 from octavo_shared.errors import LostTooOftenError, OctavoServiceError
@@ -14,12 +14,9 @@ from scheduler_svc.request.life import EventKind, LifeEvent
 
 
 class Recovery:
-    """Takes requests back from planners whose executor is gone.
+    """Takes requests back from planners of lost executors.
 
-    Args:
-        fleet: The planners.
-        requests: The live requests.
-        max_losses: How often in a row a request may lose its executor while nothing else runs there.
+    `max_losses`: how often in a row a request may lose its executor in steps that compute nothing else.
     """
 
     def __init__(
@@ -33,9 +30,9 @@ class Recovery:
         self._max_losses = max_losses
 
     def take_back(self, planner: ExecutorPlanner, address: str, cause: str, *, was_probed: bool = False) -> bool:
-        """The executor at an address is gone, and why: queue its groups again, except those that lost too many.
+        """Queue the groups of a lost executor again, and end requests that lost too many; `cause`: why it was lost.
 
-        Returns whether it is open if a request is to blame that has got nothing there; see `DriverOwner`.
+        Returns whether it is open if a request that got no token there is to blame; see `DriverOwner`.
         """
         now_s, is_open = monotonic_s(), False
         running, computed = set(planner.batch.running), planner.groups_in_flight
@@ -54,7 +51,7 @@ class Recovery:
         return is_open
 
     def on_probed(self, address: str, *, works: bool) -> None:
-        """The executor at an address, lost without a result, was tried: the loss is its own or its requests' fault."""
+        """Decide whether an executor that was lost without a result, or its requests, are to blame for the loss."""
         if not works:
             self._requests.forget_losses(address)
             return
@@ -62,9 +59,9 @@ class Recovery:
             self._end_if_lost_too_often(request)
 
     def fail_all(self, planner: ExecutorPlanner) -> None:
-        """A bug of ours: end the requests of a planner, and those that wait, without asking it any more.
+        """After a bug of ours, end the requests of a planner, without using it any more, and all waiting requests.
 
-        One of those that wait may be what it stumbled over.
+        A waiting request may have caused the failure.
         """
         if planner in self._fleet.planners:  # not if `take_back` failed half-way
             self._fleet.forget(planner)
@@ -74,7 +71,7 @@ class Recovery:
                 self._requests.abort(request, error)
 
     def _end_if_lost_too_often(self, request: LiveRequest) -> bool:
-        """End a request that breaks executors, as it seems; return whether it does."""
+        """End a request that seems to break executors; return whether it does."""
         if request.num_lone_losses <= self._max_losses:
             return False
         self._requests.abort(request, LostTooOftenError(request.num_lone_losses))

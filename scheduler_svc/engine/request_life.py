@@ -13,11 +13,11 @@ class RequestLife:
 
     @property
     def events(self) -> tuple[LifeEvent, ...]:
-        """What is remembered."""
+        """The kept events."""
         return tuple(self._events)
 
     def add(self, event: LifeEvent) -> None:
-        """Remember an event; of a long life, one from the middle is forgotten."""
+        """Keep an event; when there are too many, drop one from the middle."""
         if len(self._events) == MAX_EVENTS:
             del self._events[MAX_EVENTS // 2]
         self._events.append(event)

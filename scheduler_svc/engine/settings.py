@@ -10,11 +10,11 @@ from scheduler_svc.executors.serving_limits import PlannerSettings
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What the engine takes from the configuration.
+    """The settings of the engine.
 
-    `tenants` are those of the start. `max_waiting_tokens` is how many prompt tokens may wait; None: any number.
+    `tenants` holds at the start. `max_waiting_tokens` is how many prompt tokens may wait; None: any number.
     `max_losses` is how often in a row a request may lose its executor while it runs there, `orphan_timeout_s` how long
-    a request waits that no attached executor can take. `served_model_name` None: clients know the model by the name
+    a request that no attached executor can take waits. `served_model_name` None: clients know the model by the name
     that its executor gives it.
     """
 

@@ -11,12 +11,12 @@ PREFIX_KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Secrets, chance and the date; a simulation has its own.
+    """Secrets, randomness and the date; a simulation has its own.
 
     Attributes:
         prefix_key: Secret of the prefix caches.
-        draw: Returns a random number from 0 to 1: the pauses before an executor that failed is tried again.
-        unix_s: Returns the seconds since 1970, which people are told.
+        draw: Returns a random number from 0 to 1, for the pauses before a failed executor is tried again.
+        unix_s: Returns the seconds since 1970, for people.
     """
 
     prefix_key: bytes = field(default_factory=lambda: secrets.token_bytes(PREFIX_KEY_BYTES))

@@ -1,19 +1,19 @@
-"""Requests that may break executors: which ones there are, and which of them is tried.
+"""Suspects: requests that may break executors, and which of them is tried.
 
-An executor that is lost in the middle of a step was broken by itself, or by a request of that step. What tells them
+An executor that is lost in the middle of a step was broken by itself, or by a request of that step. To tell these
 apart:
 
-- *A bad executor or a bad link* fails whatever runs there, or now and then. So a loss speaks against a request only if
+- *A bad executor or a bad link* fails with any requests, or now and then. So a loss counts against a request only if
   the executor works without it (`circuit_breaker.py`), and no single loss is proof.
-- *A bad neighbour* is in the same step. So a request that was in the steps of two losses in a row is a suspect and no
-  more. Suspects are tried one at a time, each in steps of its own (`SequenceGroup.runs_alone`), and only a loss in
-  such a step counts against it. What it cost others is theirs to compute again, and is not held against them.
-- *A request that breaks executors* breaks the step that computes it alone, each time: with more than `max_losses`
-  losses suffered alone, in a row, it ends with an error. So it costs at most LOSSES_OF_A_SUSPECT + `max_losses` + 1
-  losses, and those of which it is not known yet whether they count.
+- *A bad neighbour* is in the same step. So a request that was in the steps of two losses in a row is only a suspect.
+  Suspects are tried one at a time, each in steps of its own (`SequenceGroup.runs_alone`), and only a loss in such a
+  step counts against it. Other requests that lost their executor with it are computed again, and not blamed.
+- *A request that breaks executors* breaks each step that computes it alone: with more than `max_losses` such losses in
+  a row, it ends with an error. So it costs at most LOSSES_OF_A_SUSPECT + `max_losses` + 1 losses, and the losses that
+  are still unclear.
 
-A good request gets its token in the first step of its own that nothing else befalls, and is cleared. The others wait
-for no more than the prompts of the suspects before them, and there are at most as many of these as ran in two steps.
+A good request gets its token in its first own step that does not fail by chance, and is cleared. Other suspects wait
+only for the prompts of the suspects before them, and at most as many requests are suspects as ran in two steps.
 """
 
 from scheduler_svc.engine.live_request import LiveRequest
@@ -30,7 +30,7 @@ class Suspects:
 
     @property
     def current(self) -> LiveRequest | None:
-        """The suspect that may be computed; None: nobody is suspected."""
+        """The suspect that may be computed; None: there is no suspect."""
         return self._current
 
     def may_run(self, request: LiveRequest) -> bool:
@@ -45,7 +45,7 @@ class Suspects:
         return False
 
     def clear(self, request: LiveRequest) -> LiveRequest | None:
-        """The request got a token, or ended; return the next suspect, which may be queued now."""
+        """Clear a request that got a token, or ended; return the next suspect, which may be queued now; None: none."""
         if request in self.parked:
             self.parked.remove(request)
         if request is not self._current:
@@ -54,7 +54,7 @@ class Suspects:
         return self._current
 
     def absolve(self) -> list[LiveRequest]:
-        """Losses were no request's fault; return those who may be queued now: the innocent, and the next suspect."""
+        """Release requests that are no suspects after losses were forgotten; return them and the next suspect."""
         released = [request for request in self.parked if not is_suspect(request)]
         self.parked = [request for request in self.parked if is_suspect(request)]
         if self._current is not None and not is_suspect(self._current):

@@ -1,4 +1,4 @@
-"""What the operator gives to each tenant. `config/tenants_file.py` reads it from a file."""
+"""The quotas that the operator gives to tenants. `config/tenants_file.py` reads them from a file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from scheduler_svc.request.engine_request import EngineRequest
 
 @dataclass(frozen=True, slots=True)
 class TenantQuota:
-    """What one tenant may have.
+    """The quota of one tenant.
 
     Attributes:
         share: Its weight and its slots.
-        max_waiting: Requests that wait at most; None: as many as the queue takes.
-        tokens_per_minute: Of prompts and answers; None: any number.
+        max_waiting: Most requests that wait; None: as many as the queue takes.
+        tokens_per_minute: Tokens of prompts and answers; None: any number.
     """
 
     share: TenantShare = field(default_factory=TenantShare)
@@ -24,18 +24,18 @@ class TenantQuota:
     tokens_per_minute: int | None = None
 
     def max_waiting_of(self, queue: int) -> int:
-        """Return how many requests may wait, by default as many as there may be in the queue."""
+        """Return how many requests may wait in a queue for `queue` requests."""
         return queue if self.max_waiting is None else self.max_waiting
 
 
 @dataclass(frozen=True)
 class Tenants:
-    """All tenants.
+    """The quotas of all tenants.
 
     Attributes:
-        named: Those with quotas of their own.
-        others: What each of the others may have.
-        serves_others: Whether these are served at all; else it holds for what they still have.
+        named: Tenants with quotas of their own.
+        others: The quota of each other tenant.
+        serves_others: Whether other tenants are served; if not, `others` holds for their live requests.
     """
 
     named: Mapping[str, TenantQuota] = field(default_factory=dict)
@@ -43,11 +43,11 @@ class Tenants:
     serves_others: bool = True
 
     def of(self, tenant: str) -> TenantQuota:
-        """Return what a tenant may have."""
+        """Return a tenant's quota."""
         return self.named.get(tenant, self.others)
 
     def require_slots(self, request: EngineRequest) -> None:
-        """Raise CallerError: a request runs more sequences at a time than its tenant may ever."""
+        """Raise CallerError if a request runs more sequences at a time than its tenant ever may."""
         most = self.of(request.tenant).share.max_num_seqs
         if most is not None and request.pooling is None and request.width > most:
             raise CallerError(
@@ -63,7 +63,7 @@ class Tenants:
 
     @cached_property
     def shares(self) -> TenantShares:
-        """What the planners have to know."""
+        """The shares, for the planners."""
         return TenantShares({name: quota.share for name, quota in self.named.items()}, self.others.share)
 
     @cached_property
@@ -72,6 +72,6 @@ class Tenants:
         return any(quota.tokens_per_minute is not None for quota in (self.others, *self.named.values()))
 
     def max_waiting_of(self, queue: int) -> int:
-        """Return how many requests of a tenant may wait at most in a queue for so many, whichever tenant it is."""
+        """Return the most requests of any one tenant that may wait in a queue for `queue` requests."""
         quotas = [*self.named.values(), *([self.others] if self.serves_others else [])]
         return min(queue, max(quota.max_waiting_of(queue) for quota in quotas))

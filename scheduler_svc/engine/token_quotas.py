@@ -1,9 +1,10 @@
 """Tokens a minute of each tenant: token buckets, with the time as an argument.
 
-A bucket holds the tokens of one minute, and is filled evenly. A request that is submitted takes its prompt out of it,
-cached or not, for what is cached is not known yet, and is refused where there is less. So are the tokens of an answer
-that goes on, except those that this engine has counted before. Generated tokens are taken as they are computed. They
-may be more than are left, for nothing that runs is ended: the tenant's next requests wait for that.
+A bucket holds the tokens of one minute, and is filled evenly. A submitted request takes the tokens of its prompt, even
+cached ones, because these are not known yet; it is refused if the bucket has fewer. A continuation also takes the known
+tokens of its answer, except tokens that this engine has counted before. Generated tokens are taken as they are
+computed. They may exceed the bucket, because no running request is ended: then the tenant's next requests are refused
+until it is filled again.
 """
 
 import math
@@ -16,30 +17,30 @@ from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 
-# Full buckets are forgotten when there are so many more buckets than after the last time.
+# Full buckets are forgotten when there are so many more buckets than the last time.
 _MANY_BUCKETS = 1024
-# Tokens that sums of floats may lack: who comes back when told to is let in.
+# Rounding error of a bucket, in tokens: a client that comes back when it is told to must be let in.
 _ROUNDING = 1e-6
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Tokens that are left; below 0: that were taken beyond."""
+    """The tokens that are left; below 0: more were taken than there were."""
 
     num_tokens: float
     at_s: float
 
     def fill(self, per_minute: int, now_s: float) -> None:
-        """Add what has come since the last time."""
+        """Add the tokens that have come since `at_s`."""
         self.num_tokens = min(per_minute, self.num_tokens + max(0.0, now_s - self.at_s) * per_minute / 60)
         self.at_s = max(self.at_s, now_s)
 
 
 class TokenQuotas:
-    """The buckets of all tenants whose tokens are limited.
+    """The buckets of all tenants with limited tokens.
 
     Args:
-        tenants: They have the limits.
+        tenants: The limits.
 
     Attributes:
         num_refused: Requests that were refused since the start.
@@ -53,11 +54,11 @@ class TokenQuotas:
 
     @property
     def are_there(self) -> bool:
-        """Whether anybody's tokens are limited."""
+        """Whether the tokens of any tenant are limited."""
         return self._tenants.has_token_quotas
 
     def set_tenants(self, tenants: Tenants, now_s: float) -> None:
-        """Let other limits hold from now on; what was taken stays taken."""
+        """Let other limits hold from now on; taken tokens stay taken."""
         for name in list(self._buckets):
             bucket = self._bucket(name, now_s)
             per_minute = tenants.of(name).tokens_per_minute
@@ -68,9 +69,9 @@ class TokenQuotas:
         self._tenants = tenants
 
     def require(self, tenant: str, num_tokens: int, now_s: float, num_known_tokens: int = 0) -> None:
-        """Take nothing yet. Raises TokenQuotaError: a tenant has fewer than so many tokens left.
+        """Raise TokenQuotaError if a tenant has too few tokens left; take nothing yet.
 
-        `num_known_tokens` of an answer that goes on are needed too, but no more than a full bucket: it was accepted.
+        A continuation needs `num_known_tokens` too, but no more than a full bucket, because it was accepted before.
         """
         per_minute, bucket = self._tenants.of(tenant).tokens_per_minute, self._bucket(tenant, now_s)
         if per_minute is None or bucket is None:
@@ -85,7 +86,7 @@ class TokenQuotas:
         raise TokenQuotaError(tenant, num_tokens, per_minute, math.floor(bucket.num_tokens), retry_after_s)
 
     def take(self, tenant: str, num_tokens: int, now_s: float) -> None:
-        """A tenant has tokens, whether they are left or not."""
+        """Take tokens of a tenant, even more than are left."""
         bucket = self._bucket(tenant, now_s)
         if bucket is not None:
             bucket.num_tokens -= num_tokens
@@ -116,11 +117,11 @@ class TokenQuotas:
 def num_uncounted_tokens(request: EngineRequest, before: EndedRequest | None) -> tuple[int, int]:
     """Return how many tokens of a prompt, and of the answer so far, count against their tenant now.
 
-    Those of a call that we know to have ended by no fault of its client, as with its front, were counted then.
+    Tokens of an earlier call that is known to have ended by no fault of its client were counted then.
 
     Args:
-        request: What is submitted.
-        before: The last call of the same name; None: none is remembered.
+        request: The submitted request.
+        before: The last call with the same tenant and id; None: none is kept.
     """
     num_prompt_tokens, continuation = len(request.prompt_token_ids), request.continuation
     if continuation is None:

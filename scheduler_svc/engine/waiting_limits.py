@@ -1,9 +1,9 @@
-"""How many requests may wait: over all, and of one tenant; and how many tokens. Those being checked count.
+"""How many requests and tokens may wait, over all tenants and of one. Requests that are being checked count.
 
-A full queue still takes what is within the fair share of its tenant: the limit, divided by weight among the tenants
-that wait. The only request of a tenant always is. To make room the newest requests are displaced of the tenant that is
-furthest above its own share: but none that has begun to run, goes on with an answer that was cut, or waits longest of
-its tenant.
+A full queue still takes a request within the fair share of its tenant: the limit, divided by weight among the waiting
+tenants. The only request of a tenant is always within it. To make room, the newest requests of the tenant that is
+furthest above its own share are displaced; but no request that has begun to run, continues a cut answer, or waits
+longest of its tenant.
 """
 
 import heapq
@@ -20,13 +20,13 @@ from scheduler_svc.engine.suspects import Suspects
 
 
 class _Limit(NamedTuple):
-    """A limit of the queue, in requests or in tokens, and what is had of it.
+    """A limit of the queue, in requests or in tokens, and what tenants use of it.
 
     Attributes:
-        most: What all may have.
-        num_of: What each tenant has, with what is being checked.
-        num_checked_of: The latter.
-        size_of: Says what a group takes.
+        most: The limit for all tenants together.
+        num_of: What each tenant uses, requests being checked included.
+        num_checked_of: The part of requests being checked.
+        size_of: Returns what a group uses.
     """
 
     most: int
@@ -35,7 +35,7 @@ class _Limit(NamedTuple):
     size_of: Callable[[SequenceGroup], int]
 
     def without(self, groups: Iterable[SequenceGroup]) -> "_Limit":
-        """Return the same once these groups are gone."""
+        """Return the limit as it is once these groups are gone."""
         num_of = dict(self.num_of)
         for group in groups:
             num_of[group.tenant] -= self.size_of(group)
@@ -43,16 +43,16 @@ class _Limit(NamedTuple):
 
 
 class WaitingLimits:
-    """Counts the requests that wait, and refuses more than there may be.
+    """Counts the waiting requests, and refuses more than the limits.
 
     Args:
-        queue: Those that wait for a place in a batch, or for an executor.
-        suspects: Those that are parked.
+        queue: Requests that wait for a place in a batch, or for an executor.
+        suspects: Requests that are parked.
         settings: The limits.
-        retry_after_s: Returns when those who are refused are to try again, in seconds.
+        retry_after_s: Returns when refused clients are to try again, in seconds.
 
     Attributes:
-        tenants: What each tenant may have; may be set.
+        tenants: The quotas of tenants; may be set.
         num_refused: Requests that were refused since the start.
     """
 
@@ -69,12 +69,22 @@ class WaitingLimits:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a place in a batch, an executor, or their tokens; the parked ones count."""
+        """Requests that wait for a place in a batch, an executor, or their check; parked ones count."""
         return len(self._queue) + len(self._suspects.parked) + self._num_checked_of.total()
+
+    def num_waiting_of(self, tenant: str) -> int:
+        """Return how many of them are a tenant's."""
+        num_parked = sum(parked.group.tenant == tenant for parked in self._suspects.parked)
+        return self._queue.num_waiting_of(tenant) + num_parked + self._num_checked_of[tenant]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompts that wait; those of parked requests count."""
+        return self._queue.num_prompt_tokens + sum(_num_tokens(parked.group) for parked in self._suspects.parked)
 
     @property
     def most_of_a_tenant(self) -> int:
-        """Requests of a tenant that may wait if no others do."""
+        """Requests of a tenant that may wait if no other tenant's do."""
         return self.tenants.max_waiting_of(self.settings.max_waiting_requests)
 
     @property
@@ -83,7 +93,7 @@ class WaitingLimits:
         settings, limits = self.settings, list[_Limit]()
         if self.num_waiting >= settings.max_waiting_requests:
             limits.append(self._requests())
-        if settings.max_waiting_tokens is not None and self._queue.num_prompt_tokens >= settings.max_waiting_tokens:
+        if settings.max_waiting_tokens is not None and self.num_prompt_tokens >= settings.max_waiting_tokens:
             limits.append(self._tokens())
         return frozenset(
             tenant
@@ -93,13 +103,13 @@ class WaitingLimits:
         )
 
     def require_room(self, tenant: str, num_tokens: int = 1) -> list[tuple[SequenceGroup, QueueFullError]]:
-        """Return the groups that another request of a tenant, with so many tokens, displaces, and with which error.
+        """Return the groups that a further request of a tenant, with `num_tokens`, displaces, and their errors.
 
-        Where nothing waits, a prompt of any length may.
+        In an empty queue a prompt of any length may wait.
 
-        Raises: QueueFullError: it may not wait.
+        Raises: QueueFullError: the request may not wait.
         """
-        settings, num_of_tenant = self.settings, self._queue.num_waiting_of(tenant) + self._num_checked_of[tenant]
+        settings, num_of_tenant = self.settings, self.num_waiting_of(tenant)
         if num_of_tenant >= self.tenants.of(tenant).max_waiting_of(settings.max_waiting_requests):
             self.num_refused += 1
             raise QueueFullError(num_of_tenant, self._retry_after_s(), tenant)
@@ -108,7 +118,7 @@ class WaitingLimits:
         if is_full and not self._make_room(self._requests(), tenant, 1, displaced):
             self.num_refused += 1
             raise QueueFullError(self.num_waiting, self._retry_after_s())
-        most, num_waiting_tokens = settings.max_waiting_tokens, self._queue.num_prompt_tokens
+        most, num_waiting_tokens = settings.max_waiting_tokens, self.num_prompt_tokens
         num_left = num_waiting_tokens - sum(map(_num_tokens, displaced))
         is_full = most is not None and num_left > 0 and num_left + num_tokens > most
         if is_full and not self._make_room(self._tokens(), tenant, num_tokens, displaced):
@@ -122,10 +132,10 @@ class WaitingLimits:
         ]
 
     def _make_room(self, limit: _Limit, tenant: str, num_wanted: int, displaced: list[SequenceGroup]) -> bool:
-        """Add to `displaced` who makes room for so much of a tenant; False: it has its share, or too few can go.
+        """Add groups that make room for a tenant to `displaced`; False: it has its share, or too few can go.
 
-        A request displaces no more than it takes, nor more than its tenant's share, however long the prompt is. What is
-        being checked keeps a place within its tenant's share only: beyond it, it is refused when it comes.
+        A request displaces no more than it takes, nor more than its tenant's share, however long the prompt is. A
+        request that is being checked keeps a place only within its tenant's share: beyond it, it is refused later.
         """
         limit = limit.without(displaced)
         shares = self._shares(limit.most, {*limit.num_of, tenant})
@@ -151,7 +161,7 @@ class WaitingLimits:
         return num_lacking <= 0
 
     def _candidates(self, displaced: list[SequenceGroup]) -> dict[str, list[SequenceGroup]]:
-        """Return the groups that can be displaced yet, by tenant; the newest ones stand last."""
+        """Return the groups that can still be displaced, by tenant; the newest ones stand last."""
         candidates: dict[str, list[SequenceGroup]] = {}
         for group in self._queue:
             of_tenant = candidates.get(group.tenant)
@@ -162,7 +172,7 @@ class WaitingLimits:
         return candidates
 
     def _shares(self, most: int, tenants: Iterable[str]) -> dict[str, float]:
-        """Return the fair share of each of the tenants among which a limit is divided."""
+        """Return the fair share of each tenant in a limit."""
         weights = {name: self.tenants.of(name).share.weight for name in tenants}
         unit = most / sum(weights.values())
         return {name: unit * weight for name, weight in weights.items()}
@@ -174,10 +184,12 @@ class WaitingLimits:
         return _Limit(self.settings.max_waiting_requests, num_of, self._num_checked_of, lambda _: 1)
 
     def _tokens(self) -> _Limit:
-        """Return the limit of tokens, where there is one."""
+        """Return the limit of tokens; it must exist."""
         most = self.settings.max_waiting_tokens
         assert most is not None, "any number of tokens may wait"
-        num_of = {name: work.num_prompt_tokens for name, work in self._queue.work.by_tenant().items()}
+        num_of = Counter({name: work.num_prompt_tokens for name, work in self._queue.work.by_tenant().items()})
+        for parked in self._suspects.parked:
+            num_of[parked.group.tenant] += _num_tokens(parked.group)
         return _Limit(most, num_of, {}, _num_tokens)
 
     @contextmanager

@@ -1,1 +1,1 @@
-"""The executors as the scheduler sees them: who there ought to be, who is attached, the steps that drive each one."""
+"""The executors as the scheduler sees them: expected ones, attached ones, and the steps that drive each."""

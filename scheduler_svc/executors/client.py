@@ -1,7 +1,6 @@
-"""The scheduler's way to one executor: dial it, speak TLS if it does, attach.
+"""Dials one executor, with TLS or without, and attaches to it.
 
-`ExecutorClient.attach` gives an `ExecutorSession` (`session.py`), which lives as long as the
-attachment.
+`ExecutorClient.attach` gives an `ExecutorSession` (`session.py`), which lives as long as the attachment.
 """
 
 import asyncio
@@ -43,7 +42,7 @@ from scheduler_svc.processes.incarnation import Incarnation
 
 log = logging.getLogger(__name__)
 
-# Far above any machine: so much memory is set aside here for an executor that says it has them.
+# Far above any machine. The scheduler allocates memory for as much as an executor reports.
 MAX_SIZES = {
     "max_num_seqs": 2**16,
     "num_device_blocks": 2**24,
@@ -56,10 +55,10 @@ MAX_SIZES = {
 MAX_GROUPS = 64
 MAX_ID_CHARS = 256
 MAX_REASON_CHARS = 512
-# Those that are told on: clients print them.
+# The formats that are passed on: clients print them.
 _CACHE_FORMATS = frozenset({"float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"})
 
-# What this scheduler uses of executors beyond wire version 1.
+# The capabilities that this scheduler uses beyond wire version 1.
 WANTED = frozenset(
     {
         Capability.NUMERICS,
@@ -76,7 +75,7 @@ _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class ExecutorRefusedError(OctavoServiceError):
-    """The executor answers but does not take us now (it loads, or another scheduler holds it)."""
+    """The executor answers but refuses to be attached now (it loads, or another scheduler holds it)."""
 
 
 class ExecutorClient:
@@ -84,13 +83,13 @@ class ExecutorClient:
 
     Args:
         address: host:port.
-        scheduler_id: Our identity, stable over restarts; the same one may take over at once.
-        timings: How long to wait for what.
+        scheduler_id: The id of this scheduler, stable over restarts; another one with it may take over at once.
+        timings: Timeouts and intervals.
         max_message_bytes: Limit of messages in both directions.
         tls: How to speak TLS with it; None: plaintext.
         open_channel: Opens a channel to an address in place of gRPC; a simulation has its own.
-        key_fingerprint: Of the secret of our block names: an executor that was ours before keeps its names by it.
-        incarnation: Orders us among the schedulers of our id; None: nothing does.
+        key_fingerprint: Of the prefix key: an executor that we had attached with the same one keeps its block names.
+        incarnation: Orders this scheduler among those with its id; None: they are not ordered.
     """
 
     def __init__(
@@ -111,11 +110,11 @@ class ExecutorClient:
         self._tls = tls
         self._key_fingerprint = key_fingerprint
         self._dial = open_channel or self._dial_by_grpc
-        self._logged = ("", WireAgreement())  # with which executor process we last agreed, and on what
+        self._logged = ("", WireAgreement())  # the executor process of the last logged agreement, and the agreement
         self._options: list[tuple[str, int | str]] = [
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
-            # An executor is a neighbour: a web proxy in the environment must not come between.
+            # Executors are in the same network: ignore a web proxy of the environment.
             ("grpc.enable_http_proxy", 0),
             # A local subchannel pool: a new client never inherits another one's backoff.
             ("grpc.use_local_subchannel_pool", 1),
@@ -131,12 +130,12 @@ class ExecutorClient:
 
         Args:
             claim: Called with the executor's instance_id before it is attached; what it raises is raised.
-            keeps_blocks: Whether what it has cached from before is believed.
+            keeps_blocks: Whether blocks that it has cached before may be used.
 
         Raises:
-            ExecutorRefusedError: it answers, but not for us or not yet.
+            ExecutorRefusedError: it answers, but refuses.
             ExecutorLostError: it does not answer.
-            ExecutorFaultError: it answers nonsense.
+            ExecutorFaultError: its answer is invalid.
         """
         async with self._dial(self.address) as channel:
             checked: Any = CheckedAnswers(channel, "it", ExecutorFaultError)
@@ -163,14 +162,14 @@ class ExecutorClient:
                     await session.detach(0 if self._incarnation is None else self._incarnation.largest_told)
 
     def _log_agreement(self, instance_id: str, agreement: WireAgreement) -> None:
-        """Write what was agreed on, once: an executor that is refused afterwards is dialled again and again."""
+        """Log an agreement once: an executor that is refused afterwards is dialled again and again."""
         if self._logged != (instance_id, agreement):
             self._logged = (instance_id, agreement)
             version, names = agreement.version, names_of(agreement.capabilities)
             log.info(Event("wire_version_agreed", executor=self.address, wire_version=version, capabilities=names))
 
     def _dial_by_grpc(self, address: str) -> grpc.aio.Channel:
-        """Return a new channel; the files of TLS are read as they are now. Raises ExecutorLostError."""
+        """Return a new channel; read the TLS files anew. Raises ExecutorLostError: they cannot be read."""
         if self._tls is None:
             return grpc.aio.insecure_channel(address, options=self._options)
         try:
@@ -220,7 +219,7 @@ class ExecutorClient:
     def _number_for(self, info: pb.GetExecutorInfoResponse) -> int:
         """Return the incarnation to attach by; 0: none.
 
-        Raises: ExecutorRefusedError: we stand by, or another planner has taken our place, or what it knows is absurd.
+        Raises: ExecutorRefusedError: this scheduler stands by or was superseded, or the executor's numbers are invalid.
         """
         own = self._incarnation
         if own is None:
@@ -236,7 +235,7 @@ class ExecutorClient:
         return own.number
 
     def _follow(self, own: Incarnation, info: pb.GetExecutorInfoResponse) -> bool:
-        """Follow what an executor knows of our id; return whether another one of that is attached. Raises: as there."""
+        """Follow the incarnations of our id that an executor knows; return whether another one of them is attached."""
         is_other = False
         for known in info.incarnations:
             if known.scheduler_id == self._scheduler_id:
@@ -245,7 +244,7 @@ class ExecutorClient:
         return is_other
 
     async def ask_incarnation(self, own: Incarnation) -> bool:
-        """Follow what the executor knows now; return whether it answers. Raises SupersededError: we have ended."""
+        """Follow what the executor knows now; return whether it answers. Raises SupersededError: ours is over."""
         try:
             async with self._dial(self.address) as channel:
                 checked: Any = CheckedAnswers(channel, "it", ExecutorFaultError)
@@ -260,7 +259,7 @@ class ExecutorClient:
 
 
 def check_capabilities(attached: pb.AttachResponse, wanted: Collection[int]) -> None:
-    """Raise ExecutorRefusedError if an executor agrees on what was not wanted, or does not keep to it."""
+    """Raise ExecutorRefusedError if an executor accepts capabilities that were not offered, or breaks one."""
     allowed = wanted if attached.wire_version >= 2 else ()
     if unwanted := {*attached.capabilities}.difference(allowed):
         raise ExecutorRefusedError(f"it accepted capabilities that this scheduler did not offer: {names_of(unwanted)}")
@@ -269,7 +268,7 @@ def check_capabilities(attached: pb.AttachResponse, wanted: Collection[int]) -> 
 
 
 def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorInfo:
-    """Return what an attached executor is: of what belongs to a capability, only what was agreed on."""
+    """Return the description of an attached executor, without values of capabilities that were not agreed on."""
     info = decode_info(attached.info)
     cache_format = info.kv_cache_dtype if info.kv_cache_dtype in _CACHE_FORMATS else ""
     info = replace(info, kv_cache_dtype=cache_format, warning=_one_line(info.warning))
@@ -287,12 +286,12 @@ def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorIn
 
 
 def _one_line(words: str) -> str:
-    """Return what an executor says to people as it may be printed."""
+    """Return an executor's text for people as one short line, to be printed."""
     return " ".join(words[:MAX_REASON_CHARS].split())
 
 
 def check_sizes(info: pb.GetExecutorInfoResponse) -> None:
-    """Raise ExecutorRefusedError if an executor says that it is larger than any machine."""
+    """Raise ExecutorRefusedError if an executor reports more than any machine has."""
     for name, most in MAX_SIZES.items():
         size = getattr(info, name)
         if size > most:

@@ -1,9 +1,9 @@
 """Drives one executor: attach, send steps and take results until it is lost, attach again.
 
-Several steps are on their way at once: the executor has the next step before it finishes the current one, and the
-time of scheduling and of the network is hidden. `in_flight_limit.py` says how many.
+Several steps are in flight at once: the executor has the next step before it finishes the current one, which hides the
+time of scheduling and of the network. `in_flight_limit.py` says how many.
 
-The planner and everything that the engine keeps is only touched between two awaits, so it needs no lock.
+The planner and the engine's state are only touched between two awaits, so they need no lock.
 Read next: `session.py` for the session, `engine.py` for what becomes of the results.
 """
 
@@ -39,21 +39,21 @@ log = logging.getLogger(__name__)
 
 NUMBERS = re.compile(r"[\d.]+")
 
-# A step hangs that takes so much longer than it should, and how often that is looked at: together below 2 s. At the
-# look before that the executor is asked for its processor time, to compare; how long that may take.
+# A step that takes so much longer than it should hangs. The two are together below 2 s.
 HANG_AFTER_S = 1.25
 WATCH_INTERVAL_S = 0.5
+# How long the executor may take to tell its processor time; it is asked one look before, too, to compare.
 ASK_TIMEOUT_S = 1.0
-# How often it is told that steps are slow.
+# How often slow steps are logged.
 TELL_SLOW_EVERY_S = 60.0
 
 
 class CircuitOpenError(ExecutorRefusedError):
-    """The executor failed, and is not attached for a while."""
+    """The executor failed, and must not be attached for a while."""
 
 
 class _Processed(NamedTuple):
-    """A result, what it brought, and when it had arrived."""
+    """A result, its updates, and when it arrived."""
 
     result: StepResult
     updates: StepUpdates
@@ -61,31 +61,23 @@ class _Processed(NamedTuple):
 
 
 class ExecutorDriver:
-    """One executor of the fleet, attached or being looked for.
-
-    Args:
-        client: The executor.
-        owner: The engine.
-        others: The drivers of the fleet.
-        settings: Of this driver.
-        meter: Told of steps and losses.
-        breaker: Says when an executor is tried again that failed; None: a new one.
+    """Drives one executor of the fleet, attached or not.
 
     Attributes:
         planner: Decides the steps; None while no executor is attached.
         session: The attachment; None while there is none.
         recent_steps: The last steps of the last attachment.
-        in_flight: How many steps may be in flight in this attachment.
+        in_flight: The limit of steps in flight in this attachment.
         num_losses: How often an attachment was lost.
         num_void_rows: Rows that it computed since the start for sequences that had ended.
-        num_output_tokens: Tokens that requests got from it since the start; of a beam search one for each beam.
+        num_output_tokens: Tokens that requests got from it since the start; in a beam search, one for each beam.
         last_trouble: Why the executor is not attached; empty: it is, or no trouble is known.
         instance_id: The executor process that answers at the address; empty: none did when last asked.
-        holds_instance: Whether it is this driver that has it, or is about to: it may have several addresses.
+        holds_instance: Whether this driver has the process, or is about to: a process may have several addresses.
         is_retired: Whether the address is gone from the fleet.
         is_leaving: Whether the attached executor said that it is going to end.
-        is_draining: Whether the executor process is to be emptied, so that it can be ended.
-        work: Set by whoever changes something that the planner may act on.
+        is_draining: Whether the executor process is being drained, so that it can be ended.
+        work: Set after every change that the planner may act on.
     """
 
     def __init__(
@@ -109,7 +101,7 @@ class ExecutorDriver:
         self.instance_id = ""
         self.holds_instance = False
         self.is_retired = self.is_leaving = self.is_draining = False
-        self._draining_instance_id = ""  # empty: that of the next attachment
+        self._draining_instance_id = ""  # empty: the process of the next attachment
         self.work = asyncio.Event()
         self._owner = owner
         self._others = others
@@ -119,22 +111,22 @@ class ExecutorDriver:
         self._step_cost = StepCost()
         self._watch = StepWatch()
         self._told_slow_at_s = -math.inf
-        self._arrived_at_s: float | None = None  # of a result on which no step was decided since
+        self._arrived_at_s: float | None = None  # of a result after which no step was decided yet
         self._is_sending = False
         self._load_timer: asyncio.TimerHandle | None = None
         self._undelivered: deque[_Processed] = deque()
         self._has_undelivered = asyncio.Event()
-        self._cost_of = ""  # the executor process that it was learned from
+        self._cost_of = ""  # the executor process of `_step_cost`
         self._retry_pace = RetryPace(settings.retry_interval_s)
-        self._answered_nonsense = False  # in the last attachment: what it has cached is not believed
+        self._answered_nonsense = False  # in the last attachment: its cached blocks are not used
 
     @property
     def address(self) -> str:
-        """Where the executor is dialled."""
+        """The address of the executor."""
         return self.client.address
 
     def trouble(self, now_s: float) -> str:
-        """Return what is wrong with the executor although it is attached, in words; `now_s` is the monotonic time."""
+        """Return what is wrong with the attached executor, in words; `now_s` is the monotonic time."""
         if self.planner is None or self.session is None:
             return ""
         silence = self.session.trouble(now_s)
@@ -146,18 +138,18 @@ class ExecutorDriver:
 
     @property
     def is_spare(self) -> bool:
-        """Whether the executor is not looked for, because the scheduler has as many as it may."""
+        """Whether the executor is not looked for, because the scheduler has as many executors as it may."""
         return not (self.holds_instance or self._others.has_room)
 
     def retire(self, *, is_retired: bool) -> None:
-        """Take no new groups because the address is gone from the fleet, or take some again."""
+        """Take no new groups because the address is gone from the fleet, or take groups again."""
         self.is_retired = is_retired
         if self.planner is not None:
             self._tell_fleet(self.planner)
         self.work.set()
 
     async def _note_leaving(self) -> None:
-        """The executor says that it ends: it gets no new groups, and is detached when those that it has have ended."""
+        """Give no new groups to an executor that says that it ends; it is detached when its groups have ended."""
         if self.is_leaving or self.planner is None:
             return
         self.is_leaving = True
@@ -167,7 +159,7 @@ class ExecutorDriver:
         await self._owner.on_addresses_changed()
 
     def drain(self, *, is_draining: bool) -> None:
-        """Give the groups of this executor process to others, or take some again."""
+        """Give the groups of this executor process to others, or take groups again."""
         if is_draining != self.is_draining:
             num_requests = 0 if self.planner is None else len(self.planner.groups)
             name = "executor_draining" if is_draining else "executor_takes_requests_again"
@@ -178,7 +170,7 @@ class ExecutorDriver:
         self.work.set()
 
     def _tell_fleet(self, planner: ExecutorPlanner) -> None:
-        """Say which groups a planner takes and keeps."""
+        """Tell the fleet whether a planner takes groups, and whether it gives its own away."""
         takes_groups = not (self.is_retired or self.is_leaving or self.is_draining)
         self._owner.fleet.set_takes_groups(planner, takes_groups)
         self._owner.fleet.set_draining(planner, self.is_draining)
@@ -189,7 +181,7 @@ class ExecutorDriver:
             try:
                 await self._run_attachment()
             except Exception:
-                # Our own bug. What the planner believed is in doubt, so nothing of it is asked any more:
+                # Our own bug. The planner's state is in doubt, so it is not used any more:
                 # its requests end here, and the service goes on with an empty planner.
                 log.exception(Event("engine_failed", executor=self.address))
                 planner, self.planner, self.session = self.planner, None, None
@@ -200,7 +192,7 @@ class ExecutorDriver:
                 await asyncio.sleep(self._retry_pace.next_pause_s(monotonic_s()))
 
     async def _run_attachment(self) -> None:
-        """Attach and drive the executor until it is lost, or leaves and is out of work; its requests are kept."""
+        """Attach and drive the executor until it is lost, or leaves and has no groups; its requests wait again."""
         was_probed = self.is_leaving = False
         try:
             self._check_room()
@@ -211,7 +203,7 @@ class ExecutorDriver:
                 self.planner, self.session = await self._owner.admit(session, self.address), session
                 fleet = self._owner.fleet
                 if self._draining_instance_id not in ("", session.info.instance_id):
-                    self.is_draining = False  # that one has ended, and this is another process
+                    self.is_draining = False  # the drained process has ended, and this is another one
                 self._draining_instance_id = session.info.instance_id
                 self._tell_fleet(self.planner)
                 fleet.set_probing(self.planner, not self._breaker.is_closed)
@@ -229,21 +221,21 @@ class ExecutorDriver:
                 self._answered_nonsense = False
                 await self._owner.on_attached(self)
                 await self._drive(self.planner, session)
-            self._give_back_core("retired", "it left the fleet")
+            self._give_up_planner("retired", "it left the fleet")
         except (ExecutorLostError, ExecutorRefusedError, ExecutorFaultError, TokenizerFileError) as error:
             self._answered_nonsense |= isinstance(error, ExecutorFaultError)
             if self.planner is not None:
                 fails = bool(self.planner.last_scheduled_step_id and not self.planner.last_processed_step_id)
                 self._count_loss()
                 event = "retired" if self.is_retired else "executor_lost"
-                if self._give_back_core(event, str(error), was_probed=was_probed) or fails:
+                if self._give_up_planner(event, str(error), was_probed=was_probed) or fails:
                     self._breaker.fail(self.instance_id, str(error), monotonic_s())
             elif isinstance(error, ExecutorLostError):
                 self.instance_id = ""
             self._report_trouble(error)
 
     async def _probe(self) -> None:
-        """Let an executor that failed prove that it works, in an attachment of its own.
+        """Run the probe on an executor that failed, in an attachment of its own.
 
         Raises: ExecutorLostError, ExecutorFaultError, ExecutorRefusedError: it does not, or not yet.
         """
@@ -264,9 +256,9 @@ class ExecutorDriver:
         self._meter.num_executor_losses += 1
 
     def _claim(self, instance_id: str) -> None:
-        """Take the executor process that answers, before it is attached: a second Attach would end the first.
+        """Claim the executor process that answers, before it is attached: a second Attach would end the first.
 
-        Raises: ExecutorRefusedError: the driver of another address has it, or it failed and is left alone for a while.
+        Raises: ExecutorRefusedError: the driver of another address has it, or its breaker is open.
         """
         if wait_s := self._breaker.wait_s(instance_id, monotonic_s()):
             raise CircuitOpenError(
@@ -277,28 +269,22 @@ class ExecutorDriver:
         holder = self._others.holder_of(instance_id) if instance_id else None
         if holder is not None:
             raise ExecutorRefusedError(f"it is the same executor as {holder.address}; only that address is used")
-        self._check_room()  # another one may have come in meanwhile
+        self._check_room()  # another executor may have been attached meanwhile
         self.holds_instance = True
 
     def _check_room(self) -> None:
-        """Refuse an executor that the scheduler may not attach to; it is not even dialled.
-
-        Raises: ExecutorRefusedError: there are as many as it may have.
-        """
+        """Raise ExecutorRefusedError if the scheduler has as many executors as it may; then none is dialled."""
         if not self._others.has_room:
             raise ExecutorRefusedError(
                 f"this scheduler already has the maximum of --max-executors, {self._settings.max_executors}"
             )
 
-    def _give_back_core(self, event: str, cause: str, *, was_probed: bool = False) -> bool:
-        """Part with the planner; its requests, which the log counts, are computed elsewhere. See `take_back`."""
+    def _give_up_planner(self, event: str, cause: str, *, was_probed: bool = False) -> bool:
+        """Give up the planner; its requests are computed on other executors. Returns what `take_back` does."""
         assert self.planner is not None
         log.info(Event(event, executor=self.address, requests=len(self.planner.groups)))
         is_open = self._owner.take_back(self.planner, self.address, cause, was_probed=was_probed)
-        self.planner, self.session = (
-            None,
-            None,
-        )  # not before: should that raise, `run` has to know whose requests to end
+        self.planner = self.session = None  # only now: if `take_back` raises, `run` ends the requests of the planner
         return is_open
 
     async def _drive(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
@@ -321,7 +307,7 @@ class ExecutorDriver:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._deliver(planner)  # whatever ended them, what was processed reaches its requests
+            self._deliver(planner)  # however they ended, processed results reach their requests
 
     async def _send_steps(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
         """Send steps when there is new work; return when the executor leaves and has no group left."""
@@ -332,7 +318,7 @@ class ExecutorDriver:
             await self.work.wait()
 
     async def _send_what_is_due(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
-        """Decide and send as many steps as may be in flight; before anything is awaited the first is being written."""
+        """Decide and send as many steps as may be in flight; the first write begins before any other task runs."""
         self._is_sending = True
         try:
             while (num_in_flight := len(planner.in_flight)) < self.in_flight.limit:
@@ -352,14 +338,14 @@ class ExecutorDriver:
                 self._settings.at_fault_point(FaultPoint.AFTER_SEND, self.address)
                 if arrived_at_s is not None:
                     self._meter.step_turnaround.observe(session.write_began_at_s - arrived_at_s)
-            self._arrived_at_s = None  # there was nothing to decide on it
-            self._owner.dispatch()  # what this planner preempted may run on another one
+            self._arrived_at_s = None  # the result led to no step
+            self._owner.dispatch()  # groups that this planner preempted may run on another one
             self._look_again_for_loads(planner)
         finally:
             self._is_sending = False
 
     def _look_again_for_loads(self, planner: ExecutorPlanner) -> None:
-        """Have a step sent in a while if the executor has nothing to compute and is loading grammars."""
+        """Send a step in a while if the executor has nothing to compute and is loading grammars."""
         if self._load_timer is not None:
             self._load_timer.cancel()
             self._load_timer = None
@@ -367,13 +353,13 @@ class ExecutorDriver:
             self._load_timer = asyncio.get_running_loop().call_later(max(0.0, due_s - monotonic_s()), self.work.set)
 
     async def _receive_results(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
-        """Take results. The next step is written before anything else runs here: no executor waits for clients.
+        """Take results. The next step is written before any other task runs, so that no executor waits for clients.
 
-        While a step is being written that was decided on new work, `_send_steps` goes on with those that are due.
+        If `_send_steps` is writing a step just then, it also sends the steps that are due after the result.
         """
         while True:
             result = await session.receive()
-            self._deliver(planner)  # of the result before, if that has not come about
+            self._deliver(planner)  # the result before, if `_deliver_results` has not
             self._settings.at_fault_point(FaultPoint.AFTER_ANSWER, self.address)
             self._arrived_at_s = arrived_at_s = session.arrived_at_s
             updates = self._owner.fleet.process(planner, result)
@@ -394,7 +380,7 @@ class ExecutorDriver:
             self._deliver(planner)
 
     def _deliver(self, planner: ExecutorPlanner) -> None:
-        """Give what was processed to its requests."""
+        """Give processed results to their requests."""
         self._has_undelivered.clear()
         while self._undelivered:
             processed = self._undelivered.popleft()
@@ -402,7 +388,7 @@ class ExecutorDriver:
             self.recent_steps.set_result(processed.result, processed.arrived_at_s)
 
     def _note_answered(self, now_s: float, result: StepResult, updates: StepUpdates) -> None:
-        """Count what a step brought."""
+        """Count the tokens and rows of an answered step."""
         self.num_output_tokens += updates.num_tokens
         self.num_void_rows += updates.num_void_rows
         self._meter.num_void_rows += updates.num_void_rows
@@ -411,13 +397,13 @@ class ExecutorDriver:
         self.in_flight.note_answered(now_s, execute_s, num_rows, num_stops, updates.num_void_rows)
 
     async def _watch_steps(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
-        """Wait for a step that takes much longer than it should. Raises ExecutorLostError: it does."""
+        """Watch the steps, until cancelled. Raises ExecutorLostError: a step hangs."""
         while True:
             planned_s = monotonic_s() + WATCH_INTERVAL_S
             await asyncio.sleep(WATCH_INTERVAL_S)
             now_s = monotonic_s()
             if now_s - planned_s > WATCH_INTERVAL_S / 2 or session.is_resuming:
-                continue  # we were late ourselves, and the result may be here: it is taken first
+                continue  # this task ran late, and the result may be here: it is taken first
             if not planner.hangs(now_s, HANG_AFTER_S - WATCH_INTERVAL_S):
                 continue
             step_id = planner.in_flight[0].step.step_id
@@ -439,7 +425,7 @@ class ExecutorDriver:
                 log.warning(Event(SLOW_STEP, executor=self.address, step_id=step_id, cause=took, **guided))
 
     def _report_trouble(self, error: OctavoServiceError) -> None:
-        """Log why there is no executor, once for each new reason; numbers (a countdown) make no new one."""
+        """Log why the executor is not attached, once for each new reason; new numbers (a countdown) are none."""
         is_new = not isinstance(error, CircuitOpenError) and NUMBERS.sub("", str(error)) != NUMBERS.sub(
             "", self.last_trouble
         )

@@ -1,4 +1,4 @@
-"""What a driver is given by the configuration, and what it asks of its owner, the engine. Read next: `driver.py`."""
+"""The settings of a driver, and the interface of its owner, the engine. Read next: `driver.py`."""
 
 import enum
 from collections.abc import Callable
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class OtherDrivers(Protocol):
-    """What a driver asks about those of the other addresses."""
+    """The drivers of the other addresses."""
 
     def holder_of(self, instance_id: str) -> "ExecutorDriver | None":
-        """Return the driver that has the executor process with this id, or is about to; None: nobody."""
+        """Return the driver that has the executor process with this id, or is about to; None: none has."""
 
     @property
     def has_room(self) -> bool:
@@ -27,16 +27,12 @@ class OtherDrivers(Protocol):
 
 
 class DriverOwner(Protocol):
-    """What drivers ask of the engine.
-
-    Attributes:
-        fleet: Their planners are part of it, and changed by its methods.
-    """
+    """The engine, for drivers. Their planners are only changed by the methods of `fleet`."""
 
     fleet: Fleet
 
     async def on_addresses_changed(self) -> None:
-        """Drivers were started, retired, or are not retired any more."""
+        """Note that drivers were started, retired, or are not retired any more."""
 
     async def admit(self, session: ExecutorSession, address: str) -> ExecutorPlanner:
         """Return a planner for an executor that was just attached.
@@ -45,31 +41,31 @@ class DriverOwner(Protocol):
         """
 
     async def on_attached(self, driver: "ExecutorDriver") -> None:
-        """The driver has a planner from now on."""
+        """Note that the driver has a planner from now on."""
 
     async def on_detached(self, driver: "ExecutorDriver") -> None:
-        """The driver has no planner any more, or got none."""
+        """Note that the driver has no planner any more, or got none."""
 
     def deliver(self, planner: ExecutorPlanner, updates: StepUpdates) -> None:
-        """Give what a step of the planner brought to the requests; some may have ended since it was processed."""
+        """Give the updates of a step to the requests; some may have ended since it was processed."""
 
     def schedule(self, planner: ExecutorPlanner, address: str, now_s: float) -> StepInFlight | None:
-        """Return the next step of the planner of an address, None: nothing to do. The requests that it gave up end."""
+        """Return the next step of a planner at an address; None: nothing to do. End requests that can never go on."""
 
     def take_back(self, planner: ExecutorPlanner, address: str, cause: str, *, was_probed: bool) -> bool:
-        """The executor is lost or retired, and why: keep the requests of its planner for another one.
+        """Let the requests of a planner whose executor is lost or retired wait for another one; `cause`: why it is.
 
         `was_probed`: right before it was attached. Returns whether only a probe can say if a request is to blame.
         """
 
     def on_probed(self, address: str, *, works: bool) -> None:
-        """The executor at an address, which has to prove itself, has run a probe, or was lost with it."""
+        """Note that the executor at an address has run a probe, or was lost with it."""
 
     def fail_all(self, planner: ExecutorPlanner | None) -> None:
-        """A bug of ours: end the requests of the planner, if there was one, without asking it any more."""
+        """After a bug of ours, end the requests of the planner, if there was one, without using it any more."""
 
     def dispatch(self) -> None:
-        """Groups may stand in line: give them to planners that have room, and set `work` of their drivers."""
+        """Give waiting groups to planners with room, and set `work` of their drivers."""
 
 
 class FaultPoint(enum.Enum):
@@ -90,14 +86,14 @@ def no_fault(_point: FaultPoint, _address: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DriverSettings:
-    """What a driver takes from the configuration.
+    """The settings of a driver.
 
     Attributes:
-        steps_in_flight: Most steps sent and not answered; None: as many as the link asks for.
+        steps_in_flight: Most steps in flight; None: as `in_flight_limit.py` chooses.
         checks_batch_table: Whether steps carry a digest for the executor to compare.
         retry_interval_s: Longest time between two attempts to attach, in seconds.
         max_executors: Most executors that one scheduler attaches to; None: any number.
-        at_fault_point: Called at each fault point of each step; tests kill processes there, and no setting has it.
+        at_fault_point: Called at each fault point of each step, for tests that kill processes there.
     """
 
     steps_in_flight: int | None = None

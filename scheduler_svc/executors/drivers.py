@@ -1,9 +1,9 @@
-"""The drivers of the fleet: one for each executor that there ought to be.
+"""The drivers of the fleet: one for each expected executor.
 
     Membership ── addresses ──> Drivers ── start, retire, wake ──> ExecutorDriver, one an address
 
-A driver whose address is gone is retired: it takes no new groups, ends those that it has, and is then
-forgotten. All of it runs on one event loop. Read next: `membership.py`, `driver.py`.
+A driver whose address is gone is retired: it takes no new groups, and is forgotten when its groups have ended.
+All drivers run on one event loop. Read next: `membership.py`, `driver.py`.
 """
 
 import asyncio
@@ -20,16 +20,7 @@ from scheduler_svc.telemetry.meter import Meter
 
 
 class Drivers(Mapping[str, ExecutorDriver]):
-    """The drivers by address.
-
-    Args:
-        membership: The addresses of the executors.
-        connect: Makes the client of an address.
-        owner: The engine.
-        settings: What each driver takes from the configuration.
-        meter: Told of steps and losses.
-        draw: Returns a random number from 0 to 1, for the pauses of the circuit breakers.
-    """
+    """The drivers by address; `draw` returns a random number from 0 to 1, for the pauses of the circuit breakers."""
 
     def __init__(
         self,
@@ -67,7 +58,7 @@ class Drivers(Mapping[str, ExecutorDriver]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether no executor is expected: the one at each address is attached, there or through another address."""
+        """Whether no executor is expected: each address has its executor attached, there or by another address."""
         attached = {driver.instance_id for driver in self.values() if driver.planner is not None}
         return all(
             driver.planner is not None or (driver.instance_id and driver.instance_id in attached) or driver.is_spare
@@ -81,7 +72,7 @@ class Drivers(Mapping[str, ExecutorDriver]):
         return limit is None or sum(driver.holds_instance for driver in self.values()) < limit
 
     def holder_of(self, instance_id: str) -> ExecutorDriver | None:
-        """Return the driver that has the executor process with this id, or is about to; None: nobody."""
+        """Return the driver that has the executor process with this id, or is about to; None: none has."""
         return next((d for d in self.values() if d.holds_instance and d.instance_id == instance_id), None)
 
     # Executors come and go -----------------------------------------------------------------------
@@ -97,7 +88,7 @@ class Drivers(Mapping[str, ExecutorDriver]):
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def add(self, address: str) -> ExecutorDriver:
-        """Make the driver of an address, which is not running yet, and return it."""
+        """Make and return the driver of an address; it does not run yet."""
         driver = ExecutorDriver(
             self._connect(address), self._owner, self, self._settings, self._meter, CircuitBreaker(self._draw)
         )
@@ -105,7 +96,7 @@ class Drivers(Mapping[str, ExecutorDriver]):
         return driver
 
     async def _follow(self, addresses: list[str]) -> None:
-        """Retire the drivers whose address is gone, start one for each new address."""
+        """Retire drivers of addresses that are gone, and start one for each new address."""
         for address, driver in self.items():
             driver.retire(is_retired=address not in addresses)
         for address in addresses:
@@ -123,7 +114,7 @@ class Drivers(Mapping[str, ExecutorDriver]):
         task.add_done_callback(lambda ended: self._forget(address, ended))
 
     def _forget(self, address: str, ended: asyncio.Task[None]) -> None:
-        """A retired driver has nothing left to do; should its address be back meanwhile, begin anew."""
+        """Forget a retired driver that has ended; start a new one if its address is back meanwhile."""
         self._tasks.remove(ended)
         del self._drivers[address]
         if not ended.cancelled() and address in self.membership.addresses:
@@ -132,12 +123,12 @@ class Drivers(Mapping[str, ExecutorDriver]):
     # Work ----------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Something changed that a planner may act on."""
+        """Let all planners decide: some may have new work."""
         for driver in self.values():
             driver.work.set()
 
     def wake_those_of(self, planners: Collection[ExecutorPlanner]) -> None:
-        """These planners have something to admit."""
+        """Let these planners decide."""
         if planners:
             for driver in self.values():
                 if driver.planner in planners:

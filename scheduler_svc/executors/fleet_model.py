@@ -1,9 +1,9 @@
-"""The model that a fleet serves, and the check that an executor which was just attached fits it.
+"""The model that a fleet serves, and the check that a newly attached executor fits it.
 
-The first executor of a fleet says which model is served; others must have the same, also while the first one is away
-for a restart. They may be larger or smaller: each planner has the limits of its executor. Served are sequences up to
-the longest that any of them holds, of those that are attached and of those that ought to be: what each address had when
-it was last attached counts. So it does not matter who comes first. Read next: `serving_limits.py`.
+The first executor of a fleet decides which model is served; others must have the same, even while the first one
+restarts. They may be larger or smaller: each planner has the limits of its executor. The fleet serves sequences up to
+the longest that any attached or expected executor holds; an expected one counts as it was when it was last attached.
+So the order of attaching does not matter. Read next: `serving_limits.py`.
 """
 
 import asyncio
@@ -27,23 +27,23 @@ log = logging.getLogger(__name__)
 
 FetchFiles: TypeAlias = Callable[[], Awaitable[tuple[TokenizerFile, ...]]]
 
-# Called before a model is served, with its executor's description and with what fetches its tokenizer files.
+# Called before a model is served, with its executor's description and a function that fetches its tokenizer files.
 LoadTokenizer: TypeAlias = Callable[[ExecutorInfo, FetchFiles], Awaitable[None]]
 
 
 class FleetModel:
-    """Owns what is served, and makes the planners of executors that fit it.
+    """Owns the served model, and makes the planners of executors that fit it.
 
     Args:
-        fleet: Where the planners join.
-        addresses: Returns those that there ought to be an executor at.
+        fleet: The planners join it.
+        addresses: Returns the addresses of expected executors.
         settings: Of the planners.
-        load_tokenizer: Refuses an executor whose tokenizer is broken, by raising TokenizerFileError.
-        on_other_model: Called with a sentence before another model is served than before.
-        served_name: What clients call the model; None: as its executor does.
+        load_tokenizer: Refuses an executor with a broken tokenizer, by raising TokenizerFileError.
+        on_other_model: Called with a sentence before a different model is served.
+        served_name: The name by which clients know the model; None: its executor's name for it.
 
     Attributes:
-        model: What is served, or was last; None: no executor has been attached yet.
+        model: The model that is served, or was last; None: no executor has been attached yet.
     """
 
     def __init__(
@@ -63,15 +63,15 @@ class FleetModel:
         self._on_other_model = on_other_model
         self._served_name = served_name
         self._lock = asyncio.Lock()
-        self._tokenizer_of = ""  # the executor process that it came from
-        self._members: dict[str, _Member] = {}  # by address, as they were when the served model was last there
+        self._tokenizer_of = ""  # the executor process that the tokenizer came from
+        self._members: dict[str, _Member] = {}  # executors that have served the model, by address
 
     async def admit(self, session: ExecutorSession, address: str) -> ExecutorPlanner:
         """Return a planner for an executor that was just attached at an address.
 
         Raises: ExecutorRefusedError, ExecutorFaultError, TokenizerFileError: it cannot be used.
         """
-        async with self._lock:  # two that attach at once must agree on the model
+        async with self._lock:  # two executors that are attached at once must agree on the model
             is_first = not self._fleet.planners
             self._require_same_model(session, address, is_first=is_first)
             limits = serving_limits(session.info, self._settings)
@@ -80,7 +80,7 @@ class FleetModel:
             self._members[address] = _Member(session.info, limits.max_model_len, limits.max_num_seqs)
             self.update_limits()
             numerics = Numerics(session.info.numerics_id, session.info.weights_digest)
-            self._report_kinds(numerics, address, session.info.kv_cache_dtype)
+            self._report_numerics(numerics, address, session.info.kv_cache_dtype)
             names_blocks = session.names_blocks and limits.prefix_caching
             limits = replace(
                 limits, names_blocks=names_blocks, flags_rows=session.flags_rows, tells_loads=session.tells_loads
@@ -92,7 +92,7 @@ class FleetModel:
             return planner
 
     def update_limits(self) -> None:
-        """Serve as much as the executors can that are attached or ought to be: one came, or the addresses changed."""
+        """Serve as much as the attached and expected executors can, after one came or the addresses changed."""
         addresses = self._addresses()
         infos = {address: member.info for address, member in self._members.items() if address in addresses}
         members = [self._members[address] for address in infos]
@@ -100,10 +100,10 @@ class FleetModel:
             return
         largest = max(members, key=lambda member: member.max_model_len)
         most = max(member.max_num_seqs for member in members)
-        # Executors of release 0.1.0 tell neither the model's defaults nor a digest: what another one tells holds.
+        # Executors of release 0.1.0 tell neither the model's defaults nor a digest: those of another executor hold.
         defaults = next((member.info.sampling_defaults for member in members if member.info.sampling_defaults), {})
         digest = next((member.info.weights_digest for member in members if member.info.weights_digest), "")
-        # A request with a grammar goes to those that follow some, and a text to those that pool: one is enough.
+        # Requests with a grammar need an executor that follows grammars, and texts one that pools: one is enough.
         guided = next((member.info for member in members if member.info.num_grammar_slots), largest.info)
         pooling = next((member.info for member in members if member.info.pooling_tasks), largest.info)
         info = replace(
@@ -121,7 +121,7 @@ class FleetModel:
         self.model = ServedModel(info, largest.max_model_len, most, self._served_name, Reproducibility.of(infos))
 
     def _require_same_model(self, session: ExecutorSession, address: str, *, is_first: bool) -> None:
-        """Refuse another model as long as an executor serves ours, or did when it was last attached, and may return."""
+        """Refuse a different model while an executor serves ours, or one that did may return."""
         info, served = session.info, self.model
         if served is None or not (difference := _difference(info, served.info)):
             return
@@ -135,8 +135,8 @@ class FleetModel:
                 f"{difference}; the fleet serves {served.info.model_id} from {', '.join(expected)}"
             )
 
-    def _report_kinds(self, numerics: Numerics, address: str, kv_cache_dtype: str) -> None:
-        """Write to the log that an executor joins others of which none is of its kind."""
+    def _report_numerics(self, numerics: Numerics, address: str, kv_cache_dtype: str) -> None:
+        """Log that an executor joins others of which none has its numerics."""
         others = {planner.numerics for planner in self._fleet.planners}
         if others and numerics not in others:
             ids = ",".join(sorted({other.numerics_id for other in others}))
@@ -153,7 +153,7 @@ class FleetModel:
             log.warning(event)
 
     async def _serve_model_of(self, session: ExecutorSession, limits: CoreLimits) -> None:
-        """Serve what this executor, the first one, has; requests for anything else end."""
+        """Serve the model of this executor, the first one; if it is a different one, all requests end."""
         info, old = session.info, self.model
         if old is not None and _difference(info, old.info):
             self._on_other_model("the executor came back with a different model, weights or dtype")
@@ -174,7 +174,7 @@ class _Member:
 
 
 def _difference(info: ExecutorInfo, served: ExecutorInfo) -> str:
-    """Return what an executor has other than all executors of the fleet, in words; empty: it fits."""
+    """Return how an executor differs from the executors of the fleet, in words; empty: it fits."""
     digest, served_digest = info.weights_digest, served.weights_digest
     knows_digests = bool(digest and served_digest)
     if info.model_hash != served.model_hash and not (knows_digests and digest == served_digest):
@@ -187,6 +187,6 @@ def _difference(info: ExecutorInfo, served: ExecutorInfo) -> str:
         return f"{what}: their digest is {digest[:16]}, the fleet's is {served_digest[:16]}"
     if info.dtype != served.dtype:
         return f"its dtype is {info.dtype}, the fleet's is {served.dtype}; start it with the same --dtype"
-    if info.model_hash != served.model_hash:  # of the same files, so only the quantization can differ
+    if info.model_hash != served.model_hash:  # the files are the same, so only the quantization can differ
         return f"its quantization of {info.model_id} differs from the fleet's; start it with the same --quantization"
     return ""

@@ -1,15 +1,15 @@
 """How many steps are kept in flight at one executor: as few as keep it busy.
 
-With `d` steps in flight an executor begins a step every `max(G, (G + C) / d)` seconds. G is what a step takes there,
-C what it takes from the end of a step until the next one that its answer makes the scheduler send is there: the round
-trip, and the scheduler's reaction. So a step of 10 ms hides a round trip of 5 ms with two in flight, one of
-3 ms needs four.
+With `d` steps in flight an executor begins a step every `max(G, (G + C) / d)` seconds. G is the time of a step on the
+executor. C is the time from the end of a step until the step that the scheduler sends after its answer arrives: the
+round trip, and the scheduler's reaction. So with steps of 10 ms, two in flight hide a round trip of 5 ms; steps of 3 ms
+need four.
 
-More cost something. A sequence that stops is found to have stopped when the answer is here, and by then `d - 1` more
-rows were computed for it in vain; a new request waits behind the steps in flight. So where outputs are short,
-or steps take long beside the link, it is fewer.
+More steps in flight have a cost. The scheduler learns from the answer that a sequence has stopped, and by then `d - 1`
+more rows were computed for it in vain; a new request waits behind the steps in flight. So where outputs are short,
+or steps are long beside the link, fewer are better.
 
-`auto` measures all that and takes the smallest number that is within `TOLERANCE` of the best. Pure: time is an
+`auto` measures all this and takes the smallest number that is within `TOLERANCE` of the best. Pure: time is an
 argument.
 """
 
@@ -19,27 +19,23 @@ from collections import deque
 DEFAULT_LIMIT = 2
 MAX_AUTO_LIMIT = 4
 
-# Share of the executor's work that it may lose to have a step less in flight.
+# Share of the executor's work that may be lost to have one step less in flight.
 TOLERANCE = 0.005
-# The link is not always as fast as it was at best, and what comes late costs more than what comes early.
+# The link is not always as fast as at best, and a step that arrives late costs more than one that arrives early.
 LINK_MARGIN = 1.25
 
 NUM_KEPT_ROUND_TRIPS = 8  # of heartbeats: 8 s with the default lease
 NUM_KEPT_STEPS = 15
 ANSWERS_BETWEEN_CHOICES = 8
-# So many choices in a row have to ask for fewer steps before there are fewer; for more, one is enough.
+# The limit falls after so many choices in a row for fewer steps; it rises after one.
 CHOICES_BEFORE_FEWER = 4
-# Of a step's weight in the share of rows that end a sequence, what the next step leaves: about 200 steps count.
+# After each step, the weight that earlier steps keep in the share of rows that end a sequence: about 200 steps count.
 DECAY = 0.995
 REACTION_WEIGHT = 0.1
 
 
 class InFlightLimit:
-    """Most steps in flight at one executor, from its attachment to its loss.
-
-    Args:
-        fixed: The number that somebody set; None: choose it.
-    """
+    """Most steps in flight at one executor, from its attachment to its loss. `fixed` None: choose it."""
 
     def __init__(self, fixed: int | None) -> None:
         self._is_fixed = fixed is not None
@@ -48,7 +44,7 @@ class InFlightLimit:
         self._steps_s: deque[float] = deque(maxlen=NUM_KEPT_STEPS)
         self._reaction_s = 0.0
         self._answered_at_s: float | None = None  # None: a step was sent since
-        self._lone_step_sent_at_s: float | None = None  # of the oldest in flight, if none was before it
+        self._lone_step_sent_at_s: float | None = None  # of the oldest step in flight, if it was sent alone
         self._num_rows = 1.0
         self._num_stops = 0.0
         self._num_answers = 0
@@ -56,15 +52,15 @@ class InFlightLimit:
 
     @property
     def round_trip_s(self) -> float | None:
-        """The shortest of the last round trips of heartbeats and of steps that did not wait there; None: none yet."""
+        """The shortest of the last round trips of heartbeats, and of steps that did not wait; None: none yet."""
         return min(self._round_trips_s, default=None)
 
     def note_round_trip(self, round_trip_s: float) -> None:
-        """A heartbeat was answered after so long."""
+        """Note the round trip of a heartbeat."""
         self._round_trips_s.append(round_trip_s)
 
     def note_sent(self, now_s: float, *, is_alone: bool) -> None:
-        """A step is sent; `is_alone`: no other is in flight."""
+        """Note that a step is sent; `is_alone`: no other is in flight."""
         if is_alone:
             self._lone_step_sent_at_s = now_s
         if self._answered_at_s is not None:
@@ -73,13 +69,13 @@ class InFlightLimit:
             self._answered_at_s = None
 
     def note_answered(self, now_s: float, execute_s: float, num_rows: int, num_stops: int, num_void_rows: int) -> None:
-        """A step was answered.
+        """Note that a step was answered.
 
         Args:
             now_s: The monotonic time.
-            execute_s: What it took on the executor.
-            num_rows: Rows of it that were sampled.
-            num_stops: Sequences that ended by one of these tokens, and not because of their length.
+            execute_s: Its time on the executor.
+            num_rows: Its sampled rows.
+            num_stops: Sequences that ended by one of these tokens, and not by their length.
             num_void_rows: Rows that were computed for sequences that had ended.
         """
         if self._lone_step_sent_at_s is not None:
@@ -87,7 +83,7 @@ class InFlightLimit:
             self._lone_step_sent_at_s = None
         self._answered_at_s = now_s
         self._steps_s.append(execute_s)
-        # A stop string is found in the text: the rows behind it tell of it, one for each step in flight.
+        # Stop strings are found in texts: each shows as void rows, one for each step in flight.
         self._num_stops = DECAY * self._num_stops + max(num_stops, num_void_rows / self.limit)
         self._num_rows = DECAY * self._num_rows + num_rows
         self._num_answers += 1

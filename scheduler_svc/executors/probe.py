@@ -1,7 +1,7 @@
 """The probe: a request of the scheduler's own that says whether an executor works.
 
 It computes a prompt of one token and decodes one more, in an attachment of its own, with a planner of its own. So
-nothing of it is in the fleet, in the queue or in the figures.
+neither the fleet, nor the queue, nor any metric has it.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ async def probe(session: ExecutorSession, timeout_s: float = PROBE_TIMEOUT_S) ->
 
 
 def _limits(info: ExecutorInfo) -> CoreLimits:
-    """Return limits of a planner for the probe alone: it needs next to nothing of the executor's size."""
+    """Return limits of a planner for the probe alone, which needs next to no memory."""
     first, *others = info.groups(agreed=True)
     return CoreLimits(
         max_num_seqs=1,
@@ -53,7 +53,7 @@ def _limits(info: ExecutorInfo) -> CoreLimits:
         max_model_len=min(_NUM_TOKENS, info.max_model_len, info.max_cached_tokens),
         vocab_size=info.vocab_size,
         block_size=info.block_size_tokens,
-        # Ids of blocks depend on how many there are in the groups before.
+        # Ids of blocks depend on the sizes of the cache groups before.
         num_blocks=first.num_device_blocks if others else min(_NUM_TOKENS, info.num_device_blocks),
         more_groups=tuple(PoolLimits(group.num_device_blocks) for group in others),
         prefix_caching=False,

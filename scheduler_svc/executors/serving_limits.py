@@ -1,4 +1,4 @@
-"""What an executor and the configuration allow: the limits of its planner."""
+"""The limits of a planner, from its executor and the configuration."""
 
 import logging
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ NO_LIMIT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
-    """What the planners of the fleet take from the configuration; `CoreLimits` describes each field.
+    """The settings of the planners; `CoreLimits` describes each field.
 
     `max_num_seqs` and `max_num_batched_tokens` None: as much as the executor allows.
     """
@@ -50,14 +50,10 @@ class PlannerSettings:
 
 
 def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
-    """Return what the executor and the configuration allow.
-
-    Args:
-        info: The executor.
-        settings: The configuration.
+    """Return the limits that the executor and the configuration allow.
 
     Raises:
-        ExecutorFaultError: the executor describes itself with numbers that make no sense.
+        ExecutorFaultError: the executor reports invalid sizes.
         ExecutorRefusedError: its message limit cannot carry its longest sequence.
     """
     sizes = [info.max_num_seqs, info.max_num_batched_tokens, info.block_size_tokens]
@@ -104,13 +100,13 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         most_values = max(info.embedding_size, info.num_scores)
         largest_step = num_other_bytes + pooling_bytes(max_model_len) + pooled_bytes(most_values)
     if largest_step > max_message_bytes:
-        whose = (
+        setting = (
             "the executor's max_message_bytes"
             if info.max_message_bytes <= max_message_bytes
             else ("the scheduler's max_message_bytes")
         )
         raise ExecutorRefusedError(
-            f"{whose}, {max_message_bytes}, cannot carry sequences of {max_model_len} tokens; "
+            f"{setting}, {max_message_bytes}, cannot carry sequences of {max_model_len} tokens; "
             f"it must be at least {largest_step}"
         )
     return CoreLimits(
@@ -139,7 +135,7 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         num_scores=info.num_scores,
         num_grammar_slots=info.num_grammar_slots,
         matcher_id=info.matcher_id,
-        # Beside any one sequence; any one request fits.
+        # So that a grammar fits into a message with any one sequence.
         max_grammar_bytes=max(0, min(info.max_grammar_bytes, max_message_bytes - largest_step - GRAMMAR_LOAD_BYTES)),
         max_admitted_bytes=max_message_bytes - num_other_bytes,
     )
@@ -161,8 +157,8 @@ def largest_rules_bytes(info: ExecutorInfo) -> int:
 def longest_sequence(info: ExecutorInfo, token_budget: int) -> int:
     """Return the longest sequence that the executor can run when it has the cache for itself, in tokens.
 
-    Under a sliding window that is any length for which the pool holds the window and one step's chunk; of a model that
-    does not generate, any that a step computes whole.
+    With a sliding window that is any length if the pool holds the window and one step's chunk. For a model that does
+    not generate, a step must compute it whole.
     """
     if not info.is_generative:
         return min(info.max_model_len, token_budget)

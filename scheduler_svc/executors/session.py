@@ -1,8 +1,8 @@
 """One attachment of an executor: keep the lease, carry steps over one stream.
 
-A stream that breaks is opened again and resumed by step id: the executor sends the responses that got lost,
-the session sends the later steps again byte for byte. An address that refuses connections has no process any
-more, so nothing is waited for. Whatever cannot be resumed raises `ExecutorLostError`; the caller attaches anew
+A stream that breaks is opened again and resumed by step id: the executor sends lost responses again, and the
+session sends later steps again byte for byte. If the address refuses connections, the process has exited, and
+the session does not wait. A stream that cannot be resumed raises `ExecutorLostError`; the caller attaches anew
 and computes its sequences again. Read next: `stream.py` for a single stream, `driver.py` for the caller.
 """
 
@@ -34,28 +34,28 @@ from scheduler_svc.executors.stream import StepStream, StreamBrokenError, read_m
 
 log = logging.getLogger(__name__)
 
-# Resumes without a result between them. A stream that always breaks at the same message will not carry it.
+# Most resumes without a result between them: a stream that always breaks at the same message will not carry it.
 MAX_RESUMES_IN_A_ROW = 5
 
-# How late it is known at most that an executor leaves, in seconds: the answer of a heartbeat says so.
+# An executor says that it leaves in the answer of a heartbeat, so this is known after at most so many seconds.
 LONGEST_HEARTBEAT_INTERVAL_S = 1.0
 
 
 async def stays() -> None:
-    """Do nothing: nobody wants to know that the executor leaves."""
+    """Ignore that the executor leaves."""
 
 
 class ExecutorLostError(OctavoServiceError):
-    """The attachment is over; what the executor's cache holds must be computed again."""
+    """The attachment is over; its sequences must be computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTimings:
     """Times in seconds. A lease outlives a few lost heartbeats and a whole resume.
 
-    The sockets of a process that is killed close one after another: the first attempt to resume may be accepted still
-    and then reset. gRPC connects again after 0.1 s and fails attempts before that: the interval is how late it is seen
-    then that nobody listens any more.
+    The sockets of a killed process close one after another: the first attempt to resume may still be accepted and then
+    reset. gRPC connects again after 0.1 s and fails earlier attempts. After that, `resume_interval_s` is the most until
+    the session sees that no process listens any more.
     """
 
     lease_s: float = 10.0
@@ -70,14 +70,14 @@ class SessionTimings:
 class ExecutorSession:
     """One attachment: steps go out in order, results come back in order.
 
-    Not for several tasks at once in the same direction: one sends, one receives.
+    One task at a time may send, and one may receive.
 
     Attributes:
-        on_heartbeat: Called with the seconds that a heartbeat took until it was answered.
-        on_leaving: Awaited at each heartbeat whose answer says that the executor leaves.
+        on_heartbeat: Called with the round trip of each answered heartbeat, in seconds.
+        on_leaving: Awaited at each answer of a heartbeat that says that the executor leaves.
         arrived_at_s: When the last message was read from the stream: monotonic time in seconds.
         write_began_at_s: When the write of the last step began, likewise.
-        kept_blocks: Device blocks that the executor has kept from before, and their names, one after the other.
+        kept_blocks: Cached device blocks that the executor has kept, and their names, one after the other.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ExecutorSession:
         return self._is_resuming
 
     def trouble(self, now_s: float) -> str:
-        """Return what is wrong with the connection, in words; empty: nothing is known. `now_s` is monotonic."""
+        """Return what is wrong with the connection, in words; empty: no trouble is known. `now_s` is monotonic."""
         if self._is_resuming:
             return f"its step stream broke; it is lost unless it answers within {self._timings.resume_timeout_s:g} s"
         silent_s = now_s - self._heartbeat_answered_at_s
@@ -149,11 +149,11 @@ class ExecutorSession:
 
     @property
     def tells_loads(self) -> bool:
-        """Whether the executor loads grammars beside the steps, and tells the end of it."""
+        """Whether the executor loads grammars beside the steps, and reports when a load ends."""
         return Capability.GRAMMARS_READY in self._agreement.capabilities
 
     async def list_kept_blocks(self) -> None:
-        """Read what the executor has kept of an attachment before, into `kept_blocks`.
+        """Read the cached blocks that the executor has kept of an earlier attachment into `kept_blocks`.
 
         Raises: ExecutorLostError: it does not answer.
         """
@@ -185,7 +185,7 @@ class ExecutorSession:
 
         A broken stream is not noticed here: `receive` sees it and sends the step again.
 
-        Raises: ExecutorLostError: we gave it up while it took nothing.
+        Raises: ExecutorLostError: the session ended while the executor did not read.
         """
         bits = feature_bits_of(step) if self._agreement.has_feature_bits else None
         message = encode_step(step, feature_bits=bits)
@@ -201,12 +201,12 @@ class ExecutorSession:
         return message.ByteSize()
 
     async def receive(self) -> StepResult:
-        """Wait for the result of the oldest unanswered step; watches the stream while there is none.
+        """Wait for the result of the oldest unanswered step; watch the stream while there is none.
 
         Raises:
             ExecutorLostError: the stream could not be resumed, the step took longer than step_timeout_s, or
                 the answer is not a step's result.
-            ExecutorFaultError: the answer goes beyond what was agreed on at Attach.
+            ExecutorFaultError: the answer breaks the agreement made at Attach.
         """
         while True:
             assert self._stream is not None, "open() comes first"
@@ -221,7 +221,7 @@ class ExecutorSession:
     async def open(self) -> None:
         """Open the stream for the first time.
 
-        Raises: ExecutorLostError: the executor does not take it.
+        Raises: ExecutorLostError: the executor does not start it.
         """
         try:
             self._stream = await self._start_stream()
@@ -236,9 +236,9 @@ class ExecutorSession:
             self._stream.cancel()
 
     async def detach(self, largest_incarnation: int = 0) -> None:
-        """End the lease, so that another scheduler may attach at once; whatever goes wrong, it runs out by itself.
+        """End the lease, so that another scheduler may attach at once; if this fails, the lease expires by itself.
 
-        `largest_incarnation`: of another scheduler of our id that we were told of, for the next one to be later.
+        `largest_incarnation`: the largest one seen of a scheduler with our id, so that the next one will be larger.
         """
         request = pb.DetachRequest(
             epoch=self.epoch, instance_id=self.info.instance_id, largest_incarnation=largest_incarnation
@@ -274,7 +274,7 @@ class ExecutorSession:
                 self._give_up(str(error))
 
     async def step_cpu_time_us(self, timeout_s: float) -> int | None:
-        """Ask how much processor time the thread that runs steps has used; None: it does not say, or not in time."""
+        """Ask for the processor time of the threads that run steps; None: the executor does not say, or not in time."""
         request = pb.HeartbeatRequest(epoch=self.epoch, instance_id=self.info.instance_id)
         try:
             response = await self._stub.Heartbeat(request, timeout=timeout_s)
@@ -287,7 +287,7 @@ class ExecutorSession:
         try:
             yield
         except asyncio.CancelledError:
-            if self._reason_to_give_up:  # the cancelled one is the stream, not this task
+            if self._reason_to_give_up:  # the stream was cancelled, not this task
                 raise ExecutorLostError(self._reason_to_give_up) from None
             raise
 
@@ -325,7 +325,7 @@ class ExecutorSession:
     async def _resume(self, broken: StreamBrokenError) -> None:
         """Replace the broken stream.
 
-        Raises: ExecutorLostError: the executor ended it with an error, or does not come back in time.
+        Raises: ExecutorLostError: the executor ended it with an error, or does not answer in time.
         """
         if not broken.may_resume:
             raise ExecutorLostError(str(broken)) from broken
@@ -342,7 +342,7 @@ class ExecutorSession:
             raise ExecutorLostError(f"no answer within {self._timings.resume_timeout_s:g} s") from error
         finally:
             self._is_resuming = False
-        if self._reason_to_give_up:  # it came while there was no stream to break
+        if self._reason_to_give_up:  # the session was given up while there was no stream to cancel
             raise ExecutorLostError(self._reason_to_give_up)
         progress = {"epoch": self.epoch, "last_step_id": self._last_received_step_id}
         log.info(Event("step_stream_resumed", executor=self._address, **progress))
@@ -359,11 +359,11 @@ class ExecutorSession:
             await asyncio.sleep(self._timings.resume_interval_s)
 
     async def _start_stream(self) -> StepStream:
-        """Open a stream, tell what was received, send again what was not executed.
+        """Open a stream, tell the last received step, and send steps that were not executed again.
 
         Raises:
             StreamBrokenError: it broke before it started.
-            ExecutorLostError: another instance answered, or not at all.
+            ExecutorLostError: another instance answered, or none.
         """
         stream = self._stub.StreamSteps()
         start = pb.StreamStart(
@@ -373,7 +373,7 @@ class ExecutorSession:
         )
         await write_message(stream, pb.StreamStepsRequest(start=start))
         try:
-            # Not wait_for: before Python 3.12 it loses a cancellation that meets the end of what it waits for.
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes just when its awaitable ends.
             async with asyncio.timeout(self._timings.connect_timeout_s):
                 first = await read_message(stream)
         except TimeoutError as error:

@@ -1,9 +1,9 @@
-"""Tells a step that hangs from one that is only slow, by the processor time of the threads that run steps there.
+"""Tells a step that hangs from a slow one, by the processor time of the executor's threads that run steps.
 
-A step that takes too long hangs if those threads stand still, the one that runs it and those that it waits for (masks
-of grammars): they wait for something that never comes, or their process is stopped or gone. One that uses its processor
-is slow, as on a machine that is busy with other things, and is waited for; but not for ever, since it may be caught in
-a loop. An executor that does not tell gets no such grace.
+A step that takes too long hangs if its threads stand still, the thread that runs it and threads that it waits for
+(masks of grammars): they wait for an event that never comes, or their process is stopped or gone. A step that uses
+processor time is slow, as on a busy machine, and is waited for; but not for ever, because it may be in an endless loop.
+If an executor does not tell its processor time, every step that takes too long hangs.
 
 Pure. Used by `driver.py`.
 """
@@ -13,17 +13,17 @@ from collections.abc import Iterable
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.slotted_things import GrammarSlots
 
-# Of processor time between two looks, in microseconds: with less the threads stand still, though they may wake up.
+# With less processor time between two looks, the threads count as standing still, though they may wake up at times.
 LEAST_CPU_US = 2_000
-# A step that used so many times the processor time which steps like it take, beyond what it should, is in a loop.
+# A step that used so many times the processor time that it may take is in an endless loop.
 MOST_TIMES = 10.0
 
 
 class StepWatch:
-    """What is known of the one step that takes too long.
+    """Watches the step that takes too long.
 
     Attributes:
-        slow_step_id: The step that was found to be slow; 0: none was.
+        slow_step_id: The step that was found to be slow; 0: none.
     """
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class StepWatch:
         self._last_us: int | None = None
 
     def look(self, step_id: int, cpu_time_us: int | None, allowed_s: float) -> bool:
-        """Return whether a step hangs that takes too long; the first look at one of whom something is known says no.
+        """Return whether a step that takes too long hangs. At the first look it does only if `cpu_time_us` is None.
 
         Args:
-            step_id: Of the step.
-            cpu_time_us: What its threads have used since the process started; None: the executor does not say.
-            allowed_s: What the step may take.
+            step_id: The step.
+            cpu_time_us: Processor time of its threads since the process started; None: the executor does not say.
+            allowed_s: The time that the step may take.
         """
         first_us, last_us, is_new = self._first_us, self._last_us, step_id != self._step_id
         self._step_id, self._last_us = step_id, cpu_time_us
@@ -52,9 +52,9 @@ class StepWatch:
 
 
 def largest_grammar(running: Iterable[SequenceGroup], slots: GrammarSlots) -> dict[str, str | int | None]:
-    """Return, for the log, who follows the largest grammar of those that run, and how many follow one; empty: nobody.
+    """Return, for the log, the request with the largest grammar, and how many have one; empty: no request has.
 
-    It is the likeliest one to keep a step waiting; only the executor knows which one does (`event=slow_grammar`).
+    Its grammar is the likeliest to keep a step waiting; only the executor knows which one does (`event=slow_grammar`).
     """
     guided = [(group, group.grammar) for group in running if group.grammar is not None]
     if not guided:

@@ -18,10 +18,10 @@ class StreamBrokenError(Exception):
     """A step stream ended.
 
     Args:
-        message: How, in one line.
-        may_resume: Whether the connection broke. If not, it is the executor's own word that it is over.
-        is_refused: Whether nobody listens at the address: the process is gone, as a machine that cannot be reached or
-            is slow refuses nothing.
+        message: How it ended, in one line.
+        may_resume: Whether the connection broke; if not, the executor itself ended the stream.
+        is_refused: Whether the address refuses connections: then the process is gone. A machine that is slow or cannot
+            be reached does not refuse.
     """
 
     def __init__(self, message: str, *, may_resume: bool, is_refused: bool = False) -> None:
@@ -31,7 +31,7 @@ class StreamBrokenError(Exception):
 
 
 async def write_message(stream: StepStream, message: pb.StreamStepsRequest) -> None:
-    """Write unless the stream is broken: only reading tells how it broke, and reads come first."""
+    """Write unless the stream is broken: only reading tells how it broke."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         await stream.write(message)
 

@@ -1,9 +1,9 @@
-"""TLS of the scheduler's side of the hop to its executors."""
+"""TLS between the scheduler and its executors, on the scheduler's side."""
 
 from octavo.calls.tls import TlsOptions
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 
-# What the names of its settings begin with.
+# The beginning of the names of its settings.
 FLAGS = "--executor-tls"
 
 

@@ -1,1 +1,1 @@
-"""The client side of the scheduler: calls, texts, who may call; it talks to the engine in token ids."""
+"""The client side of the scheduler: calls, texts, access; it talks to the engine in token ids."""

@@ -1,6 +1,6 @@
-"""What a front counts of requests, whichever API they come by: how long they took, and why they were refused.
+"""A front's counts of requests, by API: how long they took, and why they were refused.
 
-A request is refused before it is queued. What is queued and fails later is in the engine's own counts.
+A request is refused before it is queued. Requests that fail later are in the engine's own counts.
 """
 
 import time
@@ -31,12 +31,12 @@ DURATION = Metric(
 TENANT_REFUSED = Metric(
     "octavo_tenant_requests_refused_total",
     "counter",
-    "Requests refused, by tenant: the first 50 by name, the rest as other; empty: nobody named one.",
+    "Requests refused, by tenant: the first 50 by name, the rest as other; empty: the request named none.",
     ("tenant",),
 )
 METRICS = (REFUSED, DURATION, TENANT_REFUSED)
 
-# Those whose requests executors compute; they are there from the start: a rate needs the zero before the first one.
+# APIs whose requests executors compute; they have series from the start: a rate needs the zero before the first one.
 COMPUTING_APIS = (
     *("generate", "stream_requests", "chat_completions", "completions", "responses", "messages"),
     *("embed", "embeddings", "score", "rerank"),
@@ -73,22 +73,22 @@ class ApiMeter:
         self._tenants = TenantNames()
 
     def request(self, api: str) -> "ApiRequest":
-        """A request has arrived; as a context manager what it returns learns how it ends."""
+        """Count a request that has arrived; the result is a context manager that is told how the request ends."""
         assert api in APIS
         return ApiRequest(self, api, self._clock())
 
     def call_refused(self, method: str, error: OctavoServiceError) -> None:
-        """A call of gRPC was refused before anything of it was read; `method` is its full name."""
+        """Count a gRPC call that was refused before its request was read; `method` is its full name."""
         self.refused(_API_OF_METHOD.get(method.rpartition("/")[2], OTHER_API), refusal_reason(error))
 
     def refused(self, api: str, reason: str, tenant: str = "") -> None:
-        """A request was refused; `tenant` is whose it says it is."""
+        """Count a refused request; `tenant` is the one that it names."""
         assert reason in REASONS
         self._num_refused[api, reason] += 1
         self._num_refused_of[self._tenants.label(current_identity().tenant or tenant)] += 1
 
     def ended(self, api: str, began_s: float) -> None:
-        """A request has ended that was not refused."""
+        """Count a request that ended without a refusal."""
         self._durations.setdefault(api, Histogram(_BOUNDS_S)).observe(self._clock() - began_s)
 
     def families(self) -> Iterator[Family]:
@@ -99,15 +99,10 @@ class ApiMeter:
 
 
 class ApiRequest:
-    """One request, from its arrival to its end. One that its caller leaves before it is accepted counts nowhere.
-
-    Args:
-        meter: Counts it.
-        api: Which it came by.
-        began_s: When.
+    """One request, from its arrival to its end. A request whose caller leaves before it is accepted is not counted.
 
     Attributes:
-        tenant: Whose it says it is, as far as it is known.
+        tenant: The tenant that it names, as far as it is known.
     """
 
     __slots__ = ("_api", "_began_s", "_is_accepted", "_meter", "tenant")
@@ -120,16 +115,16 @@ class ApiRequest:
         self.tenant = ""
 
     def accept(self) -> None:
-        """It is queued, or answered."""
+        """Note that it is queued, or answered."""
         self._is_accepted = True
 
     def refuse(self, reason: str) -> None:
-        """It gets an error; once it is accepted that is no refusal."""
+        """Note that it gets an error; once it is accepted that is no refusal."""
         if not self._is_accepted:
             self._meter.refused(self._api, reason, self.tenant)
 
     def end(self) -> None:
-        """Its caller has the answer, or has left."""
+        """Note that its caller has the answer, or has left."""
         if self._is_accepted:
             self._meter.ended(self._api, self._began_s)
 

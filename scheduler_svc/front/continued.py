@@ -1,4 +1,4 @@
-"""What a client has of an answer that was cut, as the front needs it to go on: texts, and how much was delivered."""
+"""What a client has of an interrupted answer, as the front needs it to continue: texts, and how much was delivered."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +10,16 @@ from scheduler_svc.request.outputs import Alternatives, FinishReason
 
 @dataclass(frozen=True, slots=True)
 class ContinuedText:
-    """One output of it.
+    """One output of the answer.
 
     Attributes:
         token_ids: Its tokens.
         logprobs: Log-probability of each; empty unless asked for.
         alternatives: The likeliest tokens in the place of each.
         decoder: Makes the text of what follows.
-        text: Its text so far.
         num_characters: How much of it the client has.
         finish_reason: Why it had ended; None: it goes on.
-        stop_string: The one that ended it; None: none did.
+        stop_string: The stop string that ended it; None: none did.
     """
 
     token_ids: list[int]
@@ -35,12 +34,12 @@ class ContinuedText:
 
 @dataclass(frozen=True, slots=True)
 class ContinuedAnswer:
-    """All of it.
+    """The whole answer.
 
     Attributes:
-        outputs: One for each output that is sampled; none of a ranked answer, which begins anew.
+        outputs: One for each output that is sampled; empty for a ranked answer, which begins anew.
         num_ranked: How many outputs of a ranked answer the client has, the best ones.
-        prompt_logprobs: Of the prompt, those that the client has.
+        prompt_logprobs: The prompt's log-probabilities that the client has.
         prompt_alternatives: The likeliest tokens in the place of each.
     """
 
@@ -55,8 +54,8 @@ def decode_again(
 ) -> tuple[OutputText, str, str | None, int]:
     """Make the text of tokens as it was made the first time, token by token.
 
-    Returns: what makes the text of further tokens, the text, the stop string that ended it if one did, and how many
-    tokens were read until then.
+    Returns: the decoder of further tokens, the text, the stop string that ended it if one did, and how many tokens
+    were read until then.
     """
     decoder = OutputText(tokenizer, options)
     pieces: list[str] = []

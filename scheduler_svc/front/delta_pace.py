@@ -1,7 +1,7 @@
 """How long a stream rests between two messages: not at all, until the front falls behind its streams.
 
-A message costs the same with one token or with ten, and the write is most of it. So when the event loop is late,
-streams rest, and what comes meanwhile goes out together; when it has time again, they rest less. The first token never
+A message costs the same with one token or with ten: most of it is the write. So when the event loop is late, streams
+rest, and tokens that come meanwhile go out together; when it has time again, they rest less. The first token never
 waits.
 """
 
@@ -9,14 +9,14 @@ import asyncio
 import time
 from collections.abc import Callable
 
-# How often the loop is looked at, in seconds.
+# How often the event loop's lag is measured, in seconds.
 INTERVAL_S = 0.02
 
-# A timer that comes so late means that the loop has too much to do, in seconds; so early, that it has time.
+# Lag of a timer, in seconds: above the first value the loop has too much to do, below the second it has time.
 LATE_S = 0.02
 EARLY_S = 0.005
 
-# The rest is at least so long, or there is none; and no text is held for longer than the longest one, in seconds.
+# A rest is at least the shortest one, or none; and no text is held for longer than the longest one, in seconds.
 SHORTEST_REST_S = 0.01
 LONGEST_REST_S = 0.1
 
@@ -43,7 +43,7 @@ class DeltaPace:
             self.note(self._clock() - due_at_s)
 
     def note(self, lag_s: float) -> None:
-        """A timer of the loop came so late."""
+        """Note how late a timer of the loop was, in seconds."""
         if lag_s > LATE_S:
             self.rest_s = min(LONGEST_REST_S, max(SHORTEST_REST_S, 2 * self.rest_s))
         elif lag_s < EARLY_S and self.rest_s:

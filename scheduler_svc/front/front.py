@@ -1,7 +1,7 @@
-"""All that clients meet, put together from the configuration: the gRPC port, OpenAI's, and what stands behind both.
+"""All that clients reach, put together from the configuration: the gRPC port, OpenAI's, and what stands behind both.
 
-It runs in the engine's process, or in one of its own; the engine is the same to it. The engine's process has one more
-port, for operators.
+It runs in the engine's process, or in one of its own; the engine looks the same to it. The engine's process has one
+more port, for operators.
 """
 
 import asyncio
@@ -54,19 +54,16 @@ class Front:
     """The ports of clients.
 
     Args:
-        config: Of the scheduler.
         models: The engine of each model, and its tokenizer, by name; see `Models`.
-        health: What the ports say of the process.
+        health: The health that the ports report.
         collect: Returns the metrics of the process, for OpenAI's port.
-        call_metrics: Counts the calls.
         is_shared: Whether other fronts serve at the same addresses.
 
     Attributes:
         main: The gRPC port.
-        generation: What answers there.
         generations: What runs the requests of each model, by name.
-        tls: Of its ports; None: they speak plaintext.
-        pace: Of the streams; whoever runs the front runs its `watch`.
+        tls: The TLS of its ports; None: they speak plaintext.
+        pace: The pace of the streams; its `watch` must be run.
         openai: The port of OpenAI's API; None: there is none.
 
     Raises: OctavoServiceError: --tracing lacks what it needs, or a file of TLS or of tokens cannot be used.
@@ -121,7 +118,7 @@ class Front:
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self.generation, self.main.server)
 
     def families(self) -> Iterator[Family]:
-        """Yield the metrics of what clients meet, beside those of every gRPC service."""
+        """Yield the metrics of what clients reach, beside those of every gRPC service."""
         yield from self._meter.families()
         yield from self._grammar_meter.families()
         yield LOST_THREADS.single(sum(each.text_threads.num_lost for each in self.generations.values()))
@@ -129,13 +126,13 @@ class Front:
             yield from self.openai.families()
 
     async def close(self, timeout_s: float) -> None:
-        """Send what is left of traces, within so many seconds."""
+        """Send the remaining traces, within `timeout_s`."""
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close, timeout_s)
 
 
 def request_tracer(tracing: Tracing | None) -> "RequestTracer | None":
-    """Return what makes the spans of requests; None: nothing does, and opentelemetry is not imported."""
+    """Return what makes the spans of requests; None: requests are not traced, and opentelemetry is not imported."""
     if tracing is None:
         return None
     from scheduler_svc.telemetry.request_tracing import RequestTracer

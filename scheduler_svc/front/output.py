@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from scheduler_svc.front.continued import ContinuedText
 from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.request.output_end import OutputEnd
 from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.provenance import Numerics
 
@@ -78,6 +79,7 @@ class Output:
         returns_logprobs: Whether to keep the log-probability of each token.
 
     Attributes:
+        end: How it ends.
         is_announced: Whether somebody was told that there is something to take.
         num_taken_tokens: How many were taken.
         num_spanned_tokens: It was told who made the first so many, and perhaps more.
@@ -92,7 +94,7 @@ class Output:
         "alternatives",
         "beam_score",
         "cumulative_logprob",
-        "finish_reason",
+        "end",
         "is_announced",
         "logprobs",
         "num_spanned_tokens",
@@ -110,7 +112,7 @@ class Output:
         self.alternatives = Alternatives([], [])
         self.cumulative_logprob: float | None = None
         self.beam_score: float | None = None
-        self.finish_reason: FinishReason | None = None
+        self.end = OutputEnd()
         self.stop_string: str | None = None
         self.is_announced = False
         self._returns_logprobs = returns_logprobs
@@ -120,6 +122,11 @@ class Output:
         self.num_spanned_tokens = 0
         self._num_taken_pieces = 0
         self._num_taken_alternatives = 0
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None: it has not."""
+        return self.end.reason
 
     @property
     def text(self) -> str:
@@ -142,7 +149,8 @@ class Output:
         self._num_taken_pieces = len(self._pieces)
         self.append_text(continued.text[continued.num_characters :])
         self._num_taken_alternatives = len(self.alternatives.token_ids)
-        self.finish_reason, self.stop_string = continued.finish_reason, continued.stop_string
+        self.stop_string = continued.stop_string
+        self.end.set_to(len(self.token_ids), continued.finish_reason)
 
     @property
     def has_news(self) -> bool:
@@ -152,6 +160,7 @@ class Output:
     def append_token(self, token_id: int, logprob: float | None, alternatives: Alternatives | None = None) -> None:
         """Add a token; `logprob` None: it was not computed; `alternatives` None: they were not asked for."""
         self.token_ids.append(token_id)
+        self.end.num_tokens += 1
         if logprob is not None:
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprob
             if self._returns_logprobs:

@@ -26,7 +26,7 @@ class PooledAnswer:
         self._end: asyncio.Future[OctavoServiceError | None] = asyncio.get_running_loop().create_future()
 
     def begin(self, handle: RequestHandle) -> None:
-        """The request is queued."""
+        """Note that the request is queued."""
         self._handle = handle
 
     def pooled(self, values: Float32Array) -> None:
@@ -34,7 +34,7 @@ class PooledAnswer:
         self._values = values
 
     def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
-        """The request has ended, with its values or with an error."""
+        """Note that the request has ended, with its values or with an error."""
         if not self._end.done():
             self._end.set_result(error)
             self._on_end()
@@ -52,11 +52,11 @@ class PooledAnswer:
             self._handle.abort(error)
 
     def so_far(self) -> Continuation:
-        """Return nothing: it is computed whole, or again."""
+        """Return nothing: a text is computed whole, or again."""
         return Continuation(attempt=0)
 
     def begin_span(self, span: Span) -> None:
-        """Nothing is told of who computes it."""
+        """Ignore which executor computes it."""
 
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None

@@ -20,7 +20,7 @@ from octavo_shared.errors import (
 from scheduler_svc.front.api.request_limits import PromptTooLongError
 from scheduler_svc.front.text.text_model import UnknownModelError
 
-# That of an error is that of its nearest class.
+# An error has the reason of its nearest class.
 _REASONS: dict[type[BaseException], str] = {
     CallerError: "invalid",
     PromptTooLongError: "too_long",
@@ -39,18 +39,18 @@ _REASONS: dict[type[BaseException], str] = {
     RequestAbortedError: "aborted",
 }
 
-# Of errors that no class says: bugs, and texts at which the tokenizer fails.
+# For errors of no class above: bugs, and texts at which the tokenizer fails.
 INTERNAL = "internal"
 
 REASONS = (*dict.fromkeys(_REASONS.values()), INTERNAL)
 
-# Those that are not the caller's doing; alerts ask for them.
+# Reasons that are not the caller's fault; alerts use them.
 SERVICE_REASONS = ("queue_full", "deadline", "no_executor", "draining", "unavailable", INTERNAL)
 
 
 def refusal_reason(error: BaseException) -> str:
     """Return why a request was refused, given the error that its caller gets."""
     cause = error.__cause__
-    if type(error) is UnavailableError and isinstance(cause, OctavoServiceError):  # what its caller is not told
+    if type(error) is UnavailableError and isinstance(cause, OctavoServiceError):  # the caller is not told the cause
         return refusal_reason(cause)
     return next((_REASONS[kind] for kind in type(error).__mro__ if kind in _REASONS), INTERNAL)

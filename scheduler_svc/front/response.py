@@ -163,7 +163,7 @@ class Response:
         `logprob` may be there because another request of the step asked for it.
         """
         output = self._made[output_index]
-        if self.ended is not None or output.finish_reason is not None or self._text_error is not None:
+        if self.ended is not None or output.end.is_settled or self._text_error is not None:
             return
         text, stop_string = "", None
         if self._texts is not None:
@@ -181,19 +181,21 @@ class Response:
             self._append_text(output, text)
         if stop_string is not None:
             output.stop_string = stop_string
-            self._end_output(output, FinishReason.STOP)
+            output.end.end_by_text()
+            self._end_output(output)
 
     def finish_output(self, output_index: int, reason: FinishReason) -> None:
         """End a sampled output: its last token has been pushed."""
         output = self._made[output_index]
-        if self.ended is not None or output.finish_reason is not None or self._text_error is not None:
+        if self.ended is not None or output.end.is_settled or self._text_error is not None:
             return
         try:
             rest = "" if self._texts is None else self._texts[output_index].finish()
             if rest:
                 self._announce(output)
                 self._append_text(output, rest)
-            self._end_output(output, reason)
+            output.end.end_by_tokens(reason)
+            self._end_output(output)
         except TokenizerFailedError as error:
             self._lose_text(error)
 
@@ -334,8 +336,8 @@ class Response:
         if self._options.returns_text:
             output.append_text(text)
 
-    def _end_output(self, output: Output, reason: FinishReason) -> None:
-        output.finish_reason = reason
+    def _end_output(self, output: Output) -> None:
+        output.end.confirm()
         self._num_unfinished -= 1
         if self._num_unfinished == 0 and self._options.is_ranked:
             best_first = sorted(self._made, key=_cumulative_logprob, reverse=True)  # stable: ties keep their order
@@ -344,8 +346,8 @@ class Response:
                 for returned in best:
                     returned.append_text(self._decode(returned))
             self._return_ranked(best)
-        if self._options.text.stop_strings and self._handle is not None:
-            self._handle.finish_output(output.sequence_index, len(output.token_ids), reason)
+        if self._options.text.stop_strings and self._handle is not None and output.end.reason is not None:
+            self._handle.finish_output(output.sequence_index, output.end.num_tokens, output.end.reason)
 
     def _output_of(self, hypothesis: Hypothesis) -> Output:
         """Return a hypothesis as a finished output."""
@@ -355,7 +357,7 @@ class Response:
         if self._options.returns_text:
             output.append_text(self._decode(output))
         output.beam_score = hypothesis.score
-        output.finish_reason = hypothesis.finish_reason
+        output.end.set_to(len(output.token_ids), hypothesis.finish_reason)
         return output
 
     def _decode(self, output: Output) -> str:

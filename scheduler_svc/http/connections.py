@@ -1,6 +1,6 @@
-"""HTTP/1.1 on accepted connections: aiohttp's server, with an end for those that are silent or take nothing.
+"""HTTP/1.1 on accepted connections: aiohttp's server, which closes clients that are silent or read nothing.
 
-It needs public names of aiohttp, and one private one, without which it only frees memory later: see `_Handler`.
+It uses public names of aiohttp, and a private one, without which it only frees memory later: see `_Handler`.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from aiohttp import web
 from octavo_shared.process.events import Event
 from scheduler_svc.http.http_tls import HttpTls
 
-# Beyond so many connections without a request, the oldest one is closed.
+# Beyond this number of connections without a request, the oldest one is closed.
 MAX_SILENT = 512
 
 # How TLS begins (RFC 8446, section 5.1): no method of HTTP does.
@@ -25,11 +25,10 @@ _HANDSHAKE_RECORD = b"\x16"
 _HANDSHAKE_TIMEOUT_S = 10.0
 _TLS_GOODBYE_TIMEOUT_S = 1.0
 
-# What a client has not taken is kept, in this process and in the kernel, up to about so much each: thousands of clients
-# may read nothing.
+# Unread bytes kept for each client, in this process and in the kernel: thousands of clients may read nothing.
 _UNSENT_BYTES = 16 * 2**10
 
-# Of requests that run when the port is closed, in seconds, at least.
+# Least grace period for running requests when the port is closed, in seconds.
 _MIN_GRACE_S = 1.0
 
 _logger = logging.getLogger(__name__)
@@ -37,13 +36,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionTimes:
-    """How long a connection may take, in seconds.
+    """Time limits of a connection, in seconds.
 
     Attributes:
         first_request_s: Until the head of its first request has come.
         idle_s: Between two requests.
-        linger_s: A client that has its answer may send what it has begun for so long.
-        stall_s: A client that takes nothing of what is sent to it for so long is cut off.
+        linger_s: How long a client with its answer may go on sending what it has begun.
+        stall_s: How long a client may read nothing before it is cut off.
     """
 
     first_request_s: float
@@ -58,8 +57,7 @@ class HttpConnections:
     Args:
         answer: Answers a request; cancelled when its client leaves.
         tls: What connections have to speak; None: plaintext.
-        times: See there.
-        refuse: Answers what is no request, given a status and what is wrong.
+        refuse: Answers what is not a request, given a status and what is wrong.
     """
 
     def __init__(
@@ -76,11 +74,11 @@ class HttpConnections:
         self._server = _Server(answer, times, refuse)
 
     def serve(self, connection: socket.socket, peer: str) -> None:
-        """Own a connection; beyond MAX_SILENT without a request the oldest one is closed.
+        """Serve a connection and own it; beyond MAX_SILENT without a request the oldest one is closed.
 
         Args:
             connection: Accepted, not blocking.
-            peer: The address of its client, for the log.
+            peer: The client's address, for the log.
         """
         task = asyncio.create_task(self._await_request(connection, peer))
         self._silent[task] = None
@@ -89,7 +87,7 @@ class HttpConnections:
             next(iter(self._silent)).cancel()
 
     def leave(self) -> None:
-        """Close each connection behind its next answer, which says so."""
+        """Close each connection after its next answer, which says so."""
         self._server.is_leaving = True
 
     async def stop(self, grace_s: float) -> None:
@@ -102,7 +100,7 @@ class HttpConnections:
         self._server.pre_shutdown()
         await self._server.shutdown(max(grace_s, _MIN_GRACE_S))
         for transport in transports:
-            transport.abort()  # who does not answer the goodbye of TLS is not waited for
+            transport.abort()  # do not wait for a client that does not answer the goodbye of TLS
         await asyncio.sleep(0)
 
     async def _await_request(self, connection: socket.socket, peer: str) -> None:
@@ -116,12 +114,12 @@ class HttpConnections:
                     return
                 try:
                     await handler.has_request
-                except asyncio.CancelledError:  # too late, or others came
+                except asyncio.CancelledError:  # it took too long, or newer connections came
                     transport.abort()
                     raise
 
     async def _connect(self, connection: socket.socket) -> tuple[asyncio.Transport, "_Handler"]:
-        """Return what reads and answers a connection, behind its handshake. Raises OSError: that has failed."""
+        """Return what reads and answers a connection, after its handshake. Raises OSError: the handshake has failed."""
         context = None
         try:
             _limit_unsent(connection, self._times.stall_s)
@@ -143,13 +141,13 @@ class HttpConnections:
     def _settle(self, task: asyncio.Task[None], connection: socket.socket) -> None:
         del self._silent[task]
         if task.cancelled():
-            connection.close()  # it may not even have begun
+            connection.close()  # the handshake may not have begun
         elif (error := task.exception()) is not None:
             _logger.error(Event("connection_failed", cause=repr(error)), exc_info=error)
 
 
 async def _begins_handshake(connection: socket.socket) -> bool:
-    """Return whether a client speaks TLS; who does not is told so by the routes, in plaintext."""
+    """Return whether a client speaks TLS; if not, the routes tell it so in plaintext."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(connection, readable.set)
     try:
@@ -187,7 +185,7 @@ class _Server(web.Server):
 
 
 class _LastRequest(web.BaseRequest):
-    """Its connection is closed behind its answer, which says so."""
+    """A request whose connection is closed after its answer, which says so."""
 
     @property
     def keep_alive(self) -> bool:
@@ -196,7 +194,7 @@ class _LastRequest(web.BaseRequest):
 
 
 class _Handler(web.RequestHandler):
-    """One connection; it says what is wrong in the words of its port."""
+    """One connection; errors are in the words of its port."""
 
     __slots__ = ("has_request", "refuse")
 
@@ -215,21 +213,21 @@ class _Handler(web.RequestHandler):
         self.has_request: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def stop_waiting(self) -> None:
-        """End what waits for the first request."""
+        """Wake what waits for the first request."""
         if not self.has_request.done():
             self.has_request.set_result(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """End what waits for the first request too."""
+        """Wake what waits for the first request, too."""
         self.stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes in.
 
-        The error of what is no request is in a local variable of a frame of its traceback, with the bytes: only the
-        garbage collector would free them, which may come minutes later. Not each error comes to `handle_error`, so it
-        is looked for where aiohttp keeps it.
+        If a request is malformed, a frame in the error's traceback has the error and the bytes as local variables:
+        only the garbage collector would free them, maybe minutes later. Not every error reaches `handle_error`, so it
+        is taken from where aiohttp keeps it.
         """
         super().data_received(data)
         messages = getattr(self, "_messages", None)
@@ -239,7 +237,7 @@ class _Handler(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer what is no request, and what the port failed at; the connection is closed."""
+        """Answer a malformed request, or a failure of the port; the connection is closed."""
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return super().handle_error(request, status, exc, message)
         response = self.refuse(status, _what_is_wrong(message or ""))
@@ -248,17 +246,17 @@ class _Handler(web.RequestHandler):
 
 
 def _what_is_wrong(message: str) -> str:
-    """Return what aiohttp found wrong with a request, without what its sender wrote."""
+    """Return what aiohttp found wrong with a request, without the sender's own text."""
     what = message.partition("\n")[0].partition(": ")[0].rstrip(":")
     return what if " " in what else "its path is no path of a URL"  # such a path comes alone
 
 
 def _limit_unsent(connection: socket.socket, stall_s: float) -> None:
-    """Let the kernel keep little for a peer that does not read, and break the connection in the end (tcp(7)).
+    """Let the kernel keep little for a peer that does not read, and in the end break the connection (tcp(7)).
 
     aiohttp would wait for it for ever.
     """
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # of Linux, as the other one
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux only, like the other option
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(stall_s * 1000))

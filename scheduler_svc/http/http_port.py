@@ -13,7 +13,7 @@ from scheduler_svc.http.connections import ConnectionTimes, HttpConnections
 from scheduler_svc.http.http_tls import HttpTls
 from scheduler_svc.http.listeners import open_listeners
 
-# After the process had no file left for a new connection, in seconds.
+# Pause after the process had no file left for a new connection, in seconds.
 _PAUSE_S = 1.0
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -25,12 +25,10 @@ class HttpPort:
 
     Args:
         listen: Address to bind, host:port; port 0 takes a free one.
-        flag: The setting that it comes from, for people.
+        flag: The setting that has the address, for errors.
         answer: Answers a request; cancelled when its client leaves.
-        tls: Of the port; None: it speaks plaintext.
-        times: How long connections may take.
+        tls: The port's; None: it speaks plaintext.
         refuse: See `HttpConnections`.
-        is_shared: Whether other processes serve there too.
     """
 
     def __init__(
@@ -52,20 +50,17 @@ class HttpPort:
         self._accepting: list[asyncio.Task[None]] = []
 
     async def start(self) -> str:
-        """Bind and serve; return the bound address, host:port.
-
-        Raises: AddressError: it cannot be bound.
-        """
+        """Bind and serve; return the bound address, host:port. Raises AddressError: it cannot be bound."""
         self._listeners = open_listeners(self._listen, self._flag, is_shared=self._is_shared)
         self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self._listeners]
         return f"{self._listen.rpartition(':')[0]}:{self._listeners[0].getsockname()[1]}"
 
     def leave(self) -> None:
-        """Go on, and close each connection behind its next answer."""
+        """Go on serving, but close each connection after its next answer."""
         self._connections.leave()
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more connections; end requests that run after `grace_s` seconds."""
+        """Accept no more connections; end requests that still run after `grace_s` seconds."""
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
@@ -78,10 +73,10 @@ class HttpPort:
         while True:
             try:
                 connection, address = await loop.sock_accept(listener)
-            except OSError as error:  # of the connection, which is gone again, or of the process
+            except OSError as error:  # of the connection, which has closed again, or of the process
                 if error.errno in _OUT_OF_FILES:
                     _logger.error(Event("cannot_accept", cause=str(error)))
                     await asyncio.sleep(_PAUSE_S)
                 continue
             self._connections.serve(connection, address[0])
-            await asyncio.sleep(0)  # a burst is looked at as it comes in, and waits in the kernel meanwhile
+            await asyncio.sleep(0)  # let other tasks run during a burst, which waits in the kernel

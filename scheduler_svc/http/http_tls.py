@@ -16,9 +16,8 @@ class HttpTls:
     """Owns the context for handshakes.
 
     Args:
-        cert: The certificate, its chain behind it.
-        key: Its private key.
-        client_ca: Authorities of client certificates, which are demanded; None: clients show none.
+        cert: The certificate, followed by its chain.
+        client_ca: Authorities of client certificates, which are then required; None: clients present none.
 
     Raises: TlsFileError: a file cannot be used.
     """
@@ -43,10 +42,10 @@ def http_tls(config: ServiceConfig) -> HttpTls | None:
 
 
 def certificate_names(certificate: Mapping[str, object]) -> frozenset[str]:
-    """Return what a verified client certificate calls its owner: common names, DNS names, URIs.
+    """Return the names of the owner in a verified client certificate: common names, DNS names, URIs.
 
     Args:
-        certificate: As `ssl.SSLSocket.getpeercert` has it; empty: none was shown.
+        certificate: As `ssl.SSLSocket.getpeercert` returns it; empty: the client presented none.
     """
     subject = _pairs(certificate.get("subject"), depth=1)
     alternatives = _pairs(certificate.get("subjectAltName"), depth=0)
@@ -63,7 +62,7 @@ def _pairs(value: object, *, depth: int) -> list[tuple[str, str]]:
 
 def _context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
     cert_file, key_file = PemFile("--tls-cert", cert), PemFile("--tls-key", key)
-    read_pair(cert_file, key_file)  # says what is wrong in a sentence
+    read_pair(cert_file, key_file)  # its errors are one sentence
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])

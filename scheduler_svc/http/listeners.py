@@ -1,4 +1,4 @@
-"""Opens the addresses of the port as gRPC opens those of the others."""
+"""Opens the addresses of an HTTP port as gRPC opens its own."""
 
 import errno
 import ipaddress
@@ -10,37 +10,33 @@ from octavo_shared.errors import AddressError
 
 _BACKLOG = 1024
 
-# This machine does not have the address: no IPv6, for example.
+# This machine does not have the address, for lack of IPv6 for example.
 _NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def open_listeners(listen: str, flag: str, *, is_shared: bool = False) -> list[socket.socket]:
-    """Return sockets that listen on every address of a name, all on one port; an address may be listened on once.
+    """Return sockets that listen on every address of a name, all on one port; only one socket may listen on an address.
 
     Args:
         listen: host:port. A wildcard of either family stands for both; port 0 takes a free one.
-        flag: The setting that it comes from, for people.
-        is_shared: Whether other processes of ours listen there too, and the kernel deals connections to all.
+        flag: The setting that has the address, for errors.
+        is_shared: Whether our other processes listen there too, so that the kernel deals connections to all.
 
-    Raises: AddressError: one is taken, or none is ours.
+    Raises: AddressError: an address is taken, or this machine has none of them.
     """
     return _open_all(listen, flag, partial(_listener, is_shared=is_shared))
 
 
 def reserve(listen: str, flag: str) -> list[socket.socket]:
-    """Return sockets that keep every address of a name for processes of ours, which share it; none of them listens.
+    """Return sockets that keep every address of a name for our processes, which share it; none of them listens.
 
-    Args:
-        listen: As above.
-        flag: As above.
-
-    Raises: AddressError: somebody listens on one, or none is ours.
+    Raises: AddressError: another process listens on one, or this machine has none of them.
     """
     return _open_all(listen, flag, _reserved)
 
 
 def is_free(listen: str) -> bool:
-    """Return whether nobody listens at an address, as far as this machine has it."""
+    """Return whether no process listens at an address, as far as this machine has it."""
     return not _is_taken(listen, _reserved)
 
 
@@ -88,7 +84,7 @@ def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
     if _is_wildcard(host):
         return [(socket.AF_INET6, "::")] if socket.has_dualstack_ipv6() else [(socket.AF_INET, "0.0.0.0")]
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    # What is left out of the address here, the scope of a link-local one, is in the name of the host.
+    # The scope of a link-local address is missing here, but the host's name has it.
     return list(dict.fromkeys((family, host if "%" in host else str(address[0])) for family, *_, address in found))
 
 
@@ -109,7 +105,7 @@ def _listener(family: socket.AddressFamily, address: str, port: int, *, is_share
 
 
 def _reserved(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    with _unbound(family, address) as alone:  # refused where anybody is already
+    with _unbound(family, address) as alone:  # refused if another socket is bound there
         alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         alone.bind((address, port))
         port = alone.getsockname()[1]

@@ -1,9 +1,9 @@
 """What keeps other web sites from using the port through an operator's browser.
 
-- A foreign page may send a form, but no application/json, without asking first (a CORS preflight), and nothing here
-  answers that.
-- A foreign name may be made to mean this machine (DNS rebinding). Then the browser takes the foreign page for ours,
-  but says the foreign name in Host. Where a token or TLS has to fit as well, names are free.
+- A foreign page may send a form, but no application/json, without asking first (a CORS preflight), which is never
+  answered here.
+- A foreign name may be made to resolve to this machine (DNS rebinding). Then the browser takes the foreign page for
+  ours, but sends the foreign name in Host. Where a token or TLS is required as well, any name is accepted.
 """
 
 import ipaddress
@@ -15,7 +15,7 @@ _HOST = re.compile(r"(?P<host>\[[^\[\]]+\]|[^:\[\]]+)(:\d*)?")
 
 
 def is_local_host(hosts: Sequence[str]) -> bool:
-    """Return whether the Host of a request cannot be a name that somebody else has given to this machine.
+    """Return whether the Host of a request cannot be a name that an attacker resolves to this machine.
 
     That is an IP address, localhost, or a name below it (RFC 6761, section 6.3).
 

@@ -12,8 +12,8 @@ class Page:
 
     Attributes:
         html: UTF-8.
-        content_security_policy: Allows the scripts and styles that are in the file and calls to where it came from,
-            nothing else; attributes style= and onclick= are refused too.
+        content_security_policy: Allows the scripts and styles in the file, and calls to its origin, nothing else;
+            attributes style= and onclick= are refused too.
     """
 
     html: bytes
@@ -21,7 +21,7 @@ class Page:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What an answer with the page has, where no other answer of the port needs it."""
+        """The headers of an answer with the page, beyond those of every answer of the port."""
         return {
             "Content-Security-Policy": self.content_security_policy,
             "Content-Type": "text/html; charset=utf-8",
@@ -56,7 +56,7 @@ def _hashes(texts: list[str]) -> list[str]:
 
 
 class _InlineElements(HTMLParser):
-    """Collects what is inside of script and style elements, to the letter."""
+    """Collects the exact content of script and style elements."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=False)

@@ -5,5 +5,5 @@
                    the EngineClient of a front      one FrontSession each
 
 The front has the same interface as in the engine's own process, `request/engine_client.py`. Next: `remote_engine.py`,
-`core_servicer.py`; the other files turn values into messages and back.
+`core_servicer.py`.
 """

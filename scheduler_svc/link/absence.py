@@ -1,7 +1,7 @@
 """The time in which a front has no engine that can go on: its requests wait, and new ones with them, up to a limit.
 
 It has two parts: no engine answers, which is short, and one answers that has no executor yet. Then requests wait as
-long as orphans in an engine do: a model may take minutes to load.
+long as orphans in an engine: a model may take minutes to load.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ class Absence:
     """Whether an engine that was there is away, or has no executor yet.
 
     Args:
-        on_limit: Called with how long that was waited for which did not come, an engine or an executor: nobody waits
-            for it any more.
+        on_limit: Called when the wait for an engine or an executor was too long and is given up, with its seconds.
     """
 
     def __init__(self, on_limit: Callable[[float], None]) -> None:
@@ -38,7 +37,7 @@ class Absence:
             self._wait_for(LIMIT_S)
 
     def wait_for_executor(self, orphan_timeout_s: float) -> None:
-        """A engine answers, and has no executor yet; nothing changes while that is waited for."""
+        """An engine answers, and has no executor yet; nothing changes while that is waited for."""
         if self.is_on and not self._is_core_back:
             self._is_core_back = True
             self._wait_for(orphan_timeout_s)
@@ -50,7 +49,7 @@ class Absence:
         self._is_over.set()
 
     async def wait(self) -> None:
-        """Return once it is back, or nobody waits any more."""
+        """Return once it is back, or the wait is given up."""
         await self._is_over.wait()
 
     def _wait_for(self, limit_s: float) -> None:

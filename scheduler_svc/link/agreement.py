@@ -1,4 +1,4 @@
-"""Which engine processes of a cell are used: those that serve one model, by one tokenizer, under one name. Pure."""
+"""Which engines of a cell are used: all that serve one model, with one tokenizer, under one name. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,12 +36,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What the engines are used for.
+    """Which engines are used.
 
     Attributes:
-        kind: In use; None: none takes requests.
-        used: Addresses of those that new requests go to.
-        odd: Why the others are not used, by address.
+        kind: What they serve; None: no engine takes requests.
+        used: Addresses of the engines that get new requests.
+        odd: Why the other engines are not used, by address.
     """
 
     kind: Kind | None
@@ -53,7 +53,7 @@ def agree(candidates: Mapping[str, Candidate], in_use: Kind | None) -> Agreement
     """Return which engines are used, by their addresses.
 
     A kind stays in use while an engine of it takes requests: so a new model comes into use when the engines of the old
-    one are drained. Else it is the kind of most engines; of as many, that of the engine that has served longest.
+    model are drained. Else it is the kind of most engines; among equals, of the engine that has served longest.
     """
     odd: dict[str, str] = {}
     latest: dict[str, str] = {}  # address of the latest engine of each scheduler

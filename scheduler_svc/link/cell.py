@@ -3,19 +3,18 @@
     Generation ──> Cell ──┬─> RemoteEngine ══ Join ══> engine process of a scheduler
                           └─> RemoteEngine ══ Join ══> engine process of another one
 
-A request runs at one of them, which `placement.py` chooses. Where that one goes away, or loses its last executor, its
-requests go on at another one that computes the same bits, else they wait for it. Nothing that runs is moved. Those that
-are used agree in the model, its weights, its name and its tokenizer (`agreement.py`). Where none is left, as while all
-schedulers are restarted, new requests wait for one as long as those that ran there.
+A request runs at one of those in use (`engines_in_use.py`), which `rendezvous.py` chooses. Where that engine goes away,
+or loses its last executor, its requests go on at another engine that computes the same bits, else they wait.
+Nothing that runs is moved. Where no engine is left, as while all schedulers are restarted, new requests wait as long as
+requests that ran.
 """
 
 import asyncio
-import hashlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple
 
 from octavo_shared.errors import DrainingError, NoExecutorError, OctavoServiceError, QueueFullError, UnavailableError
 from octavo_shared.grpc.membership import Membership
@@ -24,9 +23,9 @@ from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family, LabelValues, Metric
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from scheduler_svc.link.absence import LIMIT_S, Absence
-from scheduler_svc.link.agreement import Candidate, Kind, agree, merged
-from scheduler_svc.link.placement import choose_place, prefix_of
+from scheduler_svc.link.engines_in_use import EnginesInUse, Joined
 from scheduler_svc.link.remote_engine import LOADING, ReadTokenizer, RemoteEngine
+from scheduler_svc.link.rendezvous import choose_place, prefix_of
 from scheduler_svc.link.state import UNREACHABLE
 from scheduler_svc.request.engine_client import AnswerSink, EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
@@ -49,37 +48,7 @@ ENGINE_USED = Metric(
     "is the name in --engine (empty: none).",
     ("model", "scheduler"),
 )
-# In place of the digest of a tokenizer.
-NOT_LOADED = "not loaded"
-
 METRICS = (ENGINE_REQUESTS, ENGINE_USED)
-
-
-@dataclass(slots=True)
-class Joined:
-    """An engine process, the task that keeps us joined to it, and the files of its tokenizer."""
-
-    engine: RemoteEngine
-    task: "asyncio.Task[None]"
-    tokenizer: tuple[TokenizerFile, ...] = ()
-    tokenizer_digest: str = ""
-
-    def keep_tokenizer(self, files: tuple[TokenizerFile, ...]) -> None:
-        """Its files are these."""
-        digest = hashlib.sha256()
-        for file in files:
-            digest.update(b"%d:%s%d:" % (len(file.name), file.name.encode(), len(file.content)))
-            digest.update(file.content)
-        self.tokenizer, self.tokenizer_digest = files, digest.hexdigest()
-
-    def candidate(self) -> Candidate | None:
-        """Return what it offers to new requests; None: it takes none."""
-        engine = self.engine
-        if engine.is_away or engine.why_not_ready or engine.model is None:
-            return None
-        model, weights_digest = engine.model, engine.model.reproducibility.weights_digest
-        kind = Kind(model.name, model.info.model_hash, weights_digest, self.tokenizer_digest)
-        return Candidate(kind, engine.scheduler_id, engine.incarnation)
 
 
 # Makes what is joined to the engine at an address; the rest are RemoteEngine's `read_tokenizer` and `on_change`.
@@ -120,20 +89,11 @@ class Cell:
         self._awaits_others = awaits_others
         self._absence = Absence(self._stop_waiting)  # of an engine that takes requests
         self._open_engine = open_engine
-        self._load_tokenizer = load_tokenizer
         self._set_ready = set_ready
         self._has_own_tokenizer = has_own_tokenizer
         self._joined: dict[str, Joined] = {}  # by address
         self._addresses: Sequence[str] = ()  # as the membership has them
-        self._used: Sequence[RemoteEngine] = ()  # where new requests go
-        self._odd: Mapping[str, str] = {}  # why engines are not used that would take requests, by address
-        self._kind: Kind | None = None  # in use
-        self._is_kind_settled = False  # all engines that are named had spoken when it came into use
-        self._tokenizer_digest = "" if has_own_tokenizer else NOT_LOADED
-        self._model: ServedModel | None = None  # the last one, also while all engines are away
-        self._tokenizer_trouble = ""
-        self._loading: asyncio.Task[None] | None = None
-        self._differing_keys: frozenset[bytes] = frozenset()  # as last told
+        self._in_use = EnginesInUse(load_tokenizer, self._on_change, name, has_own_tokenizer=has_own_tokenizer)
         self._takes_calls = False
         self._is_leaving = False
         self._num_checked_of: Counter[str] = Counter()  # by tenant
@@ -144,7 +104,11 @@ class Cell:
     @property
     def model(self) -> ServedModel | None:
         """See `EngineClient`: what each engine in use serves."""
-        return self._model
+        return self._in_use.model
+
+    @property
+    def _used(self) -> Sequence[RemoteEngine]:
+        return self._in_use.engines
 
     @property
     def why_not_ready(self) -> str:
@@ -153,7 +117,7 @@ class Cell:
             return LEAVING
         if self._used:
             return ""
-        return self._tokenizer_trouble or self._of_all(lambda engine: engine.why_not_ready or LOADING)
+        return self._in_use.tokenizer_trouble or self._of_all(lambda engine: engine.why_not_ready or LOADING)
 
     @property
     def is_draining(self) -> bool:
@@ -164,7 +128,7 @@ class Cell:
     @property
     def last_trouble(self) -> str:
         """See `EngineClient`."""
-        return self._tokenizer_trouble or self._of_all(lambda engine: engine.last_trouble)
+        return self._in_use.tokenizer_trouble or self._of_all(lambda engine: engine.last_trouble)
 
     @property
     def load(self) -> EngineLoad:
@@ -196,7 +160,7 @@ class Cell:
     def checking(self, request_id: str, tenant: str) -> Iterator[ServedModel]:
         """See `EngineClient`: from what the engines have told; the share of a tenant is for them to say.
 
-        So others than those they name are refused only when their prompts that are being checked here fill the queues.
+        A tenant that no engine names is refused only if its prompts that are being checked here fill the queues.
         """
         if not any(engine.is_reachable for engine in self.engines):
             raise UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
@@ -204,12 +168,12 @@ class Cell:
             raise DrainingError(f"{LEAVING}; connect again, and send the request there")
         if self.is_draining:
             raise DrainingError(f"{self.why_not_ready}; retry with another scheduler")
-        if not (used := self._used) or self._model is None:
+        if not (used := self._used) or (model := self.model) is None:
             raise NoExecutorError("no executor is attached", self.last_trouble)
         self._require_place(used, tenant)
         self._num_checked_of[tenant] += 1
         try:
-            yield self._model
+            yield model
         finally:
             self._num_checked_of[tenant] -= 1
             self._num_checked_of += Counter()  # forgets tenants with none
@@ -250,9 +214,9 @@ class Cell:
                 return
 
     async def _wait_for_news(self, refusal: OctavoServiceError, until_s: float) -> None:
-        """Wait for the next word of an engine; none has one more often than every 50 ms. Raises the refusal: too long.
+        """Wait for the next state of an engine, every 50 ms at most. Raises the refusal: it took too long.
 
-        One that has just stopped taking requests refuses them before it has told so.
+        An engine that has just stopped taking requests refuses them before it has told so.
         """
         if self._is_leaving or not (self._used or self._is_one_expected):
             raise refusal
@@ -265,7 +229,7 @@ class Cell:
     def _place(self, request: EngineRequest, engines: Sequence[RemoteEngine]) -> RemoteEngine:
         if not engines:
             raise UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
-        block_size_tokens = 1 if self._model is None else self._model.info.block_size_tokens
+        block_size_tokens = 1 if self.model is None else self.model.info.block_size_tokens
         takes = [engine for engine in engines if request.tenant not in engine.state.tenants_at_share]
         return choose_place(prefix_of(request, block_size_tokens), request.width, takes or engines)
 
@@ -274,14 +238,14 @@ class Cell:
         known = [engine for engine in self.engines if engine.is_reachable or engine.is_away]
         if not known:
             raise UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
-        # One that is away hears of it when it is back, whoever waits for it.
+        # An engine that is away hears of it when it is back.
         return await any_says_yes(engine.abort_request(request_id, tenant) for engine in known)
 
     # For the process of the front --------------------------------------------------------------------------------
 
     @property
     def engines(self) -> list[RemoteEngine]:
-        """All engine processes that there ought to be, and those that have left and still have requests of ours."""
+        """All engines that are named, and engines that have left and still have requests of this front."""
         return [joined.engine for joined in self._joined.values()]
 
     @property
@@ -351,13 +315,12 @@ class Cell:
     def _on_change(self) -> None:
         """An engine takes requests, or no more; or one has gone, or come."""
         was_used = bool(self._used)
-        self._choose()
+        self._in_use.choose({one: self._joined[one] for one in self._addresses if one in self._joined})
         if self._used:
             self._absence.end()
         elif was_used and self._awaits_others:
             self._absence.begin()
         self._rescue()
-        self._compare_keys()
         self._forget_gone()
         self._wake()
 
@@ -366,52 +329,9 @@ class Cell:
         changed.set()
 
     def _stop_waiting(self, after_s: float) -> None:
-        """No engine has taken requests for so long: those that wait are refused, and new ones at once."""
+        """No engine has taken requests for so long: requests that wait are refused, and new ones at once."""
         log.warning(Event("no_engine_takes_requests", cause=self.why_not_ready, after_s=after_s))
         asyncio.get_running_loop().call_soon(self._wake)  # the absence ends behind this
-
-    def _choose(self) -> None:
-        """Say which engines are used, and with them the model that new requests are checked for."""
-        listed = {address: self._joined[address] for address in self._addresses if address in self._joined}
-        offers = {address: offer for address, joined in listed.items() if (offer := joined.candidate())}
-        agreement = agree(offers, self._kind if self._is_kind_settled else None)
-        for address, cause in agreement.odd.items():
-            if self._odd.get(address) != cause:
-                log.warning(Event("engine_not_used", engine=address, cause=cause))
-        self._odd = agreement.odd
-        kind, used = agreement.kind, [self._joined[address] for address in agreement.used]
-        if kind is not None and kind.tokenizer_digest != self._tokenizer_digest:
-            self._used = ()
-            if self._loading is None or self._loading.done():
-                self._loading = asyncio.ensure_future(self._load(used[0]))
-            return
-        self._used = [joined.engine for joined in used]
-        if kind is not None:
-            if self._kind not in (None, kind):
-                log.info(Event("model_changed", model=kind.name, weights=kind.weights_digest))
-            self._kind = kind
-            self._is_kind_settled |= all(joined.engine.has_spoken for joined in listed.values())
-            model = merged([engine.model for engine in self._used if engine.model is not None])
-            self._model = replace(model, served_name=self.name) if self.name else model
-
-    async def _load(self, joined: Joined) -> None:
-        """Load the tokenizer of an engine, for all that have an equal one."""
-        model, files, digest = joined.engine.model, joined.tokenizer, joined.tokenizer_digest
-        assert model is not None, "it offers a model"
-
-        async def fetched() -> tuple[TokenizerFile, ...]:
-            return files
-
-        try:
-            await self._load_tokenizer(model.info, fetched)
-        except OctavoServiceError as error:
-            if str(error) != self._tokenizer_trouble:
-                log.warning(Event("no_tokenizer", model=model.name, cause=str(error)))
-            self._tokenizer_trouble = str(error)
-        else:
-            self._tokenizer_digest, self._tokenizer_trouble = digest, ""
-            self._loading = None
-            self._on_change()
 
     def _rescue(self) -> None:
         """Have requests of engines that are away, or have no executor, go on at others that compute the same bits."""
@@ -419,21 +339,11 @@ class Cell:
             places = [engine for engine in self._used if engine is not lost and engine.can_take_over(lost)]
             waiting = lost.waiting_requests if places else ()
             for number, request in waiting:
-                assert self._model is not None, "engines are used"
-                prefix = prefix_of(request, self._model.info.block_size_tokens)
+                assert self.model is not None, "engines are used"
+                prefix = prefix_of(request, self.model.info.block_size_tokens)
                 choose_place(prefix, request.width, places).take_over(lost, number)
             if waiting:
                 log.info(Event("requests_moved", scheduler=lost.scheduler_id, requests=len(waiting)))
-
-    def _compare_keys(self) -> None:
-        """Say once of which schedulers the names of blocks differ, so that one of them finds nothing of the other's."""
-        keys = {engine.prefix_key_fingerprint: engine.scheduler_id for engine in self._used}
-        keys.pop(b"", None)
-        if len(keys) > 1 and not self._differing_keys.issuperset(keys):
-            self._differing_keys = frozenset(keys)
-            schedulers = ",".join(sorted(keys.values()))
-            fix = "give them one --prefix-key-file, so that executors keep their blocks when they change schedulers"
-            log.warning(Event("prefix_keys_differ", schedulers=schedulers, fix=fix))
 
     def _forget_gone(self) -> None:
         """Leave engines that are no longer named, once nothing of ours waits for them."""

@@ -12,7 +12,7 @@ class CoreBatch:
 
     Attributes:
         response: Where everything but tokens goes.
-        is_announced: Whether somebody knows that it is not empty.
+        is_announced: Whether the session knows that it is not empty.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class CoreBatch:
 
     @property
     def num_tokens(self) -> int:
-        """How many it has."""
+        """How many tokens it has."""
         return len(self._numbers)
 
     def add_token(

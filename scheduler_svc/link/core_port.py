@@ -1,4 +1,4 @@
-"""The ports where fronts join, and the check that whoever calls there is one."""
+"""The ports where fronts join, and the check that a caller is a front."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ FIRST_WORD_S = 5.0
 
 
 class FrontAccess(HandlerInterceptor):
-    """Lets calls of fronts through, and of nobody else. Health stays open.
+    """Lets only calls of fronts through. Health stays open.
 
     Args:
         trusted_fronts: Names in their certificates.

@@ -30,7 +30,7 @@ MIN_VERSION = MAX_VERSION = 1
 
 CHUNK_BYTES = 2**20
 
-# Of how many fronts it is kept what they did before, and how long their names may be: they choose these themselves.
+# Of how many fronts the past is kept, and how long their names may be, which they choose themselves.
 MAX_FRONTS_KEPT = 1000
 MAX_FRONT_ID_CHARS = 256
 
@@ -103,11 +103,11 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
 
     @property
     def own_sessions(self) -> list[FrontSession]:
-        """Those of them that this scheduler has started."""
+        """The fronts that this scheduler has started."""
         return [session for session in self.sessions if not session.address]
 
     def states(self, num_own: int) -> list[admin_pb2.FrontState]:
-        """Return how each front is: those that this scheduler starts, by number, and the others that have joined."""
+        """Return how each front is: our own by number, then the standalone ones that have joined."""
         own = {session.name: session for session in self.own_sessions}
         named: list[tuple[str, FrontSession | None]] = [(name, own.get(name)) for name in map(str, range(num_own))]
         named += [(session.name, session) for session in self.sessions if session.address]
@@ -263,7 +263,7 @@ def agreed_version(hello: pb.FrontHello) -> int:
     if version < max(MIN_VERSION, hello.min_version):
         raise FencedError(
             f"front {hello.front_id!r} supports versions {hello.min_version} to {hello.max_version} of octavo.core.v1; "
-            f"this core supports {MIN_VERSION} to {MAX_VERSION}"
+            f"this engine supports {MIN_VERSION} to {MAX_VERSION}"
         )
     return version
 

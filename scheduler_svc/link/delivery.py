@@ -11,7 +11,7 @@ from scheduler_svc.request.outputs import Alternatives
 
 
 def deliver(message: pb.JoinResponse, requests: Mapping[int, RemoteRequest]) -> None:
-    """Tell requests what a message says of them, but not which of them have ended; those that are gone hear nothing.
+    """Tell requests what a message says of them, but not which have ended; requests that are gone hear nothing.
 
     Raises: TokenGapError: tokens are missing. ArithmeticError, LookupError, TypeError, ValueError: no engine sends it.
     """

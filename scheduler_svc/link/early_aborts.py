@@ -15,7 +15,7 @@ from scheduler_svc.request.engine_request import MAX_REQUEST_ID_LENGTH
 # As long as a check may take.
 GRACE_S = 30.0
 
-# What is remembered at most; the oldest goes first, of the tenant itself before those of others.
+# What is remembered at most; the oldest goes first, the tenant's own before other tenants'.
 MAX_OF_TENANT = 1000
 MAX_TENANTS = 1000
 
@@ -29,7 +29,7 @@ class EarlyAborts:
 
     def __init__(self, clock: Callable[[], float] = monotonic_s) -> None:
         self._clock = clock
-        # When each id was aborted last, the oldest first. The tenant None: of whoever may act for all.
+        # When each id was aborted last, the oldest first. The tenant None: of callers that may act for all tenants.
         self._of_tenant: OrderedDict[str | None, OrderedDict[str, float]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -53,8 +53,8 @@ class EarlyAborts:
         """Return whether a request was aborted that a front received so many seconds ago."""
         self._forget_old()
         received_at_s = self._clock() - received_before_s
-        nobody: OrderedDict[str, float] = OrderedDict()
-        known = (self._of_tenant.get(caller, nobody) for caller in (tenant, None))
+        none: OrderedDict[str, float] = OrderedDict()
+        known = (self._of_tenant.get(caller, none) for caller in (tenant, None))
         return any(aborts.get(request_id, received_at_s) > received_at_s for aborts in known)
 
     def _forget_old(self) -> None:

@@ -17,7 +17,7 @@ _FINISH_REASONS = {value: reason for reason, value in REASONS.items()}
 
 
 def decode_reason(value: int) -> FinishReason:
-    """Return a reason. Raises KeyError: it is none."""
+    """Return a reason. Raises KeyError: the value is none."""
     return _FINISH_REASONS[pb.EndReason.ValueType(value)]
 
 
@@ -112,7 +112,7 @@ def decode_ended(
     priority: int,
     trace_id: str | None,
 ) -> EndedRequest:
-    """Return what is known of a request that has ended now, on our clock; what its front knows is given by it."""
+    """Return what is known of a request that has ended now, on our clock; the keywords are what its front knows."""
 
     def at(before_s: float, is_known: bool) -> float | None:
         return now_s - before_s if is_known else None

@@ -1,6 +1,6 @@
 """Errors on their way between front and engine.
 
-Whoever gets one sees what was raised, class, sentence and attributes.
+The receiver sees what was raised: class, sentence and attributes.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""The metrics of our own fronts, on their way to the one port that serves those of the scheduler.
+"""The metrics of our own fronts, on their way to the port that serves the scheduler's.
 
 A front sends them as Prometheus reads them. The engine adds up what all fronts counted; what a front had counted when
 its session ended stays counted.

@@ -139,7 +139,7 @@ class FrontSession:
             for task in tasks:
                 task.cancel()
             try:
-                await self._abort_all()  # first: who cancels us while we wait leaves none behind
+                await self._abort_all()  # first: a cancel while we wait leaves none behind
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
                 self.has_left.set()
@@ -160,7 +160,7 @@ class FrontSession:
         try:
             for end in message.output_ends:
                 if (sink := self._requests.get(end.number)) is not None:
-                    sink.finish_by_front(end.output_index, end.num_tokens, decode_reason(end.reason))
+                    sink.handle.finish_output(end.output_index, end.num_tokens, decode_reason(end.reason))
             await in_turns(message.aborts, self._abort, ABORTS_AT_ONCE)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise CallerError(f"front {self.name} sent an invalid end of an output") from error
@@ -256,25 +256,15 @@ class FrontSession:
 
 
 class _RemoteSink:
-    """The sink of a request whose front is another process."""
+    """The sink of a request of a front in another process."""
 
-    __slots__ = ("_has_stop_strings", "_num_tokens_of", "_session", "handle", "number")
+    __slots__ = ("_num_tokens_of", "_session", "handle", "number")
 
     def __init__(self, session: FrontSession, number: int, request: EngineRequest) -> None:
         self.number = number
-        self._has_stop_strings = request.has_stop_strings
         self.handle: RequestHandle
         self._session = session
         self._num_tokens_of = request.num_known_tokens
-
-    def finish_by_front(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
-        """The front says with how many tokens an output ends.
-
-        Raises: IndexError, ValueError: it has not so many, or the request no stop strings.
-        """
-        if not self._has_stop_strings or num_tokens > self._num_tokens_of[output_index]:
-            raise ValueError(num_tokens)
-        self.handle.finish_output(output_index, num_tokens, reason)
 
     def begin(self, handle: RequestHandle) -> None:
         self.handle = handle

@@ -1,4 +1,4 @@
-"""The latest engine of each scheduler that a front has joined: it joins none that is older."""
+"""The latest engine of each scheduler that a front has joined: it joins no older one."""
 
 from octavo_shared.errors import InvalidFieldError, OctavoServiceError
 from octavo_shared.step_wire.incarnation import require_believable
@@ -19,7 +19,7 @@ class Incarnations:
         return self._latest_of.get(scheduler_id, 0)
 
     def require_latest(self, scheduler_id: str, incarnation: int, unix_s: float) -> None:
-        """Keep the incarnation of an engine that is joined. Raises StaleCoreError: a later one was."""
+        """Keep the incarnation of an engine that is joined. Raises StaleCoreError: a later engine was joined."""
         if not incarnation:  # it is new, and waits for its executors
             return
         try:

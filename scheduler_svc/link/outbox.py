@@ -15,7 +15,7 @@ class Outbox:
     """Belongs to one front, over all of its sessions.
 
     Attributes:
-        message: The one that grows. Whoever adds to it calls `wake`.
+        message: The message that grows; after adding to it, call `wake`.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Outbox:
         self._has_news.set()
 
     def submit(self, submission: pb.Submission) -> None:
-        """Add a request; a message whose prompts are large enough is closed behind it."""
+        """Add a request; the message is closed behind it if its prompts are large enough."""
         self.message.submissions.append(submission)
         self._num_prompt_bytes += len(submission.prompt_token_ids)
         if self._num_prompt_bytes >= MAX_PROMPT_BYTES:
@@ -37,7 +37,7 @@ class Outbox:
         self.wake()
 
     def clear(self) -> None:
-        """A session begins: what was for the one before it is void."""
+        """A session begins: what was for the last session is void."""
         self._take()
         self._full.clear()
 

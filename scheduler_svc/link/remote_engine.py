@@ -1,7 +1,7 @@
 """One engine process as a front in a process of its own has it; `cell.py` makes one engine of all that it joins.
 
-One stream carries all requests that the front has there. When it breaks, the front joins again, as a new session, at
-whichever engine answers at the address, and has it go on with the requests that are live: their clients notice nothing.
+One stream carries all requests that the front has there (`engine_stream.py`). When it breaks, the front joins the
+engine that answers at the address then, which goes on with the live requests: their clients notice nothing.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,7 +17,6 @@ import grpc.aio
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from octavo_shared.errors import (
-    MalformedMessageError,
     OctavoServiceError,
     RequestAbortedError,
     UnavailableError,
@@ -27,12 +25,11 @@ from octavo_shared.grpc.grpc_status import failure_text
 from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
-from octavo_shared.step_wire.message_bytes import CheckedAnswers
 from scheduler_svc.link.absence import LIMIT_S, Absence
 from scheduler_svc.link.delivery import deliver
 from scheduler_svc.link.ends import REASONS
+from scheduler_svc.link.engine_stream import EngineStream
 from scheduler_svc.link.failures import encode_failure
-from scheduler_svc.link.front_metrics import encode_families
 from scheduler_svc.link.incarnations import Incarnations
 from scheduler_svc.link.outbox import Outbox
 from scheduler_svc.link.remote_request import RemoteRequest
@@ -47,26 +44,9 @@ log = logging.getLogger(__name__)
 
 MIN_VERSION = MAX_VERSION = 1
 
-# Messages of the engine that may be on their way: a step each, so that the engine never waits for a word of ours.
-MAX_MESSAGES_ON_THEIR_WAY = 32
-
 LOADING = "the tokenizer is loading"
 
-# From one attempt to join to the next one, in seconds: twice as long each time while none succeeds.
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 0.5
-
-# From one word about metrics to the next one, in seconds: Prometheus asks every 15 s by default.
-METRICS_INTERVAL_S = 2.0
-
-# What reading a message raises that no engine sends.
-_UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-
 ReadTokenizer = Callable[[ExecutorInfo, Callable[[], Awaitable[tuple[TokenizerFile, ...]]]], Awaitable[None]]
-
-
-class CoreFaultError(OctavoServiceError):
-    """The engine sent what no engine sends: the session ends, and its requests go on behind what there is."""
 
 
 class RemoteEngine:
@@ -89,7 +69,6 @@ class RemoteEngine:
         model: What it serves, or served last; None: it has not said it, or its tokenizer is not here.
         scheduler_id: The scheduler that it belongs to; "": it has not been joined.
         incarnation, prefix_key_fingerprint: See `CoreWelcome`.
-        core_trouble: Why it did not answer, when it last did not.
         is_joined_elsewhere: Whether we are joined to it at another address: a second session would end that one.
     """
 
@@ -107,14 +86,8 @@ class RemoteEngine:
         incarnations: Incarnations | None = None,
     ) -> None:
         self._unix_s = unix_s
-        self._collect = collect
-        self._loop_lag_s = loop_lag_s
         self._on_welcome = on_welcome
-        self._explain = explain
-        self._pause_s = FIRST_PAUSE_S
-        self.core_trouble = ""
         self.front_id = front_id
-        self._open_channel = open_channel
         self._read_tokenizer = read_tokenizer
         self._on_change = on_change
         self._is_front_ready: bool | None = None  # None: this session has not said it
@@ -124,10 +97,11 @@ class RemoteEngine:
         self._tokenizer_trouble = ""
         self._loading: asyncio.Task[None] | None = None
         self._outbox = Outbox()
+        self._stream = EngineStream(self, open_channel, self._outbox, collect, loop_lag_s, explain)
         self._numbers = itertools.count(1)
         self._calls = itertools.count(1)
         self._requests: dict[int, RemoteRequest] = {}
-        self._num_untold = 0  # sequences that began here since `state` was told, less those that ended
+        self._num_untold = 0  # sequences that began here since `state` was told, less sequences that ended
         self._abort_calls: dict[int, tuple[pb.AbortCall, asyncio.Future[bool]]] = {}
         self._absence = Absence(self._give_up)
         self.scheduler_id = ""
@@ -136,7 +110,11 @@ class RemoteEngine:
         self._incarnations = Incarnations() if incarnations is None else incarnations
         self.is_joined_elsewhere: Callable[[], bool] = lambda: False
         self._trouble = ""  # that broke the last stream
-        self._num_taken = 0
+
+    @property
+    def core_trouble(self) -> str:
+        """Why it did not answer, when it last did not; "": it has welcomed us."""
+        return self._stream.trouble
 
     @property
     def is_reachable(self) -> bool:
@@ -229,7 +207,7 @@ class RemoteEngine:
         return [(number, remote.request) for number, remote in live if waits or remote.is_put_back]
 
     def can_take_over(self, lost: "RemoteEngine") -> bool:
-        """Whether it may go on with what another one had: it is the next one of its scheduler, or computes the same."""
+        """Whether it may go on with requests of another engine: of the same scheduler, or with the same bits."""
         if self.scheduler_id == lost.scheduler_id:
             return True
         if self.model is None or lost.model is None:
@@ -239,7 +217,7 @@ class RemoteEngine:
         return has_same_weights and own.numerics_ids == other.numerics_ids and bool(own.numerics_ids)
 
     def take_over(self, lost: "RemoteEngine", number: int) -> None:
-        """Go on with a request that another one had under a number."""
+        """Go on with a request that another engine had under a number."""
         assert self.model is not None, "it takes requests"
         remote = lost._requests.pop(number)
         if not lost.is_away:
@@ -296,37 +274,12 @@ class RemoteEngine:
 
     async def run(self) -> None:
         """Be joined to the engine, and join again whenever the stream breaks; until cancelled."""
-        while True:
-            if self.is_joined_elsewhere():
-                await asyncio.sleep(LONGEST_PAUSE_S)
-                continue
-            trouble = "it closed the stream"
-            try:
-                async with self._open_channel() as channel:
-                    checked: Any = CheckedAnswers(channel, "the engine", CoreFaultError)
-                    await self._run_session(pb_grpc.CoreServiceStub(checked))
-            except grpc.aio.AioRpcError as error:
-                trouble = self._explain(error)
-            except OctavoServiceError as error:
-                trouble = str(error)
-                if isinstance(error, CoreFaultError):  # it may be the same again
-                    self._pause_s = LONGEST_PAUSE_S
-            finally:
-                await self._lose(trouble)
-            if trouble != self.core_trouble:
-                self.core_trouble = trouble
-                is_lost = self._absence.is_on  # else there was none yet
-                log.log(
-                    logging.WARNING if is_lost else logging.INFO, Event("core_lost", front=self.front_id, cause=trouble)
-                )
-            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
-            await asyncio.sleep(pause_s)
+        await self._stream.run()
 
-    async def _run_session(self, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
-        self._outbox.clear()
-        self._num_taken, self._is_front_ready = 0, None
-        call = stub.Join()
-        hello = pb.FrontHello(
+    def hello(self) -> pb.FrontHello:
+        """See `Joining`."""
+        self._is_front_ready = None
+        return pb.FrontHello(
             min_version=MIN_VERSION,
             max_version=MAX_VERSION,
             front_id=self.front_id,
@@ -335,32 +288,8 @@ class RemoteEngine:
             incarnation=self._incarnations.latest_of(self.scheduler_id),
             pid=os.getpid(),
         )
-        await call.write(pb.JoinRequest(hello=hello, credits=MAX_MESSAGES_ON_THEIR_WAY))
-        tasks: list[asyncio.Task[None]] = []
-        try:
-            async for message in call:
-                if not tasks:  # a write before the welcome could fail first, and hide why we are refused
-                    tasks += [
-                        asyncio.create_task(self._outbox.write_to(call)),
-                        asyncio.create_task(self._tell_metrics()),
-                    ]
-                await self._take_checked(message, stub)
-        finally:
-            if self._loading is not None:
-                tasks.append(self._loading)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            call.cancel()
 
-    async def _tell_metrics(self) -> None:
-        while True:
-            self._outbox.message.metrics = encode_families(self._collect())
-            self._outbox.message.loop_lag_us = round(1e6 * self._loop_lag_s())
-            self._outbox.wake()
-            await asyncio.sleep(METRICS_INTERVAL_S)
-
-    async def _lose(self, trouble: str) -> None:
+    async def lose(self, trouble: str) -> None:
         """The engine is gone: what was asked of it waits for the next one."""
         if self.is_reachable:
             self._trouble = trouble
@@ -393,7 +322,7 @@ class RemoteEngine:
         self._on_change()
 
     def _go_on(self) -> None:
-        """Have the engine that we joined go on with what the one before it had, once it can."""
+        """Have the engine that we joined go on with the requests of the last one, once it can."""
         model = self.state.model
         has_model = model is not None and model.info.instance_id == self._tokenizer_of
         if not self._absence.is_on or not self.is_reachable:
@@ -410,27 +339,14 @@ class RemoteEngine:
 
     # What the engine says ----------------------------------------------------------------------------------------
 
-    async def _take_checked(
-        self, message: pb.JoinResponse | MalformedMessageError, stub: "pb_grpc.CoreServiceAsyncStub"
-    ) -> None:
-        """Take a message. Raises CoreFaultError: no engine sends it. TokenGapError, StaleCoreError: see there."""
-        if isinstance(message, MalformedMessageError):
-            raise CoreFaultError("the engine sent a message that cannot be decoded") from message
-        try:
-            await self._take(message, stub)
-        except _UNREADABLE as error:
-            words = " ".join(f"{type(error).__name__} {error}".split())
-            raise CoreFaultError(f"the engine sent an invalid message: {words[:200]}") from error
-        self._grant()
-
-    async def _take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
+    async def take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
+        """Take a message. Raises: see `Joining`; TokenGapError, StaleCoreError: see there."""
         if message.HasField("welcome"):
             welcome = message.welcome
             self.scheduler_id, self.incarnation = welcome.scheduler_id, welcome.incarnation
             self.prefix_key_fingerprint = welcome.prefix_key_fingerprint
             self._incarnations.require_latest(welcome.scheduler_id, welcome.incarnation, self._unix_s())
-            self._pause_s = FIRST_PAUSE_S
-            self.core_trouble = ""
+            self._stream.note_welcome()
             self._on_welcome(welcome)
             fields = {"version": welcome.version, "incarnation": welcome.incarnation}
             log.info(Event("core_joined", front=self.front_id, **fields))
@@ -443,7 +359,7 @@ class RemoteEngine:
                 request.end(ended)
                 is_put_back |= request.is_put_back
                 if not request.is_put_back:
-                    del self._requests[ended.number]  # not before: one that cannot be read ends nothing
+                    del self._requests[ended.number]  # not before: an end that cannot be read ends nothing
                 self._num_untold -= request.request.width
         if is_put_back or (had_requests and not self._requests):
             self._on_change()
@@ -461,7 +377,7 @@ class RemoteEngine:
             if self._tokenizer_of == state.model.info.instance_id:
                 self.model = state.model
             elif self._loading is None or self._loading.done():  # streams go on meanwhile
-                self._loading = asyncio.create_task(self._load(state.model, stub), name="tokenizer")
+                self._loading = self._stream.start(self._load(state.model, stub), "tokenizer")
         self._go_on()
         self._on_change()
 
@@ -476,10 +392,3 @@ class RemoteEngine:
             self._tokenizer_of, self._tokenizer_trouble, self.model = model.info.instance_id, "", model
             self._go_on()
         self._on_change()
-
-    def _grant(self) -> None:
-        self._num_taken += 1
-        if self._num_taken >= MAX_MESSAGES_ON_THEIR_WAY // 2:
-            self._outbox.message.credits += self._num_taken
-            self._num_taken = 0
-            self._outbox.wake()

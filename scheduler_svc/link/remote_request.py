@@ -34,7 +34,7 @@ class RemoteRequest:
     """A live request of a front; its own handle.
 
     Args:
-        engine: Where it runs.
+        core: The engine where it runs.
         number: Its number in the session.
         request: What was submitted.
         sink: Takes what comes.
@@ -43,7 +43,7 @@ class RemoteRequest:
         queued: Done once the engine has queued it, or refused it.
         aborted_with: Why it was aborted; None: it was not.
         losses: What speaks against it, as its engine said last.
-        is_put_back: Whether the engine that was to go on with it takes none any more; another one may.
+        is_put_back: Whether the engine that was to go on with it takes no requests any more; another engine may.
     """
 
     __slots__ = (
@@ -99,7 +99,7 @@ class RemoteRequest:
         )
 
     def _end_by_tokens(self) -> None:
-        """End the outputs whose last token ends them: its engine may have gone before it said so."""
+        """End the outputs whose last token ends them: the engine may have gone before it said so."""
         request, model = self.request, self._checked_for
         num_prompt_tokens, longest = len(request.prompt_token_ids), request.longest_sequence(model.max_model_len)
         for index, output in enumerate(self.sink.so_far().outputs):
@@ -132,9 +132,9 @@ class RemoteRequest:
         logprob: float | None,
         alternatives: Alternatives | None,
     ) -> None:
-        """The engine has sent a token of an output; one that is there already is dropped.
+        """The engine has sent a token of an output; a token that is there already is dropped.
 
-        Raises: TokenGapError: those before it are missing.
+        Raises: TokenGapError: earlier tokens are missing.
         """
         num_tokens = self._num_tokens_of[output_index]
         if position == num_tokens:
@@ -172,7 +172,7 @@ class RemoteRequest:
         self._core.abort(self._number, error)
 
     def end(self, message: pb.RequestEnd) -> None:
-        """The engine has ended it, or refused it: one that was queued before is put back if others may take it."""
+        """The engine has ended it, or refused it; a queued one that another engine may take is put back."""
         error = decode_failure(message.failure) if message.HasField("failure") else None
         if not message.HasField("ended") and isinstance(error, DrainingError) and self.queued.done():
             self.is_put_back = self.aborted_with is None

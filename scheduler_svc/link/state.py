@@ -1,4 +1,4 @@
-"""How the engine is, as its fronts know it: told when it changes, so that a front can refuse before it tokenizes."""
+"""How the engine is: told to fronts when it changes, so that they can refuse requests before they tokenize."""
 
 from dataclasses import astuple, dataclass
 

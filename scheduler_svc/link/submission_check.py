@@ -1,6 +1,6 @@
 """What the engine requires of a request that a front in another process has checked.
 
-An executor refuses a whole step for one request that it cannot compute, and is lost then. Here it is the request.
+An executor refuses a whole step for one request that it cannot compute, and is lost. Here only that request is refused.
 """
 
 from octavo_shared.errors import CallerError, InvalidStepError

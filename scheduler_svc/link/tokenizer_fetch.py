@@ -21,9 +21,9 @@ async def fetch_tokenizer(stub: "pb_grpc.CoreServiceAsyncStub") -> tuple[Tokeniz
         async for chunk in stub.GetTokenizer(pb.GetTokenizerRequest()):
             if isinstance(chunk, MalformedMessageError):
                 raise UnavailableError(
-                    "the core answered GetTokenizer with a message that cannot be decoded"
+                    "the engine answered GetTokenizer with a message that cannot be decoded"
                 ) from chunk
             contents.setdefault(chunk.name, bytearray()).extend(chunk.content)
     except grpc.aio.AioRpcError as error:
-        raise UnavailableError(f"the core did not send the tokenizer files: {failure_text(error)}") from error
+        raise UnavailableError(f"the engine did not send the tokenizer files: {failure_text(error)}") from error
     return tuple(TokenizerFile(name, bytes(content)) for name, content in contents.items())

@@ -1,1 +1,1 @@
-"""The processes of the scheduler: the one that serves, its fronts, and who starts them."""
+"""The processes of the scheduler: the engine, its fronts, and their supervisor."""

@@ -1,4 +1,4 @@
-"""The name of the service that clients call, for whoever serves it or says how it is."""
+"""The name of the service that clients call."""
 
 from octavo.generation.v1 import generation_service_pb2
 

@@ -1,7 +1,7 @@
 """The process that decides steps: a whole scheduler, or the engine of fronts.
 
 `supervisor.py` starts the latter: `python -m scheduler_svc.processes.engine_process`. It reads the scheduler's settings
-as one line of JSON from stdin, and ends when stdin does: its supervisor is gone then.
+as one line of JSON from stdin, and ends when stdin closes: its supervisor is gone then.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ async def serve(
     link: str | None = None,
     at_fault_point: AtFaultPoint = no_fault,
 ) -> int:
-    """Serve until somebody wants it to stop; return the exit code.
+    """Serve until told to stop; return the exit code.
 
     Args:
-        config: Of the scheduler.
-        stop: That wish; None: it is made here.
-        link: See `SchedulerService`, also for the next one.
-        at_fault_point: As above.
+        config: The scheduler's.
+        stop: The request to stop; None: one is made here.
+        link: See `SchedulerService`.
+        at_fault_point: See `SchedulerService`.
 
-    Raises: OctavoServiceError: it cannot start.
+    Raises: OctavoServiceError: the service cannot start.
     """
     stop = stop or StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
     service = SchedulerService(config, link, at_fault_point=at_fault_point)
@@ -45,7 +45,7 @@ async def serve(
     collecting = asyncio.create_task(collection.run())
     stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(service.wait_for_failure())
     await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
-    if failing.done():  # a process that cannot work any more must not look as if it could
+    if failing.done():  # a process that can no longer work must not look ready
         failing.result()
     failing.cancel()
     announcing.cancel()
@@ -55,11 +55,7 @@ async def serve(
 
 
 def main(at_fault_point: AtFaultPoint = no_fault) -> int:
-    """Be the engine of fronts until SIGTERM, or until the supervisor ends; return the exit code.
-
-    Args:
-        at_fault_point: See `SchedulerService`.
-    """
+    """Run the engine of fronts until SIGTERM, or until the supervisor ends; return the exit code."""
     [link] = sys.argv[1:]
     config = SchedulerConfig.model_validate_json(sys.stdin.readline())
     return run_to_end(config, serve(config, link=link, at_fault_point=at_fault_point))

@@ -1,7 +1,7 @@
-"""A front in a process of its own, joined to an engine: `octavo-front --engine HOST:PORT`, or of `supervisor.py`.
+"""A front in a process of its own, joined to an engine: `octavo-front --engine HOST:PORT`, or one of `supervisor.py`.
 
-One that joins a scheduler elsewhere opens its ports at once: probes and clients hear that it finds no engine. One that
-a supervisor has started shares its ports with others, and opens them once it knows the engine: until then those serve.
+A standalone front opens its ports at once: probes and clients hear that it finds no engine. A front that a supervisor
+started shares its ports with other fronts, and opens them once it has joined the engine: until then the others serve.
 """
 
 import asyncio
@@ -49,19 +49,19 @@ from scheduler_svc.processes.loop_lag import LoopLag
 from scheduler_svc.processes.process import SETTINGS_FROM_STDIN, run_to_end
 from scheduler_svc.telemetry.vllm_metrics import vllm_families
 
-# What the names of the settings of TLS to the engine begin with.
+# The prefix of the names of the settings of TLS to the engine.
 FLAGS = "--engine-tls"
 
-# An engine that a network has cut off is noticed after both of these, in milliseconds; while we send, after the second.
+# An engine behind a broken network is noticed after both of these, in milliseconds; while we send, after the second.
 KEEPALIVE_TIME_MS = 6_000
 KEEPALIVE_TIMEOUT_MS = 2_500
 
-# Share of the grace period that traces have in any case, also where the last calls took all of it.
+# Share of the grace period that is kept for sending traces, even if the last calls took all of it.
 FLUSH_SHARE = 0.1
 
 
 def main() -> int:
-    """Serve until SIGTERM, or until whoever started it ends; return the exit code."""
+    """Serve until SIGTERM, or until the parent ends; return the exit code."""
     if sys.argv[1:] == [SETTINGS_FROM_STDIN]:
         config = FrontConfig.model_validate_json(sys.stdin.readline())
         return run_to_end(config, serve(config), f"scheduler: front {config.front_id}")
@@ -70,10 +70,7 @@ def main() -> int:
 
 
 async def serve(config: FrontConfig) -> int:
-    """Run the front until somebody wants it to stop; return the exit code.
-
-    Raises: OctavoServiceError: it cannot start.
-    """
+    """Run the front until told to stop; return the exit code. Raises OctavoServiceError: the front cannot start."""
     settle()
     stopping = asyncio.ensure_future(StopRequest(exit_on_stdin_close=config.exit_on_stdin_close).wait())
     service = FrontService(config)
@@ -85,27 +82,23 @@ async def serve(config: FrontConfig) -> int:
     return 0
 
 
-async def announce(service: "FrontService", core: str) -> None:
-    """Say on stdout that the ports are open, and once calls find an executor; nobody need read it."""
+async def announce(service: "FrontService", engine: str) -> None:
+    """Print on stdout that the ports are open, and once calls find an executor; it need not be read."""
     await service.is_listening.wait()
-    announce_listening("front", service.address, service.ports.other_addresses, awaits=core)
+    announce_listening("front", service.address, service.ports.other_addresses, awaits=engine)
     await announce_when_ready(
-        "front", service.address, service.is_ready.wait, lambda: f"{core}: {service.last_trouble}"
+        "front", service.address, service.is_ready.wait, lambda: f"{engine}: {service.last_trouble}"
     )
 
 
 class FrontService:
-    """One front: ports, texts, and the engines behind the link.
-
-    Args:
-        config: Its settings.
+    """One front: ports, texts, and the engines that it has joined.
 
     Attributes:
-        cells: The engines, as the links have them, by the name of the model that they serve.
-        front: What clients meet.
-        ports: Those of clients, and the others.
-        is_listening: Set once they are open.
-        address: Of clients, then.
+        cells: The joined engines, by the name of the model that they serve.
+        ports: The ports of clients, and the others.
+        is_listening: Set once the ports are open.
+        address: The address of clients, once the ports are open.
         is_ready: Set while new requests for any model find an executor.
 
     Raises: OctavoServiceError: see `Front`; or a file of TLS to the engine cannot be used.
@@ -114,7 +107,7 @@ class FrontService:
     def __init__(self, config: FrontConfig) -> None:
         self._config = config
         if (tls := engine_tls(config, config.engine)) is not None:
-            read_credentials(tls, FLAGS)  # what cannot be used ends the start, and not only every connection
+            read_credentials(tls, FLAGS)  # unusable files prevent the start, and not only every connection
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
         self._health = Health([GENERATION_SERVICE])
@@ -153,18 +146,12 @@ class FrontService:
 
     @property
     def last_trouble(self) -> str:
-        """Why no executor takes requests, of each model that has a name by its name."""
+        """Why no executor takes requests; for models with names, by name."""
         said = [f"{name}: {cell.last_trouble}" if name else cell.last_trouble for name, cell in self.cells.items()]
         return "; ".join(said)
 
     async def run(self, stopping: asyncio.Future[str]) -> None:
-        """Serve until somebody wants it to stop, then end in order.
-
-        Args:
-            stopping: Has the reason, once there is one.
-
-        Raises: OctavoServiceError: it cannot start.
-        """
+        """Serve until told to stop, then end in order. Raises OctavoServiceError: the front cannot start."""
         self._warn_if_exposed()
         tasks = [
             asyncio.create_task(self._take_calls(), name="ports"),
@@ -208,7 +195,7 @@ class FrontService:
         self.front.generation.shut_down()
 
     async def _set_ready(self, name: str, is_ready: bool) -> None:
-        """Requests for a model find an executor, or no more."""
+        """Note whether requests for a model find an executor."""
         if is_ready:
             self._ready_models.add(name)
         else:
@@ -220,7 +207,7 @@ class FrontService:
             self.is_ready.clear()
 
     def _take_rules(self, name: str, welcome: pb.CoreWelcome) -> None:
-        """What a front refuses for the engine's sake, the engine says: its settings are not ours."""
+        """Take the engine's settings, by which this front refuses requests: they are not in its own."""
         generation = self.front.generations[name]
         generation.settings = replace(
             generation.settings, tenants=frozenset(welcome.tenants) or None, has_priorities=welcome.has_priorities
@@ -252,7 +239,7 @@ class FrontService:
 
     def _warn_if_exposed(self) -> None:
         config = self._config
-        if config.is_started_by_scheduler:  # the engine has said it, once for all
+        if config.is_started_by_scheduler:  # the engine has warned for all fronts
             return
         warn_if_exposed(
             "front",
@@ -278,7 +265,7 @@ class FrontService:
             f"{self._name}/{name}" if name else self._name,  # an engine may serve under two names
             read_tokenizer,
             on_change,
-            self._counted if self._config.is_started_by_scheduler else tuple,  # else our own port has them
+            self._counted if self._config.is_started_by_scheduler else tuple,  # else our own port serves them
             lambda: self._loop_lag.longest_s,
             partial(self._take_rules, name),
             partial(_explain, tls),
@@ -296,7 +283,7 @@ class FrontService:
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
-        if not config.is_started_by_scheduler:  # no network cuts off an engine of this machine, which may stand still
+        if not config.is_started_by_scheduler:  # no network cuts off an engine on this machine, which may stall
             options += [
                 ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
                 ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
@@ -309,7 +296,7 @@ class FrontService:
 
 
 async def _why_to_stop(stopping: asyncio.Future[str], tasks: Iterable[asyncio.Task[None]]) -> str:
-    """Return the reason once somebody wants us to stop. Raises: what ended a task before; we are started again then."""
+    """Return the reason to stop, once there is one. Raises: what ended a task first; then this process is restarted."""
     pending: set[asyncio.Future[Any]] = {stopping, *tasks}
     while not stopping.done():
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -1,9 +1,9 @@
-"""The incarnation of this engine: which place it has among the engines of one scheduler id.
+"""The incarnation of this engine: its place in the order of engines with one scheduler id.
 
 Incarnations order engines, leases elect them: a number counts once an executor has granted it. Until then the engine
-raises it above every number that it is told of. Afterwards a larger one that an executor knows means that another
-engine has taken its place. A front proves nothing: what it tells is later only if no executor contradicts, and then
-changes what fronts see, never what executors do.
+raises it above every number that it is told. Afterwards, a larger number at an executor means that another engine has
+taken its place. A front proves nothing: an engine that it reports is later only if no executor contradicts, and then
+that changes what fronts see, never what executors do.
 """
 
 import asyncio
@@ -14,31 +14,29 @@ from octavo_shared.errors import FencedError
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.incarnation import require_believable
 
-# How long it counts what an executor said of its holder, since its address may leave the fleet, in seconds.
+# How long an executor's report of its holder counts, in seconds, since its address may leave the fleet.
 SAID_S = 5.0
 
-# How far ahead of our clock a number of a front may be: all that it outbids later has to be believed by it.
+# How far a front's number may be ahead of our clock: the front must believe all numbers that outbid it later.
 MAX_DAYS_AHEAD_OF_FRONT = 1
-# How often a front raises our number, and how long after a question that no executor answered they are asked again.
+# How often a front may raise our number, and how soon executors are asked again after none answered, in seconds.
 RAISE_INTERVAL_S = 60.0
 ASK_INTERVAL_S = 5.0
 
 
 class SupersededError(FencedError):
-    """Another engine of our scheduler id has taken our place."""
+    """Another engine with our scheduler id has taken our place."""
 
 
 class Incarnation:
     """The number of one engine.
 
     Args:
-        scheduler_id: Whose engine it is.
         unix_s: Returns the seconds since 1970.
 
     Attributes:
-        scheduler_id: As above.
-        number: Wall clock in milliseconds, or larger; it rises until an executor has granted it. Executors know it.
-        largest_told: The largest number of another engine that we were told of.
+        number: Wall clock in milliseconds, or larger; rises until an executor has granted it. Executors see it.
+        largest_told: The largest number of another engine that was reported.
         on_granted: Called once the first executor has granted the number, and when fronts see a larger one.
     """
 
@@ -49,7 +47,7 @@ class Incarnation:
         self.on_granted: Callable[[], None] = lambda: None
         self._unix_s = unix_s
         self._is_granted = False
-        self._raised = 0  # above what a front has told; fronts alone see it
+        self._raised = 0  # above the numbers that fronts reported; only fronts see it
         self._may_raise_at_s = 0.0
         self._superseded: SupersededError | None = None
         self._is_superseded = asyncio.Event()
@@ -61,11 +59,11 @@ class Incarnation:
         return max(self.number, self._raised) if self._is_granted else 0
 
     def follow(self, told: int, who: str) -> None:
-        """Be later than an engine that an executor knows: a larger number raises ours, or ends us.
+        """Become later than an engine that an executor knows: a larger number raises ours, or ends us.
 
         Args:
-            told: Its number.
-            who: Tells it, as the beginning of a sentence.
+            told: The other engine's number.
+            who: Who reports it, as the beginning of a sentence.
 
         Raises:
             InvalidFieldError: no engine can have this number.
@@ -86,17 +84,17 @@ class Incarnation:
         raise self._superseded
 
     async def follow_front(self, told: int, who: str, ask_executors: Callable[[], Awaitable[bool]]) -> None:
-        """Be later than an engine that a front has joined, unless that one is in our place.
+        """Become later than an engine that a front has joined, unless that engine is in our place.
 
         Args:
-            told: Its number.
+            told: The other engine's number.
             who: The front, as the beginning of a sentence.
-            ask_executors: Has us `follow` what each executor knows; returns whether any has answered.
+            ask_executors: Calls `follow` with what each executor knows; returns whether any has answered.
 
         Raises:
             InvalidFieldError: the number is too far ahead of the clock.
             SupersededError: an executor knows a later engine.
-            FencedError: no executor says that there is none, or our number has been raised a moment ago.
+            FencedError: no executor denies it, or our number was raised a moment ago.
         """
         if told < self.number or told <= self.granted:
             return
@@ -115,16 +113,15 @@ class Incarnation:
         self.on_granted()
 
     def grant(self) -> None:
-        """An executor has attached us."""
+        """Note that an executor has attached us."""
         if not self._is_granted:
             self._is_granted = True
             self.on_granted()
 
     def note_holder(self, address: str, *, is_other: bool) -> None:
-        """An executor has said whether another engine of our id is attached to it. Raises FencedError: we stand by.
+        """Note whether another engine with our id is attached to an executor. Raises FencedError: we are its standby.
 
-        An engine that was granted nothing leaves the executors alone that the holder has lost, while it has most of
-        them.
+        While the holder has most executors, an engine that none has granted leaves alone those that the holder lost.
         """
         now_s = monotonic_s()
         self._said[address] = now_s, is_other

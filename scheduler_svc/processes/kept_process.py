@@ -1,4 +1,4 @@
-"""A process of ours that is started again whenever it ends, until it is told to stop."""
+"""A child process that is restarted whenever it ends, until it is told to stop."""
 
 import asyncio
 import contextlib
@@ -13,24 +13,21 @@ from octavo_shared.process.service_config import ServiceConfig
 
 log = logging.getLogger(__name__)
 
-# Before it is started again, in seconds: twice as long each time, until it has run for LONGEST_PAUSE_S.
+# Pause before a restart, in seconds: doubled each time, until the process has run for LONGEST_PAUSE_S.
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 
 
 class KeptProcess:
-    """Runs `python -m MODULE ARGUMENTS`, which reads its settings as one line of stdin and ends when stdin does.
+    """Runs `python -m MODULE ARGUMENTS`, which reads its settings as one line of stdin and ends when stdin closes.
 
     Args:
-        name: Of it, for the log: "core", "front 0".
-        module: What it runs.
-        arguments: Of the module.
-        settings: Returns them, for each start.
-        on_line: Told its name, and each line of its stdout.
+        name: The process's name in the log: "engine", "front 0".
+        settings: Returns the settings, for each start.
+        on_line: Called with the name and each line of stdout.
 
     Attributes:
-        name: As above.
-        has_ended: Set once it has ended the first time.
+        has_ended: Set once the process has ended the first time.
         exit_code: The last one; None: it has never ended.
     """
 
@@ -53,38 +50,40 @@ class KeptProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def keep(self) -> None:
-        """Run it, again and again; return once it has ended after `stop`."""
+        """Run the process again and again; return once it has ended after `stop`."""
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
             ran_s = await self._run()
-            pause_s = FIRST_PAUSE_S if ran_s > LONGEST_PAUSE_S else min(LONGEST_PAUSE_S, 2 * pause_s)
             if self._stopping.is_set():
                 return
+            if ran_s > LONGEST_PAUSE_S:
+                pause_s = FIRST_PAUSE_S
             log.warning(Event("process_ended", name=self.name, code=self.exit_code, starts_again_in_s=pause_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def stop(self) -> None:
-        """Ask it to end, and start it no more.
+        """Ask the process to end, and do not restart it.
 
-        By the end of stdin: a terminal's Ctrl-C has told it too, and a second signal would end it at once.
+        It is asked by closing stdin: a terminal's Ctrl-C has reached it too, and a second signal would end it at once.
         """
         self._stopping.set()
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
-            if not self._has_spoken:  # it starts, has no calls, and does not look at stdin yet
-                with contextlib.suppress(ProcessLookupError):  # it has ended, which is not noticed at once
+            if not self._has_spoken:  # it is starting, has no calls, and does not read stdin yet
+                with contextlib.suppress(ProcessLookupError):  # it has ended, which was not noticed yet
                     self._process.terminate()
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the process at once."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
     async def _run(self) -> float:
-        """Run it once; return for how many seconds it ran."""
+        """Run the process once; return for how many seconds it ran."""
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -96,8 +95,8 @@ class KeptProcess:
         log.info(Event("process_started", name=self.name, pid=process.pid))
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(self._settings().model_dump_json().encode() + b"\n")  # and kept open: it ends when we do
-        if self._stopping.is_set():  # `stop` has not seen it
+        process.stdin.write(self._settings().model_dump_json().encode() + b"\n")  # left open: it ends when we do
+        if self._stopping.is_set():  # `stop` ran before the process existed
             self.stop()
         async for line in process.stdout:
             self._has_spoken = True

@@ -1,10 +1,10 @@
-"""How long the event loop of this process was busy with one thing while others were due."""
+"""How long the event loop of this process was busy with one thing while other things were due."""
 
 import asyncio
 import time
 from collections.abc import Callable
 
-# How often it is looked at. A shorter stall than that may be missed, a longer one is seen up to so much shorter.
+# How often the lag is measured. A shorter stall may be missed, a longer one may look shorter by up to this much.
 INTERVAL_S = 0.02
 
 WINDOW_S = 60.0
@@ -30,18 +30,18 @@ class LoopLag:
             self.note(self._clock() - due_at_s)
 
     def note(self, lag_s: float) -> None:
-        """A timer came so late."""
+        """Note how late a timer came, in seconds."""
         self._forget_old()
         self._longest_s = max(self._longest_s, lag_s)
 
     @property
     def longest_s(self) -> float:
-        """The longest lag of the last minute, in seconds; what is up to a minute older may still count."""
+        """The longest lag of the last minute, in seconds; lags up to a minute older may still count."""
         self._forget_old()
         return max(self._longest_s, self._longest_before_s)
 
     def _forget_old(self) -> None:
-        """Keep two windows: the one that runs, and the one before it."""
+        """Keep two windows: the current one, and the one before it."""
         now_s = self._clock()
         while now_s - self._window_began_at_s >= WINDOW_S:
             self._longest_s, self._longest_before_s = 0.0, self._longest_s

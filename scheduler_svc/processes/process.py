@@ -1,4 +1,4 @@
-"""What the processes of a scheduler have in common: how they begin and end."""
+"""What the processes of a scheduler share: how they begin and end."""
 
 import asyncio
 import logging
@@ -10,18 +10,18 @@ from octavo_shared.process.events import SLOW_STEP, Event, configure_logging
 from octavo_shared.process.service_config import ServiceConfig
 from scheduler_svc.processes.file_limit import raise_file_limit
 
-# The argument of a process that a supervisor starts: its settings are a line of JSON on stdin, which it keeps open.
+# The argument of a process that a supervisor starts: its settings are a line of JSON on stdin, which stays open.
 SETTINGS_FROM_STDIN = "-"
 
-# What a scheduler prints for whoever started it: `octavo up` passes it on.
+# The prefix of lines that a scheduler prints for its parent: `octavo up` passes them on.
 NOTICE = "octavo scheduler notice: "
 
 
 class NoticeHandler(logging.Handler):
-    """Says on stdout what people want to know at once: that steps take long because the processor has other work."""
+    """Prints at once on stdout what people want to know: that steps are slow because the processor has other work."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the notice of a slow step; nothing of others."""
+        """Print the notice of a slow step; ignore other records."""
         event = record.msg
         if isinstance(event, Event) and event.name == SLOW_STEP:
             where, cause = event.fields["executor"], event.fields["cause"]
@@ -29,7 +29,7 @@ class NoticeHandler(logging.Handler):
 
 
 def run_to_end(config: ServiceConfig, serving: Coroutine[None, None, int], who: str = "scheduler") -> int:
-    """Run a process and return its exit code; `who` it is, for the sentence that says why it cannot start."""
+    """Run a process and return its exit code; `who` is its name in the error if it cannot start."""
     configure_logging(config.log_level, config.log_format)
     logging.getLogger().addHandler(NoticeHandler())
     raise_file_limit()

@@ -46,7 +46,7 @@ from scheduler_svc.processes.loop_lag import LoopLag
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
 from scheduler_svc.telemetry.metrics import FRONTS, LOOP_LAG, STEP_LOG, scheduler_families
 
-if TYPE_CHECKING:  # an engine of fronts does without
+if TYPE_CHECKING:  # an engine with fronts does not need them
     from scheduler_svc.front.front import Front
     from scheduler_svc.front.text.text_model import ModelTokenizer
 
@@ -56,17 +56,16 @@ ADMIN_SERVICE = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].fu
 
 HEARTBEATS_PER_LEASE = 5
 
-# How often it is looked at whether any front takes calls, in seconds.
+# How often the service checks whether any front takes calls, in seconds.
 FRONTS_INTERVAL_S = 0.2
 
-# How often it is looked at whether the file of tenants has changed, in seconds.
+# How often the service checks whether the tenants file has changed, in seconds.
 TENANTS_INTERVAL_S = 1.0
 
-# How long fronts of their own may take to hear that requests have ended, in seconds.
+# How long our own fronts may take to learn that requests have ended, in seconds.
 LAST_WORDS_S = 1.0
 
-# Share of the grace period in which live requests may end by themselves; the rest is for telling
-# the others that they ended.
+# Share of the grace period in which live requests may end by themselves; the rest is for ending the remaining ones.
 DRAIN_SHARE = 0.9
 
 
@@ -74,8 +73,7 @@ class SchedulerService:
     """One scheduler, or its engine. It is ready while any executor is attached and it does not drain.
 
     Args:
-        config: Of the scheduler.
-        front_link: Where fronts join that have all calls of clients; None: this process takes them.
+        front_link: Where fronts join that have all clients' calls; None: this process takes the calls.
         at_fault_point: Called at each fault point of each step (`FaultPoint`); tests kill processes there.
 
     Raises: OctavoServiceError: --tokenizer names a broken directory, or --tracing lacks what it needs,
@@ -96,7 +94,7 @@ class SchedulerService:
         self._access = access_control(config)
         self._interceptors = [] if self._access is None else [AccessInterceptor(self._access, (ADMIN_SERVICE,))]
         if tls := executor_tls(config):
-            read_credentials(tls, FLAGS)  # what cannot be used ends the start, and not only every connection
+            read_credentials(tls, FLAGS)  # unusable files prevent the start, and not only every connection
         key = prefix_key(config)
         path = config.tenants_file
         self._tenants_file = (
@@ -168,7 +166,7 @@ class SchedulerService:
                 {"--engine-listen": config.engine_listen},
                 is_encrypted=self.tls is not None,
                 knows_clients=config.front_tls_ca is not None,
-                how_to_know_clients="set --front-tls-ca and --trusted-fronts to let fronts join and nobody else",
+                how_to_know_clients="set --front-tls-ca and --trusted-fronts to let only known fronts join",
             )
         address = await self._ports.start()
         self._running = asyncio.create_task(self.engine.run(), name="engine")
@@ -185,7 +183,7 @@ class SchedulerService:
         return address if self.front is not None else config.listen
 
     async def _set_ready(self, is_ready: bool) -> None:
-        """Tell everybody whether new requests find an executor."""
+        """Tell joined fronts and health whether new requests find an executor."""
         self._has_executor = is_ready
         if self.link is not None:
             for session in self.link.sessions:
@@ -193,7 +191,7 @@ class SchedulerService:
         await self._tell_health()
 
     async def _tell_health(self) -> None:
-        """Say through health whether clients reach a front, and their requests an executor, if that has changed."""
+        """Update health if it has changed whether clients reach a front, and their requests an executor."""
         takes_calls = self.link is None or self.front is not None or any(one.is_ready for one in self.link.sessions)
         is_ready = self._has_executor and takes_calls
         if is_ready != self._is_ready:
@@ -209,7 +207,7 @@ class SchedulerService:
                 self._tell_tenants()
 
     def _tell_tenants(self) -> None:
-        """Tell our front, and all that have joined, whom they serve."""
+        """Tell our front, and all joined fronts, which tenants they serve."""
         if self.front is not None:
             for generation in self.front.generations.values():
                 generation.settings = replace(generation.settings, tenants=self.engine.tenants.served)
@@ -222,19 +220,19 @@ class SchedulerService:
             await asyncio.sleep(FRONTS_INTERVAL_S)
 
     async def wait_until_ready(self) -> None:
-        """Return once new requests have found an executor, and all fronts take them."""
+        """Return once new requests have found an executor, and all fronts take calls."""
         await self.engine.readiness.wait()
         if self._num_fronts and self.link is not None:
             await self.link.wait_until_ready(self._num_fronts)
 
     def report_not_ready(self) -> str:
-        """Write to the log what keeps new requests from finding an executor, and return that."""
+        """Log what keeps new requests from finding an executor, and return it."""
         if self._num_fronts and not self.engine.readiness.why_not:
             return "not all fronts take calls yet"
         return self.engine.readiness.report()
 
     async def wait_for_failure(self) -> None:
-        """Return never; raise what ended the drivers, should a bug end them.
+        """Never return; raise what ended the drivers, if a bug ends them.
 
         Raises: SupersededError: another scheduler has taken our place.
         """
@@ -247,7 +245,7 @@ class SchedulerService:
         await asyncio.shield(self._running)
 
     async def stop(self, reason: str) -> None:
-        """End in order: not ready, no new requests, live ones within the grace period, then the rest."""
+        """Stop in order: not ready, no new requests, live requests within the grace period, then the rest."""
         await leave(self._ports, reason, self._config.shutdown_delay_s)
         deadline_s = time.monotonic() + self._grace_s
         drain_s = self._grace_s * DRAIN_SHARE
@@ -275,7 +273,7 @@ class SchedulerService:
 
     @property
     def other_addresses(self) -> dict[str, str]:
-        """Where operators ("admin", "page"), OpenAI's clients, probes and metrics are served; after `start`."""
+        """The addresses for operators ("admin", "page"), OpenAI's clients, probes and metrics; after `start`."""
         openai = self._config.openai_listen
         is_at_fronts = self.front is None and openai is not None
         return self._ports.other_addresses | ({"openai": str(openai)} if is_at_fronts else {})
@@ -343,14 +341,14 @@ class SchedulerService:
 
 
 def model_tokenizer(config: SchedulerConfig) -> "ModelTokenizer":
-    """Return the tokenizer of the served model, for a scheduler that has the clients' texts itself."""
+    """Return the tokenizer of the served model, for a scheduler without separate fronts."""
     from scheduler_svc.front.text.text_model import ModelTokenizer
 
     return ModelTokenizer(config.tokenizer, escapes_special_tokens=config.escape_special_tokens)
 
 
 def step_log_writer(config: SchedulerConfig, tenants: Tenants) -> StepLogWriter | None:
-    """Return what writes the step log; None: none is asked for. Raises StepLogError: its folder cannot be used."""
+    """Return the writer of the step log; None: there is none. Raises StepLogError: its folder cannot be used."""
     if config.step_log is None:
         return None
     return StepLogWriter(
@@ -367,7 +365,7 @@ def step_log_writer(config: SchedulerConfig, tenants: Tenants) -> StepLogWriter 
 def executor_client(
     config: SchedulerConfig, incarnation: Incarnation, key_fingerprint: bytes, address: str
 ) -> ExecutorClient:
-    """Return the client of one executor; `incarnation` is the scheduler's, the fingerprint that of its block names."""
+    """Return the client of one executor; `incarnation` is the scheduler's, the fingerprint that of its prefix key."""
     timings = SessionTimings(
         lease_s=config.lease_s,
         heartbeat_interval_s=config.lease_s / HEARTBEATS_PER_LEASE,
@@ -387,8 +385,8 @@ def executor_client(
 def engine_settings(
     config: SchedulerConfig, tenants: Tenants, at_fault_point: AtFaultPoint = no_fault
 ) -> EngineSettings:
-    """Return the engine's part of the configuration, and what is called at the fault points of a step."""
-    core = PlannerSettings(
+    """Return the engine's part of the configuration; `at_fault_point` is called at the fault points of a step."""
+    planner = PlannerSettings(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         watermark=config.watermark,
@@ -400,7 +398,7 @@ def engine_settings(
         max_message_bytes=config.max_message_bytes,
     )
     return EngineSettings(
-        planner=core,
+        planner=planner,
         driver=DriverSettings(
             steps_in_flight=None if config.steps_in_flight == "auto" else int(config.steps_in_flight),
             checks_batch_table=config.check_batch_table,

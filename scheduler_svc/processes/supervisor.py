@@ -3,9 +3,8 @@
     supervisor ──starts──> engine    decides steps
                ──starts──> fronts  hold the clients' calls, and join the engine
 
-An engine that dies is started again, and the fronts have it go on with their requests; a front that dies is started
-again too. What the engine prints on stdout the supervisor passes on, the first time: where it listens, and that it
-serves.
+A process that dies is started again; after an engine died, the fronts continue their requests with the next one. The
+supervisor passes on what the first engine prints on stdout: where it listens, and that it serves.
 """
 
 import asyncio
@@ -32,9 +31,9 @@ from scheduler_svc.processes.process import NOTICE, SETTINGS_FROM_STDIN
 
 log = logging.getLogger(__name__)
 
-CORE = "core"
+ENGINE = "engine"
 
-# How a process says that it listens, and the engine that it serves (`octavo_shared/grpc/grpc_server.py`).
+# What a process prints when it listens, and the engine when it serves (`octavo_shared/grpc/grpc_server.py`).
 _LISTENING = re.compile(r"octavo \w+ listening on ")
 _SERVING = "octavo scheduler serving on "
 _PORT_LINE = re.compile(r"octavo scheduler serving (?P<name>\w+) on (?P<address>\S+)")
@@ -46,23 +45,18 @@ END_S = MAX_FLUSH_S + 1.0
 class Supervisor:
     """Runs the processes of one scheduler.
 
-    Args:
-        config: Of the scheduler.
-        core_module: What the engine's process runs.
-        front_module: What the fronts' processes run.
-
     Raises: AddressError: an address for clients cannot be bound. UnavailableError: there is no room for its files.
     """
 
     def __init__(
         self,
         config: SchedulerConfig,
-        core_module: str = "scheduler_svc.processes.engine_process",
+        engine_module: str = "scheduler_svc.processes.engine_process",
         front_module: str = "scheduler_svc.processes.front_process",
     ) -> None:
         self._folder = ""
         try:
-            self._folder = tempfile.mkdtemp(prefix="octavo-")  # nobody else may enter it
+            self._folder = tempfile.mkdtemp(prefix="octavo-")  # private to this user
             link = link_in(self._folder)
             if config.prefix_key_file is None:  # the next engine finds what executors have cached for this one
                 key_file = Path(self._folder, "prefix.key")
@@ -77,7 +71,7 @@ class Supervisor:
             raise UnavailableError(temporary_folder_trouble(error)) from error
         self._config = config.model_copy(update={"exit_on_stdin_close": True})
         self._processes = [
-            KeptProcess(CORE, core_module, link, settings=lambda: self._config, on_line=self._take_line),
+            KeptProcess(ENGINE, engine_module, link, settings=lambda: self._config, on_line=self._take_line),
             *(
                 KeptProcess(
                     f"front {number}",
@@ -89,15 +83,15 @@ class Supervisor:
                 for number in range(config.num_fronts)
             ),
         ]
-        self._awaited = {process.name for process in self._processes}  # those that do not listen yet
+        self._awaited = {process.name for process in self._processes}  # the processes that do not listen yet
         self._has_listened = asyncio.Event()
         self._has_served = False
         self._unsaid: list[str] = []
 
     async def run(self, wait_for_stop: Awaitable[str]) -> int:
-        """Keep them running until somebody wants the scheduler to stop, and end them in order.
+        """Keep the processes running until told to stop, and end them in order.
 
-        Returns: the exit code: 0, or that of one which ended before they listened; it has said why.
+        Returns: the exit code: 0, or that of a process which ended before all listened; it has said why.
         """
         stopping = asyncio.ensure_future(wait_for_stop)
         keeping = [asyncio.create_task(process.keep(), name=process.name) for process in self._processes]
@@ -118,7 +112,7 @@ class Supervisor:
             await self._stop(keeping)
 
     async def _stop(self, keeping: "list[asyncio.Task[None]]") -> None:
-        """End all: engine and fronts take nothing new, and live requests have the grace period."""
+        """End all processes: engine and fronts take nothing new, and live requests have the grace period."""
         for process in self._processes:
             process.stop()
         await asyncio.wait(keeping, timeout=self._config.shutdown_delay_s + self._config.shutdown_grace_s + END_S)
@@ -130,8 +124,8 @@ class Supervisor:
         self._remove_folder()
 
     def _take_line(self, process: str, line: str) -> None:
-        """A process has printed a line. People get the lines of the engine when all listen, and once."""
-        if process == CORE:
+        """Handle a line that a process printed. The engine's lines are passed on, once, when all processes listen."""
+        if process == ENGINE:
             if port := _PORT_LINE.match(line):  # the next engine has the same
                 name = "engine" if port["name"] == "fronts" else port["name"]
                 self._config = self._config.model_copy(update={f"{name}_listen": port["address"]})
@@ -142,7 +136,7 @@ class Supervisor:
             self._awaited.discard(process)
         if not self._awaited:
             self._has_listened.set()
-            with contextlib.suppress(BrokenPipeError):  # nobody reads it
+            with contextlib.suppress(BrokenPipeError):  # the reader has gone
                 for each in self._unsaid:
                     print(each, flush=True)
             self._unsaid.clear()
@@ -152,16 +146,16 @@ class Supervisor:
 
 
 def link_in(folder: str | Path) -> str:
-    """Return where fronts join the engine; it has the form of an address, with a port."""
-    return f"unix:{folder}/core:0"
+    """Return the address where fronts join the engine; it has the form of an address with a port."""
+    return f"unix:{folder}/engine:0"
 
 
 def reserve_addresses(config: SchedulerConfig) -> tuple[SchedulerConfig, list[socket.socket]]:
-    """Keep the addresses for clients: the fronts share them, and nobody else gets them.
+    """Reserve the addresses for clients: the fronts share them, and no other process gets them.
 
-    Returns: the configuration with the ports that were chosen, and what keeps them.
+    Returns: the configuration with the chosen ports, and the sockets that keep them.
 
-    Raises: AddressError: one is taken, or not ours.
+    Raises: AddressError: an address is taken, or not ours.
     """
     chosen, reserved = {}, list[socket.socket]()
     for name, listen, flag in (
@@ -176,9 +170,9 @@ def reserve_addresses(config: SchedulerConfig) -> tuple[SchedulerConfig, list[so
 
 
 async def wait_for_orphans(config: SchedulerConfig) -> None:
-    """Return once the processes of a supervisor that was killed have left our addresses, or have had their time.
+    """Return once the processes of a killed supervisor have left our addresses, or their time is up.
 
-    They finish the calls that they have, as always. Fronts of a supervisor that runs look the same.
+    They finish their calls first, as always. Fronts of a running supervisor look the same.
     """
     of_clients = [listen for listen in (config.listen, config.openai_listen) if listen is not None]
     if not any(map(is_shared_by_others, of_clients)):
@@ -204,7 +198,7 @@ async def wait_for_orphans(config: SchedulerConfig) -> None:
 
 
 def front_config(config: SchedulerConfig, link: str, number: int) -> FrontConfig:
-    """Return the settings of a front: what clients meet is the scheduler's, probes and metrics stay at the engine."""
+    """Return the settings of a front: the scheduler's for what clients reach; probes and metrics stay at the engine."""
     shared = config.model_dump(include=set(ClientSideConfig.model_fields) - {"health_listen", "metrics_listen"})
     return FrontConfig.model_validate(
         shared | {"engine": (link,), "front_id": str(number), "exit_on_stdin_close": True}

@@ -145,19 +145,19 @@ class ReplayedRequests:
         groups = [sequence.group for sequence in updates.sequences]
         for sequence, num_tokens in zip(updates.sequences, updates.counts or repeat(1), strict=False):
             if (request := self.live.get(sequence.group.arrival)) is not None:
-                request.num_tokens_of[sequence.index] += num_tokens
-        for index, reason in updates.finished.items():
-            if (request := self.live.get(groups[index].arrival)) is not None and not updates.sequences[index].index:
-                request.finish_reason = reason
+                request.ends[sequence.index].num_tokens += num_tokens
+        for row, reason in updates.finished.items():
+            if (request := self.live.get(groups[row].arrival)) is not None:
+                request.ends[updates.sequences[row].index].end_by_tokens(reason)
         for group, _ in updates.pooled:
             if (request := self.live.get(group.arrival)) is not None:
-                request.note_pooled()
+                request.ends[0].set_to(0, FinishReason.STOP)
         for group in updates.finished_searches:
             assert group.beams is not None
             hypotheses = group.beams.finished_hypotheses()
             if (request := self.live.get(group.arrival)) is not None and hypotheses:
-                request.num_answer_tokens = sum(len(hypothesis.token_ids) for hypothesis in hypotheses)
-                request.finish_reason = hypotheses[0].finish_reason
+                num_found = sum(len(hypothesis.token_ids) for hypothesis in hypotheses)
+                request.ends[0].set_to(num_found, hypotheses[0].finish_reason)
         for group in (*groups, *updates.advanced_searches, *updates.finished_searches):
             if (request := self.live.get(group.arrival)) is not None:
                 request.times.last_token_at_s = now_s

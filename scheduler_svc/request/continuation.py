@@ -1,7 +1,7 @@
-"""What is known of an answer that was cut: the request goes on behind it, and nothing of it is made again.
+"""The known part of an answer that was cut: the request goes on behind it, and no token of it is made again.
 
-An output is a function of its request and the tokens before ("The same bits", docs/determinism.md), so whoever
-holds the tokens so far can have the rest from any executor of the same kind.
+An output is a function of its request and the tokens before ("The same bits", docs/determinism.md), so a client or
+front that has the tokens so far can get the rest from any executor with the same numerics.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from scheduler_svc.request.provenance import UNKNOWN, Numerics
 
 @dataclass(frozen=True, slots=True)
 class ContinuedOutput:
-    """One sampled output of it.
+    """One sampled output of the answer.
 
     Attributes:
         token_ids: Its tokens so far, [num_tokens].
@@ -26,16 +26,16 @@ class ContinuedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """All outputs of it.
+    """All outputs of the answer.
 
     Attributes:
-        outputs: One for each output that the request samples; none of a beam search, which begins anew.
-        num_prompt_logprobs: Log-probabilities of the prompt that are known.
-        numerics: The kind of executor that made the last of it, which is preferred.
-        attempt: How often its client has continued the request; a larger one takes it from a call that lives. 0: its
-            client has not, and knows of nothing.
+        outputs: One for each output that the request samples; none for a beam search, which begins anew.
+        num_prompt_logprobs: Known log-probabilities of the prompt.
+        numerics: The numerics that made its last tokens; executors with these are preferred.
+        attempt: How often its client has continued the request; a larger one takes it over from a live call. 0: the
+            client has not continued it, and does not know of this.
         max_model_len: The longest sequence that the request was first accepted for, as its client says; None: it does
-            not say it.
+            not say.
     """
 
     outputs: tuple[ContinuedOutput, ...] = ()
@@ -51,5 +51,5 @@ class Continuation:
 
     @property
     def has_ended(self) -> bool:
-        """Whether every output had ended: there is nothing to compute."""
+        """Whether every output had ended: no token is left to compute."""
         return bool(self.outputs) and all(output.finish_reason is not None for output in self.outputs)

@@ -4,8 +4,8 @@
       ^  └── finish_output, abort ──> RequestHandle     │
       └────────────────────────────── TokenSink <───────┘   tokens and ends of one request
 
-What the engine tells a front it tells by calls that do not wait and ask for no answer; a front that has something to
-say of a request, such as that its text holds a stop string, says it by the handle, at once or later.
+The engine tells a front everything by calls that do not wait and return nothing. The front uses the handle, at once or
+later, to end an output or a request, for example when its text holds a stop string.
 """
 
 from collections.abc import Sequence
@@ -23,41 +23,41 @@ from scheduler_svc.request.served_model import ServedModel
 
 
 class RequestHandle(Protocol):
-    """A live request, for the front that submitted it. Nothing happens once it has ended."""
+    """A live request, for the front that submitted it. Calls do nothing once it has ended."""
 
     def finish_output(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
-        """Say with how many tokens a sampled output ends, and why; only for a request with stop strings.
+        """End a sampled output with `num_tokens`; only for a request with stop strings.
 
         Either its text holds a stop string, and later tokens are dropped and never count, or the sink was told that it
-        has ended, for this reason.
+        has ended, and the front agrees.
         """
 
     def abort(self, error: OctavoServiceError) -> None:
-        """End it with an error and free its blocks."""
+        """End the request with an error and free its blocks."""
 
 
 class TokenSink(Protocol):
-    """Takes the tokens of one request as steps bring them. No call waits, none of them raises."""
+    """Takes the tokens of one request as they are computed. No call waits, and none raises."""
 
     def begin(self, handle: RequestHandle) -> None:
         """The request is queued: the first call."""
 
     def begin_span(self, span: Span) -> None:
-        """Executors of another kind than before make what follows `span.begin`; it may come before tokens of them."""
+        """Other numerics make the tokens from `span.begin` on; may be called before their first token."""
 
     def push(
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
     ) -> None:
         """Take the next token of a sampled output.
 
-        `logprob` may be there because another request of the step asked for it.
+        It may have a `logprob` because another request of the step asked for one.
         """
 
     def push_prompt(self, logprobs: Sequence[float], alternatives: Alternatives) -> None:
         """Take the log-probabilities of the next tokens of the prompt."""
 
     def finish_output(self, output_index: int, reason: FinishReason) -> None:
-        """A sampled output has ended: its last token was pushed. The front of one with stop strings has to agree."""
+        """A sampled output has ended: its last token was pushed. With stop strings, its front has to agree."""
 
     def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
         """The beam search has ended; its hypotheses, best first."""
@@ -66,19 +66,19 @@ class TokenSink(Protocol):
         """Take the answer of a pooling request: its vector, or its scores."""
 
     def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
-        """The request has ended, with its last output or with an error: the last call, and there is one for each."""
+        """The request has ended, with its last output or with an error: always the last call."""
 
 
 class AnswerSink(TokenSink, Protocol):
     """The sink of a front, which keeps the answer."""
 
     def so_far(self) -> Continuation:
-        """Return what it was given, for an engine that is to go on with the request."""
+        """Return the answer so far, for an engine that is to go on with the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How much the engine has to do, and how much it can do at once, over all attached executors."""
+    """What the engine has to compute, and how much it can compute at once, over all attached executors."""
 
     num_requests: int
     num_running: int
@@ -95,11 +95,11 @@ class EngineLoad:
 
 
 class EngineClient(Protocol):
-    """The engine, for those who have requests."""
+    """The engine, for fronts."""
 
     @property
     def model(self) -> ServedModel | None:
-        """What is served, or was last; None: no executor has been attached yet."""
+        """The model that is served, or was last; None: no executor has been attached yet."""
 
     @property
     def why_not_ready(self) -> str:
@@ -115,17 +115,17 @@ class EngineClient(Protocol):
 
     @property
     def load(self) -> EngineLoad:
-        """What it has to do now."""
+        """The load now."""
 
     def waits_for(self, request_id: str, tenant: str) -> str:
-        """Say in a few words where a live request stands that has brought nothing yet; empty: it does not wait."""
+        """Say in a few words where a live request without tokens stands in line; empty: it does not wait."""
 
     @property
     def max_requests(self) -> int | None:
         """Requests that one caller may have here at once, waiting and running; None: executors are missing."""
 
     async def wait_until_reachable(self) -> None:
-        """Return once it can be asked, or is not expected back soon: the one of another process may start again."""
+        """Return once the engine can be reached, or is not expected back soon: its process may be restarting."""
 
     def checking(self, request_id: str, tenant: str) -> AbstractContextManager[ServedModel]:
         """Let a new request count as waiting while it is tokenized and checked; gives the model to check against.
@@ -143,7 +143,7 @@ class EngineClient(Protocol):
         """
 
     async def abort_request(self, request_id: str, tenant: str | None) -> bool:
-        """End the live request that a tenant has given an id, whoever submitted it; False: there is none.
+        """End the live request to which a tenant gave an id; False: there is none.
 
-        `tenant` None: those of all tenants.
+        `tenant` None: the requests of all tenants.
         """

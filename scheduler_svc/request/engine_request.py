@@ -18,16 +18,16 @@ MAX_TENANT_LENGTH = 256
 class EngineRequest:
     """A checked request; the names are those of `SequenceGroup`.
 
-    `has_stop_strings`: whether the front looks for some; it then says of each sampled output how many tokens count.
-    `continuation`: what is known of its answer, which was cut; None: it begins.
-    `losses`: what speaks against it at the engines that had it before.
-    `requires_same_numerics`: whether only executors of the kind that made its first token may go on with it.
-    `grammar`: what its outputs follow; None: nothing. `matcher_id`: of the matcher that the front checked it with.
-    `pooling`: what the model makes of the whole prompt in place of tokens; then nothing is sampled. None: it generates.
+    `has_stop_strings`: whether the front looks for stop strings; it then says how many tokens of each output count.
+    `continuation`: the known part of its answer, which was cut; None: it begins.
+    `losses`: losses that counted against it at earlier engines.
+    `requires_same_numerics`: whether only executors with the numerics that made its first token may go on with it.
+    `grammar`: the grammar that its outputs follow; None: none. `matcher_id`: the matcher that the front checked it by.
+    `pooling`: what the model makes of the whole prompt in place of tokens. None: it generates.
     `token_type_ids`: of a pooling request: one byte a token; empty: all are 0.
     `trace_id`: the trace of its span, 32 hexadecimal digits, for the log; `traceparent`: the span, for the executors.
     `received_at_s`: when the front got it, monotonic time in seconds; None: just now.
-    `deadline_s`: until when its client waits, monotonic time in seconds; None: for as long as it takes.
+    `deadline_s`: until when its client waits, monotonic time in seconds; None: without limit.
     """
 
     request_id: str
@@ -55,7 +55,7 @@ class EngineRequest:
     deadline_s: float | None = field(default=None, compare=False)
 
     def longest_sequence(self, max_model_len: int) -> int:
-        """Return the longest sequence that it is accepted for where `max_model_len` is served: it keeps its first."""
+        """Return the longest sequence that it is accepted for; a continuation keeps the one of its first call."""
         first = None if self.continuation is None else self.continuation.max_model_len
         return max_model_len if first is None else first
 
@@ -66,7 +66,7 @@ class EngineRequest:
 
     @property
     def num_known_tokens(self) -> list[int]:
-        """How many tokens each sampled output has before it is computed: those of its continuation."""
+        """How many tokens of each sampled output its continuation has."""
         known = [0] * self.num_sequences
         for index, output in enumerate(() if self.continuation is None else self.continuation.outputs):
             known[index] = len(output.token_ids)

@@ -1,6 +1,6 @@
-"""What happened to a request and when: for metrics, traces, the log line at its end, and people who ask.
+"""Times and events of a request: for metrics, traces, the log line at its end, and people who ask.
 
-`RequestTimes` has what every request has once, `LifeEvent` the rest; at its end all of it is one `EndedRequest`.
+`RequestTimes` has what happens once to every request, `LifeEvent` the rest; `EndedRequest` has both, at its end.
 """
 
 import enum
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.provenance import Provenance
 
-# A tenant, and the id that it gave a request: unique among its own.
+# A tenant, and the id that it gave a request, which is unique among the tenant's live requests.
 RequestKey: TypeAlias = tuple[str, str]
 
 
@@ -22,11 +22,11 @@ class EventKind(enum.Enum):
     PREEMPTED = "preempted"
     """It left the batch, and its blocks were freed: `num_tokens` are to be computed again."""
     SWAPPED_OUT = "swapped_out"
-    """It left the batch, and its blocks went to the host pool."""
+    """It left the batch, and its blocks moved to the host pool."""
     SWAPPED_IN = "swapped_in"
-    """It swapped in from the host cache."""
+    """Its blocks moved back from the host pool."""
     DROPPED = "dropped"
-    """Its blocks in the host pool were given up: `num_tokens` are to be computed again."""
+    """Its blocks in the host pool were freed: `num_tokens` are to be computed again."""
     EXECUTOR_LOST = "executor_lost"
     """The executor that had it is gone."""
     PARKED = "parked"
@@ -38,13 +38,12 @@ class LifeEvent:
     """One thing that happened to a request.
 
     Attributes:
-        kind: What.
-        at_s: When, monotonic time in seconds.
+        at_s: Monotonic time in seconds.
         executor: Address of the executor concerned; empty: none is.
-        step_id: The step of that executor that it happened with; None: with none.
-        num_tokens: Tokens that were known, prompt and output, of the first live sequence.
-        num_computed_tokens: Of these, those that needed not be computed.
-        cause: Why, in words; empty: the kind says it.
+        step_id: The step of the executor that it happened with; None: with none.
+        num_tokens: Known tokens, prompt and output, of the first live sequence.
+        num_computed_tokens: How many of these needed no computation.
+        cause: Why, in words; empty: `kind` says it.
     """
 
     kind: EventKind
@@ -58,14 +57,12 @@ class LifeEvent:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Monotonic times in seconds; None: it has not come to that, and may never.
-
-    `RequestTimes` has what every request has once, `LifeEvent` the rest; at its end all of it is one `EndedRequest`.
+    """Monotonic times in seconds; None: it has not happened, and may never.
 
     Attributes:
         arrived_at_s: It was queued: its fields are checked, its prompt is tokenized.
-        first_scheduled_at_s: The step was decided that admitted it first; known from its first token or its end on.
-        first_token_at_s: Its first token came, of whichever output.
+        first_scheduled_at_s: Its first admission was decided; known from its first token or its end on.
+        first_token_at_s: Its first token came, of any output.
         last_token_at_s: Its last token so far came.
         ended_at_s: It ended: finished, failed, or aborted.
     """
@@ -94,16 +91,16 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """What is known of a request at its end: counts, times and events, and no token of it.
+    """A request at its end: counts, times and events, without tokens.
 
     Attributes:
-        num_losses: How often an executor was lost that ran it.
+        num_losses: How often an executor that ran it was lost.
         ended_at_unix_s: When it ended, in seconds since 1970.
         finish_reason: Why its first output ended; None: it failed.
         error_code: The name of the status of its error; None: it finished.
         error_message: The sentence of its error; empty: it finished.
         trace_id: The trace of its span; None: it has none.
-        provenance: Which kind of executor made which of its tokens.
+        provenance: Which numerics made which of its tokens.
         num_earlier_tokens: Output tokens of the calls that it continues.
     """
 

@@ -1,4 +1,4 @@
-"""What a request brings: tokens with their alternatives, hypotheses, and why each of them ended."""
+"""The results of a request: alternatives of tokens, hypotheses, and why sequences end."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """The likeliest tokens in some places, as many in each, likeliest first, one place after the other."""
+    """The likeliest tokens in some places, the same number in each, likeliest first, one place after the other."""
 
     token_ids: list[int]
     logprobs: list[float]
 
     def extend(self, others: Alternatives) -> None:
-        """Add those of the next places."""
+        """Add the alternatives of the next places."""
         self.token_ids.extend(others.token_ids)
         self.logprobs.extend(others.logprobs)
 
     def since(self, begin: int, end: int | None = None) -> Alternatives:
-        """Return a copy without the first `begin` tokens, and without those from `end` on."""
+        """Return a copy of the tokens from `begin` up to `end`."""
         return Alternatives(self.token_ids[begin:end], self.logprobs[begin:end])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hypothesis:
-    """A continuation that ended: by an end token (STOP), which is its last one, or at the limit (LENGTH).
+    """A continuation that ended: by an end token (STOP), which is its last token, or at the limit (LENGTH).
 
     `token_ids` and `logprobs` are [num_output_tokens]. `score` is the sum of `logprobs` over length ** length_penalty.
     """

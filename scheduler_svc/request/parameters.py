@@ -1,4 +1,4 @@
-"""What a request asks for beside the sampling of its tokens: when it stops, and a beam search."""
+"""Parameters of a request beside its sampling: stop conditions and beam search."""
 
 import enum
 import math
@@ -10,11 +10,11 @@ from scheduler_svc.request.outputs import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """When a sequence ends by itself. Stop strings need text; they come in through `finish`.
+    """When a sequence ends by itself. Stop strings need text; the front looks for them.
 
     `max_tokens` None: as many as the length allows. `accepted_len`: most tokens of a sequence, prompt and output, as
-    they were promised when the request was accepted; it runs only where so many fit. None: nothing was promised, and
-    the executor's length decides. `stop_token_ids` are the request's own; the model's end-of-sequence tokens count
+    promised when the request was accepted; it runs only where so many fit. None: no length was promised, and
+    the executor's limit holds. `stop_token_ids` are the request's own; the model's end-of-sequence tokens count
     as well unless `ignore_eos`.
     """
 
@@ -36,22 +36,22 @@ class StopConditions:
         max_model_len: int,
         eos_token_ids: Collection[int],
     ) -> FinishReason | None:
-        """Return why a sequence of `num_tokens`, prompt and output, ends with its last one; None: it goes on."""
+        """Return why a sequence of `num_tokens`, prompt and output, ends with its last token; None: it goes on."""
         if token_id in self.stop_token_ids or (token_id in eos_token_ids and not self.ignore_eos):
             return FinishReason.STOP
         return FinishReason.LENGTH if num_tokens >= self.length_limit(num_prompt_tokens, max_model_len) else None
 
     def accept(self, num_prompt_tokens: int, max_model_len: int) -> "StopConditions":
-        """Return the conditions with what is promised to a request where sequences have at most `max_model_len`."""
+        """Return the conditions with the length that is promised where sequences have at most `max_model_len`."""
         return replace(self, accepted_len=self.length_limit(num_prompt_tokens, max_model_len))
 
 
 class EarlyStopping(enum.Enum):
-    """When a search with as many hypotheses as it wants is over.
+    """When a search with all the hypotheses that it wants is over.
 
     TRUE: at once. FALSE: when the best live beam, ended as it is, would not beat the worst hypothesis.
     NEVER: the same, but a positive length_penalty judges the beam as if it had grown to the length
-    limit without losing score, the best that can become of it.
+    limit without losing score, which is the best case.
     """
 
     TRUE = "true"
@@ -61,7 +61,7 @@ class EarlyStopping(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchParams:
-    """What a request asks for: the best `num_outputs` hypotheses of a search of width `beam_width`.
+    """A search of width `beam_width` for the best `num_outputs` hypotheses.
 
     `length_penalty` above 0 favours long hypotheses, below 0 short ones (log-probabilities are negative).
     """

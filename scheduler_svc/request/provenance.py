@@ -1,14 +1,14 @@
-"""Which kind of executor made which tokens of a group.
+"""Which numerics made which tokens of a group.
 
-A group goes on at another executor after a loss, a preemption or when its executor leaves. Where that is of another
-kind, a new span begins. Spans are noted at admissions only: no step costs anything for it. Pure.
+A group goes on at another executor after a loss, a preemption or when its executor leaves. If the numerics of this
+executor differ, a new span begins. Spans are noted at admissions only, so they cost a step nothing. Pure.
 """
 
 from typing import NamedTuple
 
 
 class Numerics(NamedTuple):
-    """The kind of an executor: equal ones give equal outputs. Empty strings: it did not say it."""
+    """The numerics id and the weights of an executor: equal ones give equal outputs. Empty strings: it does not say."""
 
     numerics_id: str = ""
     weights_digest: str = ""
@@ -21,11 +21,11 @@ class Numerics(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a group has come.
+    """How many tokens of a group are known.
 
     Attributes:
-        num_tokens: Output tokens of each sequence, by its index; ENDED: it has ended. Of a beam search those of its
-            live beams, which are equally long.
+        num_tokens: Output tokens of each sequence, by its index; ENDED: it has ended. In a beam search, of each live
+            beam; these are equally long.
         num_prompt_logprobs: Log-probabilities of the prompt.
     """
 
@@ -34,7 +34,7 @@ class Progress(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What executors of one kind make of a group, from `begin` on up to the next span."""
+    """The tokens of a group that executors with the same numerics make, from `begin` up to the next span."""
 
     numerics: Numerics
     begin: Progress
@@ -48,9 +48,9 @@ class Provenance:
     """The spans of a group, oldest first.
 
     Attributes:
-        spans: As said; the last one may have brought nothing.
-        latest: The kind of executor that admitted the group last, and how far it had come; None: none has. Told to
-            another `Provenance` each time that the last span is another one, it has the same spans.
+        spans: As above; the last one may be empty.
+        latest: The numerics of the executor that admitted the group last, and the progress then; None: none has.
+            Another `Provenance` that gets this whenever the last span is new has the same spans.
     """
 
     __slots__ = ("latest", "spans")
@@ -60,36 +60,36 @@ class Provenance:
         self.latest: Span | None = None
 
     def go_on(self, numerics: Numerics, progress: Progress) -> None:
-        """The group is admitted by an executor of a kind."""
+        """Note that an executor with these numerics admits the group."""
         self.latest = Span(numerics, progress)
         self.spans = self._fruitful(progress)
         if not self.spans or self.spans[-1].numerics != numerics:
             self.spans.append(self.latest)
 
     def go_on_behind(self, numerics: Numerics, num_sequences: int) -> None:
-        """All that there is of the group came from elsewhere, and executors of a kind made the last of it."""
+        """Note that these numerics made the last known tokens of a group that continues an answer."""
         if numerics != UNKNOWN:
             self.spans.append(Span(numerics, Progress((0,) * num_sequences, 0)))
 
     def preferred(self, progress: Progress) -> Numerics | None:
-        """Return the kind that is to go on with the group, if there is a choice; None: any may."""
+        """Return the numerics that are to go on with the group, if there is a choice; None: any may."""
         spans = self._fruitful(progress)
         return spans[-1].numerics if spans else None
 
     def of_output(self, index: int, num_tokens: int) -> list[tuple[int, Numerics]]:
-        """Return the first token and the kind of each span of a sequence, or with index 0 of a hypothesis."""
+        """Return the first token and the numerics of each span of a sequence, or with index 0 of a hypothesis."""
         found: list[tuple[int, Numerics]] = []
         begins = [span.begin.num_tokens[index] for span in self.spans]
         for span, begin, end in zip(self.spans, begins, [*begins[1:], num_tokens], strict=False):
-            brought_something = begin < min(end, num_tokens)
-            if brought_something and not (found and found[-1][1] == span.numerics):
+            has_tokens = begin < min(end, num_tokens)
+            if has_tokens and not (found and found[-1][1] == span.numerics):
                 found.append((begin, span.numerics))
         return found
 
     def has_mixed_prompt_logprobs(self, num_prompt_logprobs: int) -> bool:
-        """Return whether the log-probabilities of the prompt, so many, are of several kinds."""
+        """Return whether several numerics made the `num_prompt_logprobs` log-probabilities of the prompt."""
         return any(0 < span.begin.num_prompt_logprobs < num_prompt_logprobs for span in self.spans)
 
     def _fruitful(self, progress: Progress) -> list[Span]:
-        """Return the spans without the last one if it brought nothing: that executor was lost before a result."""
+        """Return the spans without the last one if it is empty: its executor was lost before a result."""
         return [span for span in self.spans if span.begin != progress]

@@ -1,4 +1,4 @@
-"""The model that is served, as requests are checked against it, and what its outputs promise."""
+"""The served model, as requests are checked against it, and whether its outputs are reproducible."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo
 
 @dataclass(frozen=True, slots=True)
 class Reproducibility:
-    """Whether equal requests get equal outputs, to the bit, wherever they run.
+    """Whether equal requests get equal outputs, to the bit, on every executor.
 
     Attributes:
-        numerics_ids: Of the executors, sorted, each once; those that do not say theirs are left out.
-        weights_digest: Of the model; empty: no executor says it.
+        numerics_ids: Known numerics ids of the executors, sorted, each once.
+        weights_digest: Digest of the model's weights; empty: no executor says it.
         why_not: Why outputs are not reproducible, in a few words; empty: they are.
     """
 
@@ -22,7 +22,7 @@ class Reproducibility:
 
     @classmethod
     def of(cls, executors: Mapping[str, ExecutorInfo]) -> "Reproducibility":
-        """Return what executors promise together, by their addresses."""
+        """Return the reproducibility of executors, by their addresses."""
         ids = {info.numerics_id for info in executors.values()}
         digests = {info.weights_digest for info in executors.values()}
         unknown = sorted(address for address, info in executors.items() if not (info.numerics_id and info.is_invariant))
@@ -48,8 +48,8 @@ NOTHING_KNOWN = Reproducibility((), "", "no executor has been attached yet")
 class ServedModel:
     """The model behind the engine, as the executor of the fleet with the longest sequences describes it.
 
-    `max_model_len` is the longest sequence that is served, `max_num_seqs` the most that run at once on
-    one executor: each the largest over the executors that are attached or ought to be. `reproducibility` is theirs too.
+    `max_model_len` is the longest sequence that is served, `max_num_seqs` the most sequences that run at once on
+    one executor: each the largest over the executors that are attached or expected. `reproducibility` is of these too.
     """
 
     info: ExecutorInfo
@@ -60,5 +60,5 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """What clients call the model."""
+        """The name by which clients know the model."""
         return self.served_name or self.info.model_id

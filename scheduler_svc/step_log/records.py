@@ -16,7 +16,7 @@ import numpy as np
 
 from octavo.execution.v1 import step_pb2
 from octavo.steplog.v1 import step_log_pb2 as pb
-from octavo.values.sampling_parameters import MAX_ALTERNATIVES
+from octavo.values.sampling_params_table import MAX_ALTERNATIVES
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.delta_check import MAX_ALLOWANCE
 from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN, ExecutorInfo

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from octavo.steplog.v1 import step_log_pb2 as pb
-from octavo.values.sampling_parameters import MAX_ALTERNATIVES
+from octavo.values.sampling_params_table import MAX_ALTERNATIVES
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.delta_check import MAX_ALLOWANCE
 from octavo_shared.step_wire.executor_info import ExecutorInfo

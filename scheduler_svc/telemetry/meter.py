@@ -1,8 +1,8 @@
-"""What the scheduler counts of things that leave no trace in its state: tokens, times, ends, losses.
+"""Counts of what leaves no trace in the scheduler's state: tokens, times, ends, losses.
 
-The engine's parts tell the meter what happens, in plain numbers; nothing here knows Prometheus' library, and
-nothing is done for a single token. What can be seen in the state (queue, batch, blocks) is not counted but
-looked at when somebody asks. `metrics.py` turns both into metrics.
+The engine's parts report what happens, in plain numbers; nothing here knows Prometheus' library, and
+nothing is done for a single token. What the state shows (queue, batch, blocks) is not counted but
+read at each scrape. `metrics.py` turns both into metrics.
 """
 
 from collections import Counter
@@ -17,15 +17,15 @@ from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.telemetry.recent_steps import RecentStep
 from scheduler_svc.telemetry.tenant_names import TenantNames
 
-# Doubling from 10 ms to 82 s, as OpenTelemetry's conventions for generative AI have it for the duration of a
-# request; from 1.25 ms on, since a prompt in the prefix cache of a small model has its first token so soon.
+# Doubling from 10 ms to 82 s, as in OpenTelemetry's conventions for generative AI for the duration of a
+# request; from 1.25 ms on, as a small model with a cached prompt gives its first token that soon.
 REQUEST_BOUNDS_S = tuple(0.01 * 2**power for power in range(-3, 14))
 
 # The bounds of the same conventions for the time of an output token, and 1, 2.5 and 5 ms below them: a step of a
 # small model on a GPU.
 TOKEN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
-# From a decision for one sequence to a step that is timed out by people; each at most 2.5 times the one before.
+# From a decision for one sequence to a step that times out; each at most 2.5 times the one before.
 STEP_BOUNDS_S = (*(scale * 10**power for power in range(-4, 1) for scale in (1.0, 2.5, 5.0)), 10.0)
 
 PHASES = ("schedule", "wait", "execute", "process")
@@ -35,7 +35,7 @@ class Meter:
     """Counts of one scheduler since its start, over all attachments.
 
     Attributes:
-        time_to_first_token: Of requests that got one, in seconds.
+        time_to_first_token: Of requests that got a first token, in seconds.
         inter_token_latency: Between steps that brought tokens to the same request, in seconds.
         queue_time: From the arrival to the first step, in seconds.
         request_duration: Of requests that finished, in seconds.
@@ -43,7 +43,7 @@ class Meter:
         step_turnaround: From the arrival of a result to the begin of the write of the next step, in seconds.
         num_finished: Requests that finished, by the reason of their first output.
         num_errors: Requests that ended with an error, by its status code.
-        num_flagged: Those of them that ended because a row of theirs had a flag, by the flag.
+        num_flagged: Those of them that ended because one of their rows had a flag, by the flag.
         num_pooled: Pooling requests that were answered, by their task.
         num_pooled_tokens: The tokens of their texts.
         num_requests_of: Requests that ended, by the name of their tenant in metrics.
@@ -74,7 +74,7 @@ class Meter:
         self.num_recovered = 0
 
     def step_processed(self, logged: RecentStep) -> None:
-        """A step's result was given to the requests: its times are complete."""
+        """Count a step whose result was given to the requests: its times are complete."""
         assert logged.result is not None
         execute_s = logged.result.execute_duration_us * 1e-6
         durations = self.step_durations
@@ -84,17 +84,17 @@ class Meter:
         durations["process"].observe(logged.processed_at_s - logged.answered_at_s)
 
     def tokens_delivered(self, num_tokens: int, last_tokens_at_s: Sequence[float], now_s: float) -> None:
-        """A step brought tokens.
+        """Count the tokens that a step brought.
 
         Args:
             num_tokens: How many, over all outputs.
-            last_tokens_at_s: When the requests that got some had their tokens before, those that had any.
-            now_s: When these came.
+            last_tokens_at_s: When the requests got their tokens before these; only of requests that had some.
+            now_s: When these tokens came.
         """
         self.num_output_tokens += num_tokens
         if not last_tokens_at_s:
             return
-        # Nearly always all had their last token with the same step, and to see that is cheaper than to count.
+        # Nearly always all had their last token with the same step; checking that is cheaper than counting.
         first_s = last_tokens_at_s[0]
         is_same = last_tokens_at_s.count(first_s) == len(last_tokens_at_s)
         num_requests_of = {first_s: len(last_tokens_at_s)} if is_same else Counter(last_tokens_at_s)
@@ -103,7 +103,7 @@ class Meter:
                 self.inter_token_latency.observe(now_s - last_s, num_requests)
 
     def first_token(self, request: LiveRequest, planner: ExecutorPlanner) -> None:
-        """A request got its first token, by a step of a planner: its prompt is computed."""
+        """Count a first token, from a step of a planner: the request's prompt is computed."""
         group, times = request.group, request.times
         if times.time_to_first_token_s is not None:
             self.time_to_first_token.observe(times.time_to_first_token_s)
@@ -115,13 +115,13 @@ class Meter:
             self.num_hit_tokens += group.num_cached_tokens
 
     def text_pooled(self, group: SequenceGroup) -> None:
-        """A request got its vector or its scores."""
+        """Count a request that got its vector or its scores."""
         assert group.pooling is not None
         self.num_pooled[group.pooling] += 1
         self.num_pooled_tokens += group.num_prompt_tokens
 
     def request_ended(self, ended: EndedRequest) -> None:
-        """A request has ended, however it did."""
+        """Count a request that has ended in any way."""
         tenant = self._tenants.label(ended.tenant)
         self.num_requests_of[tenant] += 1
         self.num_output_tokens_of[tenant] += max(0, ended.num_output_tokens - ended.num_earlier_tokens)

@@ -1,7 +1,7 @@
 """The scheduler's metrics: what `Meter` counted, and what the engine's state shows at the moment of a scrape.
 
-Their names, types and meanings are the constants below; docs/metrics.md is made from them. Labels have values
-that are known beforehand, and the addresses of the executors that are in the fleet now.
+Their names, types and meanings are the constants below; docs/metrics.md is made from them. The values of labels
+are known beforehand, or addresses of the fleet's current executors.
 """
 
 from collections import Counter
@@ -181,7 +181,7 @@ STEP_LOG = Metric(
 TENANT_REQUESTS = Metric(
     "octavo_tenant_requests_total",
     "counter",
-    "Accepted requests that ended, by tenant: the first 50 by name, the rest as other; empty: nobody named one.",
+    "Accepted requests that ended, by tenant: the first 50 by name, the rest as other; empty: the request named none.",
     ("tenant",),
 )
 TENANT_OUTPUT_TOKENS = Metric(
@@ -236,7 +236,7 @@ METRICS = (
     FRONTS,
 )
 
-# Finish reasons and status codes that are there from the start: a rate needs the zero before the first one.
+# Finish reasons and status codes that have series from the start: a rate needs the zero before the first one.
 _FINISH_REASONS = ("stop", "length")
 _ERROR_CODES = ("ABORTED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
 _REASONS = {flag: flag.name.lower() for flag in RowFlag if flag is not RowFlag.NOT_FINITE}

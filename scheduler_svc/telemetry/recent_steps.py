@@ -1,4 +1,4 @@
-"""The last steps, kept for people: `AdminService` shows them (`scheduler_svc/admin/steps.py`)."""
+"""The last steps, kept for operators: `AdminService` shows them (`scheduler_svc/admin/steps.py`)."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from scheduler_svc.core.step.step_size import step_bytes
 
 NUM_KEPT_STEPS = 256
 
-# Arrays that the kept steps hold together; 256 steps of 4,096 sequences would be 57 MiB an executor. The last few are
-# kept whatever they hold: those in flight are among them.
+# Bytes of the arrays of all kept steps; 256 steps of 4,096 sequences would be 57 MiB for an executor. The last few are
+# kept whatever their size: the steps in flight are among them.
 MAX_KEPT_BYTES = 8 * 2**20
 MIN_KEPT_STEPS = 16
 
-# About what the objects around the arrays of a step take.
+# About the size of the objects around the arrays of a step.
 OBJECT_BYTES = 2000
 
 
@@ -24,9 +24,9 @@ OBJECT_BYTES = 2000
 class RecentStep:
     """One step: `request_bytes` is 0 until it is sent, `result` None until it is processed.
 
-    Monotonic times in seconds: `decided_at_s`, when the planner began to decide it, is the driver's to set; the log
-    sets `logged_at_s`, when it is about to be sent, `answered_at_s`, when its result had come, and
-    `processed_at_s`, when the requests had what it brought. `num_kept_bytes` is the log's own count.
+    Monotonic times in seconds: `decided_at_s`, when the planner began to decide it, is set by the driver; the log
+    sets `logged_at_s`, when it is about to be sent, `answered_at_s`, when its result has come, and
+    `processed_at_s`, when the requests have its tokens. `num_kept_bytes` is the log's own count.
     """
 
     step: Step
@@ -41,7 +41,7 @@ class RecentStep:
 
     @property
     def round_trip_us(self) -> int:
-        """Microseconds from the decision to the result; only with a result."""
+        """Microseconds from the decision to the result; needs a result."""
         return round((self.answered_at_s - self.decided_at_s) * 1e6)
 
 
@@ -49,8 +49,8 @@ class RecentSteps:
     """The last steps of the current epoch by id, oldest first.
 
     Args:
-        capacity: How many are kept at most.
-        max_bytes: How much they hold together, but for the last `MIN_KEPT_STEPS`.
+        capacity: The most steps that are kept.
+        max_bytes: The most bytes of all steps together, except the last `MIN_KEPT_STEPS`.
         clock: Monotonic time in seconds.
         observe: Called with each step when its result has been processed.
     """
@@ -81,7 +81,7 @@ class RecentSteps:
         self._hold(logged, decided_bytes(logged))
 
     def set_result(self, result: StepResult, answered_at_s: float) -> None:
-        """Keep a step's result, which came at a time and has just been processed."""
+        """Keep a step's result, which has just been processed."""
         logged = self._steps.get(result.step_id)
         if logged is not None:
             logged.result, logged.answered_at_s, logged.processed_at_s = result, answered_at_s, self._clock()
@@ -89,7 +89,7 @@ class RecentSteps:
             self._observe(logged)
 
     def _hold(self, logged: RecentStep, num_bytes: int) -> None:
-        """Count what a step holds more, and drop the oldest ones."""
+        """Count the bytes that a step adds, and drop the oldest steps."""
         logged.num_kept_bytes += num_bytes
         self._num_bytes += num_bytes
         while len(self._steps) > self._capacity or (
@@ -99,7 +99,7 @@ class RecentSteps:
             self._num_bytes -= dropped.num_kept_bytes
 
     def get(self, step_id: int) -> RecentStep | None:
-        """Return a step, the last one for 0; None if it is not kept."""
+        """Return a step, the last one for 0; None: it is not kept."""
         if step_id == 0:
             return next(reversed(self._steps.values()), None)
         return self._steps.get(step_id)
@@ -115,7 +115,7 @@ class RecentSteps:
 
 
 def decided_bytes(logged: RecentStep) -> int:
-    """Return about what a step and its layout hold; its arrays take as much as its message."""
+    """Return about the size of a step and its layout; the arrays take as much as the message."""
     layout = logged.layout
     optional = (layout.num_candidates, layout.num_alternatives, layout.num_prompt_logprobs)
     num_numbers = 4 * (len(layout.slots) + len(layout.sample_slots)) + sum(
@@ -125,5 +125,5 @@ def decided_bytes(logged: RecentStep) -> int:
 
 
 def result_bytes(result: StepResult) -> int:
-    """Return what a result holds."""
+    """Return the size of a result in bytes."""
     return sum(array.nbytes for array in result.arrays) + sum(text.values.nbytes for text in result.pooling_outputs)

@@ -1,4 +1,4 @@
-"""The one line that the log has for each request, at its end. It holds no text of the client's or the model's."""
+"""The log line of each request, at its end. It holds no text of the client's or the model's."""
 
 import logging
 
@@ -12,7 +12,7 @@ def log_end(ended: EndedRequest) -> None:
     """Log that a request has ended: how, how large it was, and how long it took, in seconds."""
     if not log.isEnabledFor(logging.INFO):
         return
-    times, reason, num_kinds = ended.times, ended.finish_reason, len(ended.provenance.spans)
+    times, reason, num_spans = ended.times, ended.finish_reason, len(ended.provenance.spans)
     log.info(
         Event(
             "request_ended",
@@ -26,7 +26,7 @@ def log_end(ended: EndedRequest) -> None:
             queue_s=_rounded(times.queue_s),
             ttft_s=_rounded(times.time_to_first_token_s),
             duration_s=_rounded(times.duration_s),
-            num_numerics=num_kinds if num_kinds > 1 else None,
+            num_numerics=num_spans if num_spans > 1 else None,
             trace_id=ended.trace_id,
         )
     )

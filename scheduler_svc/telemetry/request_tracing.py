@@ -49,13 +49,11 @@ TracedRequest: TypeAlias = (
 class RequestTrace:
     """The span of one request.
 
-    As a context manager it stands around all that may refuse the request; what is raised there ends the
+    As a context manager it stands around all that may refuse the request; an exception there ends the
     span. A request that was queued ends it with `end`.
 
     Args:
-        tracer: Makes the spans of the phases.
-        span: That of the request, just begun, with the name of the operation.
-        operation: That name.
+        span: The request's, just begun, with the name of the operation.
         begin_ns: When it began, in nanoseconds since 1970.
         begin_s: The same moment in the monotonic seconds of `RequestTimes`.
     """
@@ -79,12 +77,12 @@ class RequestTrace:
 
     @property
     def trace_id(self) -> str | None:
-        """The trace that it belongs to, 32 hexadecimal digits, sampled or not; None: OTEL_SDK_DISABLED is set."""
+        """The request's trace, 32 hexadecimal digits, sampled or not; None: OTEL_SDK_DISABLED is set."""
         context = self._span.get_span_context()
         return f"{context.trace_id:032x}" if context.is_valid else None
 
     def follow(self, request: EngineRequest, model_id: str) -> EngineRequest:
-        """The request is about to be queued: return it with its span, which its executors are to name."""
+        """Return the request, which is about to be queued, with its span, which its executors are to name."""
         span, conditions = self._span, request.stop_conditions
         if not span.is_recording():
             return replace(request, trace_id=self.trace_id)
@@ -102,7 +100,7 @@ class RequestTrace:
         return replace(request, trace_id=self.trace_id, traceparent=traceparent_of(span.get_span_context()))
 
     def follow_inputs(self, requests: Sequence[EngineRequest], request_id: str, model_id: str) -> list[EngineRequest]:
-        """The inputs of a call are about to be queued: return them with its span."""
+        """Return the inputs of a call, which are about to be queued, with its span."""
         span, traceparent = self._span, None
         if span.is_recording():
             span.update_name(f"{self._operation} {model_id}")
@@ -119,11 +117,11 @@ class RequestTrace:
         return [replace(request, trace_id=self.trace_id, traceparent=traceparent) for request in requests]
 
     def end_inputs(self) -> None:
-        """All inputs of a call are answered."""
+        """End the span of a call: all inputs are answered."""
         self._span.end()
 
     def end(self, response: Response) -> None:
-        """The request has ended: make the spans of its phases, end its own."""
+        """Make the spans of the request's phases, and end its own: the request has ended."""
         span, ended = self._span, response.ended
         if not span.is_recording():
             return
@@ -157,7 +155,6 @@ class RequestTracer:
     """Begins the spans of requests.
 
     Args:
-        tracer: Makes spans.
         clock_ns: Nanoseconds since 1970.
         clock: Monotonic time in seconds, that of `RequestTimes`.
     """
@@ -174,10 +171,10 @@ class RequestTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def receive(self, request: TracedRequest, metadata: Metadata) -> RequestTrace:
-        """Begin the span of a request, as a child of the one that the call's metadata names, if it names one.
+        """Begin the span of a request, as a child of the span that the call's metadata names, if any.
 
-        A malformed `traceparent` counts as none. Whether it is sampled is for OTEL_TRACES_SAMPLER to say, by
-        default as the caller does.
+        A malformed `traceparent` counts as none. OTEL_TRACES_SAMPLER decides whether the span is sampled, by default as
+        the caller's was.
         """
         begin_ns, begin_s = self._clock_ns(), self._clock()
         operation = _operation(request)
@@ -205,7 +202,7 @@ def _operation(request: TracedRequest) -> str:
 
 
 def propagated(metadata: Metadata) -> dict[str, list[str]]:
-    """Return what the metadata of a call says about its trace."""
+    """Return the trace headers in the metadata of a call."""
     carrier: dict[str, list[str]] = {}
     for key, value in metadata:
         if key in PROPAGATED_KEYS and isinstance(value, str):
@@ -216,7 +213,7 @@ def propagated(metadata: Metadata) -> dict[str, list[str]]:
 def phases(times: RequestTimes, received_at_s: float) -> Iterator[tuple[str, float, float]]:
     """Yield name, begin and end of the phases that a request went through; each begins where the last one ended.
 
-    Those that took no time are left out: a single token has no decode.
+    Phases that took no time are left out: a single token has no decode.
     """
     begins = [
         ("tokenize", received_at_s),
@@ -251,12 +248,12 @@ def outcome(response: Response) -> dict[str, AttributeValue]:
 
 
 def error_type(error: BaseException) -> str:
-    """Return the name of the status that a call with this error ends with."""
+    """Return the name of the status with which this error ends a call."""
     return status_code(error).name if isinstance(error, Exception) else "CANCELLED"
 
 
 def describe(error: BaseException) -> str:
-    """Return the reason in words, none of which can be of a prompt: only our own errors are quoted."""
+    """Return the reason in words, without anything of a prompt: only our own errors are quoted."""
     if isinstance(error, InvalidFieldError):  # its message shows what was sent
         return f"{error.field} is invalid"
     return str(error) if isinstance(error, OctavoServiceError) else type(error).__name__

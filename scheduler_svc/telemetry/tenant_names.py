@@ -1,25 +1,21 @@
-"""Which tenants metrics name: clients may make up any number of them, and each would be a series for ever."""
+"""The tenants that metrics name: clients may make up any number of tenants, and each would be a series for ever."""
 
 from scheduler_svc.request.engine_request import MAX_TENANT_LENGTH
 
-# Of one process; those that come later share a label.
+# In one process; later tenants share a label.
 NUM_NAMED_TENANTS = 50
 OTHER = "other"
 
 
 class TenantNames:
-    """Names the tenants that came first.
-
-    Args:
-        capacity: How many.
-    """
+    """Names the first tenants."""
 
     def __init__(self, capacity: int = NUM_NAMED_TENANTS) -> None:
         self._capacity = capacity
-        self._named = {""}  # requests that name none
+        self._named = {""}  # for requests that name no tenant
 
     def label(self, tenant: str) -> str:
-        """Return what metrics call a tenant."""
+        """Return the label of a tenant in metrics."""
         if tenant in self._named:
             return tenant
         if len(self._named) > self._capacity or len(tenant) > MAX_TENANT_LENGTH:

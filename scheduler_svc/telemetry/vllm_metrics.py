@@ -1,7 +1,7 @@
-"""What gateways and autoscalers look for under vLLM's names, of a scheduler and of a front alike.
+"""Metrics under vLLM's names for gateways and autoscalers, of a scheduler and of a front alike.
 
-The endpoint picker of the Gateway API inference extension reads these four. They are of all that stands behind an
-`EngineClient`, as one engine.
+The endpoint picker of the Gateway API inference extension reads these four. They show everything behind an
+`EngineClient` as one engine.
 """
 
 from collections.abc import Iterator
@@ -31,9 +31,9 @@ METRICS = (WAITING, RUNNING, KV_USAGE, CACHE_CONFIG)
 
 
 def vllm_families(*engines: EngineClient) -> Iterator[Family]:
-    """Yield them, of each model by its name.
+    """Yield the metrics of each model, labelled with its name.
 
-    None of a model while no executor is attached, or a picker would think that nobody has less to do.
+    A model without an attached executor has none: a picker would think that it has the least to do.
     """
     known = {
         (engine.model.name, "0"): (engine.model.info.block_size_tokens, engine.load)

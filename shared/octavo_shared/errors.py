@@ -7,13 +7,13 @@
     │   ├── RequestExistsError     a live request has the same id
     │   ├── UnknownNameError       the named thing does not exist
     │   ├── FencedError            a stale epoch, or another scheduler holds the lease
-    │   ├── SlowCallerError        the caller does not take what it asked for
-    │   ├── TooManyUntakenError    and asks for more
+        │   ├── SlowCallerError        the caller does not read what it asked for
+        │   ├── TooManyUntakenError    the caller does not read its results, and sends more requests
     │   ├── NothingAllowedError    a grammar and the other rules of a request leave an output no token
     │   ├── GrammarTooCostlyError  a grammar takes too much time or memory to follow
-    │   ├── UnauthenticatedError   the call does not say who makes it, or wrongly
-    │   └── PermissionDeniedError  who makes the call may not do this
-    ├── WorldError                 nobody's fault: retry later
+        │   ├── UnauthenticatedError   the call has no credentials, or unknown ones
+        │   └── PermissionDeniedError  the caller may not do this
+        ├── WorldError                 no fault of the caller or the service: retry later
     │   ├── QueueFullError         the waiting queue is full
     │   ├── TokenQuotaError        a tenant has used up its tokens of this minute
     │   ├── DeadlineTooShortError  the answer would come long after the deadline of the call
@@ -22,14 +22,14 @@
     │       ├── AddressError       a port cannot be opened
     │       ├── DrainingError      it goes away, and takes nothing new
     │       └── LostTooOftenError  the request seems to break executors; do not send it again
-    ├── RequestAbortedError        somebody ended the request
+        ├── RequestAbortedError        a client or an operator ended the request
     ├── NotFiniteError             the model's logits are no numbers to choose a token by; it will fail again
     ├── GrammarNotFollowedError    an executor cannot follow a grammar that a front took; it will fail again
-    │   └── GrammarNotLoadedError  and says why before it gives a token
+        │   └── GrammarNotLoadedError  the executor says why before the first token
     ├── InvalidStepError           a step does not fit the batch table; nothing was written
     ├── StepGapError               a step id was skipped, or its response is not kept any more
     ├── StepFailedError            a step failed; the cache contents are in doubt
-    │   └── DeviceLostError        and the device computes nothing any more
+        │   └── DeviceLostError        the device computes nothing any more
     ├── ExecutorFaultError         an executor answered nonsense; it counts as lost
     ├── TokenizerFailedError       the tokenizer fails at a text, or does not come back; it will fail again
     ├── TokenizerFileError         a tokenizer file is missing or broken
@@ -49,7 +49,7 @@ _MAX_SHOWN_CHARS = 200
 class OctavoServiceError(Exception):
     """Any failure that a service reports to its caller in one sentence.
 
-    What stands in it may come from files and peers: it is cut, and cannot steer a terminal.
+    The sentence may quote files and peers: it is cut, and cannot steer a terminal.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -102,10 +102,10 @@ class FencedError(CallerError):
 
 
 class SlowCallerError(CallerError):
-    """A caller did not take what it had asked for.
+    """A caller did not read what it had asked for.
 
     Args:
-        limit_s: How long there was something for it, in seconds.
+        limit_s: How long there was something to read, in seconds.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -115,10 +115,10 @@ class SlowCallerError(CallerError):
 
 
 class TooManyUntakenError(CallerError):
-    """A caller has requests on a stream whose ends it does not take, and sends more.
+    """A caller has requests on a stream whose ends it does not read, and sends more.
 
     Args:
-        most: How many there may be.
+        most: How many such requests there may be.
     """
 
     def __init__(self, most: int) -> None:
@@ -129,11 +129,11 @@ class TooManyUntakenError(CallerError):
 
 
 class UnauthenticatedError(CallerError):
-    """Nothing that the call brings says who makes it, or what it brings is not known."""
+    """A call has no credentials, or unknown ones."""
 
 
 class PermissionDeniedError(CallerError):
-    """It is known who makes the call, and that they may not."""
+    """The caller is known, and may not do this."""
 
 
 class WorldError(OctavoServiceError):
@@ -144,12 +144,10 @@ class QueueFullError(WorldError):
     """The waiting queue is full.
 
     Args:
-        num_waiting_requests: Length of the queue.
-        retry_after_s: When to try again, in seconds.
-        tenant: Whose share of the queue is full; None or empty: all of it is.
-        queue: What the queue is called.
-        num_waiting_tokens: Prompt tokens in it, if that is what it is full of; None: it is full of requests.
-        gives_way: Whether the request had waited, and gives way to one of a tenant that has less than its share.
+        retry_after_s: When to retry, in seconds.
+        tenant: The tenant whose share of the queue is full; None or empty: the whole queue is full.
+        num_waiting_tokens: Prompt tokens in the queue, if their number is the limit; None: the number of requests is.
+        gives_way: Whether the request had waited, and gives way to a request of a tenant with less than its share.
     """
 
     def __init__(
@@ -174,11 +172,10 @@ class TokenQuotaError(WorldError):
     """A tenant has fewer tokens left than a request needs at least.
 
     Args:
-        tenant: Whose tokens.
-        num_tokens: What the request needs: its prompt, or 1 while that is not known.
-        per_minute: What the tenant has in a minute.
-        num_left: What it has now; below 0: what its answers took beyond.
-        retry_after_s: When it has enough, in seconds; None: never, the request needs more than there are in a minute.
+        num_tokens: What the request needs: its prompt, or 1 while that is unknown.
+        per_minute: The tenant's tokens in a minute.
+        num_left: The tokens that it has left now; below 0: by how much its answers exceeded them.
+        retry_after_s: When it has enough, in seconds; None: never, the request needs more than a minute's tokens.
     """
 
     def __init__(
@@ -207,9 +204,9 @@ class DeadlineTooShortError(WorldError):
     """The answer would come long after the deadline of the call; do not send the request again as it is.
 
     Args:
-        what: What the answer would do within that time: "begin in" or "take".
-        estimate_s: The time, in seconds.
-        time_left_s: What the call has, in seconds.
+        what: What takes that long: "begin in" or "take".
+        estimate_s: The estimated time, in seconds.
+        time_left_s: The time that the call has left, in seconds.
     """
 
     def __init__(self, what: str, estimate_s: float, time_left_s: float) -> None:
@@ -221,7 +218,7 @@ class DeadlineTooShortError(WorldError):
 
 
 class CacheTooSmallError(WorldError):
-    """The request needs more of the KV cache than there is, even if it has all of it; do not send it again as it is."""
+    """The request needs more of the KV cache than there is, even alone; do not send it again as it is."""
 
 
 class UnavailableError(WorldError):
@@ -232,7 +229,7 @@ class AddressError(UnavailableError):
     """A port cannot be opened.
 
     Args:
-        flag: The setting that names it.
+        flag: The setting that has the address.
         address: host:port.
     """
 
@@ -243,15 +240,11 @@ class AddressError(UnavailableError):
 
 
 class DrainingError(UnavailableError):
-    """The service goes away and takes nothing new; another one may."""
+    """The service shuts down and takes nothing new; another one may."""
 
 
 class LostTooOftenError(UnavailableError):
-    """A request lost its executor too often in a row while it ran alone: it seems to break them, here and elsewhere.
-
-    Args:
-        num_losses: How often.
-    """
+    """A request lost its executor too often in a row while it ran alone: it seems to break executors everywhere."""
 
     def __init__(self, num_losses: int) -> None:
         super().__init__(f"the executor was lost {num_losses} times in a row while running this request alone")
@@ -261,12 +254,12 @@ class NoExecutorError(WorldError):
     """No executor takes requests.
 
     Args:
-        what: What is the case.
-        trouble: Why, with addresses and the like; empty: nothing is known.
+        what: The state of the service.
+        trouble: Why, with addresses and the like; empty: unknown.
         advice: What the caller can do.
 
     Attributes:
-        brief: The message without `trouble`, for whom the inside of the deployment is no business of.
+        brief: The message without `trouble`, for callers who may not see the inside of the deployment.
     """
 
     def __init__(self, what: str, trouble: str, advice: str = "retry in a moment") -> None:
@@ -279,7 +272,7 @@ class RequestAbortedError(OctavoServiceError):
 
 
 class NotFiniteError(OctavoServiceError):
-    """The model's logits for a token are NaN or infinity somewhere, or rule out every token; nobody else is affected.
+    """The model's logits for a token have NaN or infinity, or rule out every token; no other request is affected.
 
     Args:
         place: Which token: "output 0 are not finite at token 17".
@@ -290,7 +283,7 @@ class NotFiniteError(OctavoServiceError):
 
 
 class PooledNotFiniteError(NotFiniteError):
-    """The model's vector or scores for a text have NaN or infinity; nobody else is affected.
+    """The model's vector or scores for a text have NaN or infinity; no other request is affected.
 
     Args:
         what: "the vector of the text".
@@ -315,7 +308,7 @@ class NothingAllowedError(CallerError):
 
 
 class GrammarTooCostlyError(CallerError):
-    """To follow the grammar of a request takes more time or memory than an output may have.
+    """Following the grammar of a request takes more time or memory than an output may have.
 
     Args:
         place: "output 0 at token 17".
@@ -326,7 +319,7 @@ class GrammarTooCostlyError(CallerError):
 
 
 class GrammarNotFollowedError(OctavoServiceError):
-    """The executor cannot compile the grammar of a request, or the tokens before do not follow it.
+    """The executor cannot compile the grammar of a request, or the earlier tokens do not follow it.
 
     Args:
         place: "output 0 at token 17".
@@ -340,11 +333,7 @@ class GrammarNotFollowedError(OctavoServiceError):
 
 
 class GrammarNotLoadedError(GrammarNotFollowedError):
-    """The executor cannot load the grammar of a request.
-
-    Args:
-        reason: In the executor's words.
-    """
+    """The executor cannot load the grammar of a request."""
 
     def __init__(self, reason: str) -> None:
         OctavoServiceError.__init__(
@@ -371,11 +360,11 @@ class ExecutorFaultError(OctavoServiceError):
 
 
 class DeviceLostError(StepFailedError):
-    """The device computes nothing any more; only a new process gets it back."""
+    """The device computes nothing any more; only a new process can use it again."""
 
 
 class TokenizerFailedError(OctavoServiceError):
-    """The tokenizer's library fails at a text or at tokens, or does not come back; nobody else is affected."""
+    """The tokenizer's library fails at a text or at tokens, or hangs; no other request is affected."""
 
 
 class TokenizerFileError(OctavoServiceError):
@@ -396,8 +385,8 @@ class ModelLoadError(OctavoServiceError):
 
 
 class UnsupportedModelError(ModelLoadError):
-    """The model asks for what our own code does not have; that of transformers may have it."""
+    """Our own code lacks what the model needs; transformers' code may have it."""
 
 
 class UnknownArchitectureError(UnsupportedModelError):
-    """There is no code of our own for this architecture at all."""
+    """We have no code of our own for this architecture."""

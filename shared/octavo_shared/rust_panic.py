@@ -1,4 +1,4 @@
-"""What a library in Rust raises when it panics: no `Exception`, and of a class that cannot be imported."""
+"""What a library in Rust raises when it panics: not an `Exception`, and of a class that cannot be imported."""
 
 
 def is_panic(error: BaseException) -> bool:
@@ -7,7 +7,7 @@ def is_panic(error: BaseException) -> bool:
 
 
 def words_of(error: BaseException) -> str:
-    """Return what a library in Rust says of a file or a text that it cannot take, in one line.
+    """Return in one line why a library in Rust refuses a file or a text.
 
     Raises: BaseException: the error, if it is neither an `Exception` nor a panic.
     """

@@ -33,9 +33,9 @@ EDITS = (
         "  optional float epsilon_cutoff = 100;\n",
     ),
     _before(
-        "octavo/values/sampling_parameters.py",
-        '    SamplingParameter(\n        name="repetition_penalty",\n',
-        "    SamplingParameter(\n"
+        "octavo/values/sampling_params_table.py",
+        '    SamplingParam(\n        name="repetition_penalty",\n',
+        "    SamplingParam(\n"
         '        name="epsilon_cutoff",\n'
         "        kind=Kind.FLOAT,\n"
         '        doc="Drop tokens whose probability is below this.",\n'

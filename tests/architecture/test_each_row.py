@@ -1,8 +1,11 @@
 """What `tests.support.each_row` makes of a test."""
 
+from itertools import product
+
 import pytest
 
 from tests.support.each_row import each_row
+from tests.support.large_tables import STEP, quick_rows
 
 
 @each_row((1, 1), (2, 3), (4, 5), (6, 6))
@@ -44,3 +47,13 @@ def test_a_table_without_rows_is_refused() -> None:
 def test_fixtures_are_the_same_for_every_row(number: int, *, capsys: pytest.CaptureFixture[str]) -> None:
     print(number)
     assert capsys.readouterr().out == f"{number}\n"
+
+
+@each_row([2, 20], [3, 6, 6], [2, 2, 2, 8])
+def test_what_stays_of_a_large_table_has_every_value_whatever_its_place(sizes: list[int]) -> None:
+    rows = list(product(*map(range, sizes)))
+    for order in (rows, rows[::-1], sorted(rows, key=lambda row: row[::-1])):
+        quick = [order[place] for place in quick_rows(order)]
+
+        assert [len(set(column)) for column in zip(*quick, strict=True)] == sizes
+        assert len(quick) == max(*sizes, -(-len(rows) // STEP))

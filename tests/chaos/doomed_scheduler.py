@@ -15,7 +15,7 @@ from scheduler_svc.processes.process import run_to_end
 from scheduler_svc.processes.supervisor import Supervisor
 
 # What its processes run; without the variables they are as in production.
-CORE = "tests.chaos.doomed_core"
+ENGINE = "tests.chaos.doomed_core"
 FRONT = "tests.chaos.impatient_front"
 
 # The variables.
@@ -26,7 +26,7 @@ ABSENCE_LIMIT_S = "OCTAVO_CHAOS_ABSENCE_LIMIT_S"
 async def serve(config: SchedulerConfig) -> int:
     """Run it until somebody wants it to stop."""
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
-    return await Supervisor(choose_fronts(config), core_module=CORE, front_module=FRONT).run(stop.wait())
+    return await Supervisor(choose_fronts(config), engine_module=ENGINE, front_module=FRONT).run(stop.wait())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.admin_client import AdminClient
 from octavo.errors import UnavailableError
 from octavo.models.store import find_model
-from tests.chaos.doomed_scheduler import CORE, FRONT
+from tests.chaos.doomed_scheduler import ENGINE, FRONT
 from tests.support.processes import Service, children_of, resident_mib, start_service
 
 SCHEDULER = "scheduler_svc"
@@ -167,7 +167,7 @@ class Scheduler:
 
     def cores(self) -> list[int]:
         """The process of its core, if it has fronts and the core runs."""
-        return self._children("scheduler_svc.processes.engine_process", CORE)
+        return self._children("scheduler_svc.processes.engine_process", ENGINE)
 
     def fronts(self) -> list[int]:
         """The processes of its fronts."""

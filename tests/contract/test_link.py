@@ -37,10 +37,11 @@ from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.link import absence, core_servicer, front_session, remote_engine
+from scheduler_svc.link import absence, core_servicer, engine_stream, front_session, remote_engine
 from scheduler_svc.link.core_batch import CoreBatch
 from scheduler_svc.link.core_servicer import STATE_INTERVAL_S, CoreServicer, core_state
 from scheduler_svc.link.early_aborts import EarlyAborts
+from scheduler_svc.link.engine_stream import EngineStream
 from scheduler_svc.link.front_session import FrontSession
 from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.link.submissions import encode_submission
@@ -444,7 +445,7 @@ async def test_what_fronts_have_counted_is_read_in_a_thread(monkeypatch: pytest.
         return text_string_to_metric_families(text)
 
     monkeypatch.setattr("scheduler_svc.link.front_metrics.text_string_to_metric_families", parse_noted)
-    monkeypatch.setattr(remote_engine, "METRICS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(engine_stream, "METRICS_INTERVAL_S", 0.01)
     async with running_stack(fronts=2):
         await until(lambda: len(threads) >= 6)
     assert threading.main_thread() not in threads
@@ -646,7 +647,7 @@ async def test_what_is_kept_of_fronts_that_were_there_has_a_bound_and_so_have_th
 
 
 async def test_operators_see_what_went_to_a_front_and_whether_it_keeps_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_engine, "METRICS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(engine_stream, "METRICS_INTERVAL_S", 0.01)
     async with running_stack(fronts=2) as stack:
         assert stack.fronts is not None
         await stack.fronts.fronts[1].terminate()  # it would join again at times
@@ -677,7 +678,7 @@ async def test_operators_see_what_went_to_a_front_and_whether_it_keeps_up(monkey
 async def test_the_metrics_of_the_scheduler_have_the_calls_of_its_own_fronts_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_engine, "METRICS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(engine_stream, "METRICS_INTERVAL_S", 0.01)
     async with (
         running_stack(fronts=1, engine_listen="127.0.0.1:0", engine_insecure=True) as stack,
         welcomed(stack, front_id="0", session=2**63, over_tcp=True) as front,
@@ -701,7 +702,7 @@ async def test_versions_that_do_not_meet_are_refused_in_words() -> None:
         async with joined(stack, versions=(2, 3)) as front:
             assert await status(front) == (
                 grpc.StatusCode.FAILED_PRECONDITION,
-                "front 'raw' supports versions 2 to 3 of octavo.core.v1; this core supports 1 to 1",
+                "front 'raw' supports versions 2 to 3 of octavo.core.v1; this engine supports 1 to 1",
             )
         async with joined(stack, versions=(0, 9)) as front:
             assert (await front.until("welcome")).welcome.version == 1
@@ -844,7 +845,7 @@ async def test_a_front_whose_link_fails_by_a_bug_ends_and_is_started_again(monke
         assert stack.fronts is not None
         assert stack.fronts is not None
         [front] = stack.fronts.fronts
-        monkeypatch.setattr(RemoteEngine, "_grant", lambda self: 1 / 0)
+        monkeypatch.setattr(EngineStream, "_grant", lambda self: 1 / 0)
         [session] = stack.link.own_sessions
         session.batch()
         with pytest.raises(ExceptionGroup) as caught:

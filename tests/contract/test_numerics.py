@@ -170,7 +170,7 @@ async def test_who_requires_one_kind_ends_where_none_of_it_comes() -> None:
     assert (caught.value.details() or "").startswith(
         f"an executor of numerics one, weights {DIGEST[:12]}… computed its tokens so far, this one is an executor of "
         f"numerics two, weights {DIGEST[:12]}…, and the request requires the same numerics (require_same_numerics); "
-        "none of that kind was attached within 0.2 s"
+        "no such executor was attached within 0.2 s"
     )
 
 

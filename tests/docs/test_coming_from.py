@@ -7,7 +7,7 @@ import click
 
 from octavo import SamplingParams
 from octavo.commands.command_line import cli
-from octavo.values.sampling_parameters import SAMPLING_PARAMETERS
+from octavo.values.sampling_params_table import SAMPLING_PARAMS
 from tests.docs.flags import SERVICES
 from tests.docs.pages import REPOSITORY
 from tests.support.each_row import each_row
@@ -41,7 +41,7 @@ def test_flags_of_ours_exist() -> None:
 
 
 @each_row("`SamplingParams`", "Parameters", "From transformers")
-def test_sampling_parameters_of_ours_exist(heading: str) -> None:
+def test_sampling_params_of_ours_exist(heading: str) -> None:
     known = {field.name for field in fields(SamplingParams)}
     for theirs, ours in rows(heading):
         names = re.findall(r"`([a-z_]+)`", theirs if ours == "the same" else ours)
@@ -49,5 +49,5 @@ def test_sampling_parameters_of_ours_exist(heading: str) -> None:
 
 
 def test_every_sampling_parameter_of_ours_is_told() -> None:
-    public = {parameter.name for parameter in SAMPLING_PARAMETERS if parameter.is_public}
+    public = {parameter.name for parameter in SAMPLING_PARAMS if parameter.is_public}
     assert {name for name in public if f"`{name}`" not in PAGE} == set()

@@ -17,7 +17,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.generation.v1 import generation_service_pb2_grpc as pb_grpc
 from scheduler_svc.config.client_side_config import FrontConfig
-from scheduler_svc.link import remote_engine
+from scheduler_svc.link import engine_stream
 from scheduler_svc.processes.front_process import FrontService
 from tests.monitoring.live import scrape
 from tests.support.patience import PATIENCE_S
@@ -131,7 +131,7 @@ async def standalone_front(engines: list[str], tokens: Path | None = None) -> As
 
 @pytest.fixture(autouse=True)
 def _fronts_tell_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_engine, "METRICS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(engine_stream, "METRICS_INTERVAL_S", 0.01)
 
 
 @PLACES

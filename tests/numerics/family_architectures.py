@@ -5,16 +5,26 @@ from typing import Any
 
 from tests.numerics.tiny_models import LLAMA3_ROPE
 
+# No multiple of the width of vectors, of what threads share or of groups of weights; three query heads for a KV head.
+# Four ranks can share it.
+ODD_SIZES = {
+    "hidden_size": 45,
+    "intermediate_size": 52,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 10,
+}
+
 # By the name in config.json. Windows are shorter than the prompts.
 FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
-    "BloomForCausalLM": {},
+    # No power of two heads: ALiBi has slopes between those of the nearest one.
+    "BloomForCausalLM": {"hidden_size": 48, "n_head": 12},
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20},
     "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20, "num_hidden_layers": 7},
     "LlamaForCausalLM": {"rope_parameters": LLAMA3_ROPE},
-    "MistralForCausalLM": {"sliding_window": 9},
+    "MistralForCausalLM": {"sliding_window": 9, **ODD_SIZES},
     "MixtralForCausalLM": {},
-    # No power of two heads: ALiBi has slopes between those of the nearest one.
     "MptForCausalLM": {"hidden_size": 48, "num_attention_heads": 12, "attn_config": {"softmax_scale": 0.3}},
     "OPTForCausalLM": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "Phi3ForCausalLM": {"sliding_window": 11},

@@ -17,7 +17,7 @@ from executor_svc.models.language_model import LanguageModel
 from tests.numerics.architectures import VOCAB_SIZE, PagedRun
 from tests.numerics.bits import assert_same_bits
 
-BLOCK_SIZES = (5, 8, 16, 32)
+BLOCK_SIZES = (5, 16, 24, 40)
 MAX_SEQUENCES = 5
 MAX_SHORT_TOKENS = 80
 

@@ -38,10 +38,10 @@ def backends() -> dict[str, AttentionBackend]:
 SHAPES = [
     # heads, head_dim, block_size, layer
     ((6, 2), 16, 16, AttentionLayer(0.25)),
-    ((9, 3), 64, 16, AttentionLayer(0.125)),
-    ((8, 1), 32, 3, AttentionLayer(0.3, 40, 1.5, alibi_slopes(8))),
-    ((4, 4), 24, 5, AttentionLayer(0.3, 250)),
-    ((10, 1), 80, 32, AttentionLayer(0.1, soft_cap=2.0)),
+    ((9, 3), 100, 24, AttentionLayer(0.125)),
+    ((7, 1), 30, 3, AttentionLayer(0.3, 40, 1.5, alibi_slopes(7))),
+    ((3, 3), 18, 5, AttentionLayer(0.3, 250)),
+    ((10, 1), 80, 40, AttentionLayer(0.1, soft_cap=2.0)),
     ((3, 3), 6, 1, AttentionLayer(0.5)),
 ]
 
@@ -79,7 +79,7 @@ def heads_of_every_kind(head_dim: int) -> torch.Tensor:
     return torch.stack(heads)
 
 
-@each_row(*product(backends(), CACHE_DTYPES, [16, 20, 64], [(1.0, 1.0), (0.3, 7.0)]))
+@each_row(*product(backends(), CACHE_DTYPES, [18, 20, 70], [(1.0, 1.0), (0.3, 7.0)]))
 def test_elements_are_rounded_as_the_format_says(
     name: str, cache_format: str, head_dim: int, scales: tuple[float, float]
 ) -> None:
@@ -209,7 +209,7 @@ def test_bits_do_not_depend_on_the_schedule_or_the_processor(cache_format: str, 
         output, cache = inputs.attend(NativeAttentionBackend(library), layer)
         outputs.append((inputs.step.slots[0], [output.view(torch.int32), *raw(cache)]))
         written = Written(inputs, layer, output, cache)
-        for block_size, neighbours in ((16, []), (5, [(700, 1), (0, 50)]), (16, [(20, 1)] * 12)):
+        for block_size, neighbours in ((16, []), (24, [(700, 1), (0, 50)]), (5, [(20, 1)] * 12)):
             for start, length in PIECES:
                 written.piece(library, start, length, block_size, neighbours)
         written.piece(NativeLibrary(library_path(lanes), num_threads=1), 429, 1, 32, [])

@@ -181,7 +181,7 @@ def test_a_step_without_blocks_in_one_of_the_groups_is_refused(load: Load) -> No
         grouped.execute(TableDelta(admissions=(full_only,), prefill_chunks=pairs((0, 6))))
 
 
-SHAPE = CacheShape(num_layers=6, block_size=16, num_kv_heads=1, head_dim=8, dtype=torch.float32)
+SHAPE = CacheShape(num_layers=6, block_size=24, num_kv_heads=1, head_dim=8, dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -191,8 +191,9 @@ SHAPE = CacheShape(num_layers=6, block_size=16, num_kv_heads=1, head_dim=8, dtyp
         ((64,) * 6, 1000, ()),
         # A model that generates nothing has no cache.
         ((64,) * 5 + (None,), 0, ()),
-        # Two of (4 sequences x 5 blocks + 128 tokens / 16); the other five layers' share goes to the one that sees all.
-        ((64,) * 5 + (None,), 1000, ((1000 * 6 - 56 * 5, 0), (56, 64))),
+        # Two of (4 sequences x 4 blocks + 128 tokens / 24, rounded up); the share of the other five layers goes to the
+        # one that sees all.
+        ((64,) * 5 + (None,), 1000, ((1000 * 6 - 44 * 5, 0), (44, 64))),
         # A small pool: as many as one pool would have.
         ((64,) * 5 + (None,), 30, ((30, 0), (30, 64))),
     ],

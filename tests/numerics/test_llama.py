@@ -51,7 +51,7 @@ def test_a_stored_head_counts_though_config_json_says_that_it_is_the_embedding(
     assert "event=head_is_not_embedding" in caplog.text
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("block_size", [1, 4, 24])
 @pytest.mark.parametrize("variant", ["gqa", "mha", "llama3_rope"])
 def test_greedy_decoding_equals_transformers_generate(
     variant: str, block_size: int, tiny_models: dict[str, TinyModel], make_driver: MakeDriver
@@ -65,7 +65,7 @@ def test_greedy_decoding_equals_transformers_generate(
     assert outputs == [reference_continuation(model.reference, prompt, 20) for prompt in prompts]
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("block_size", [1, 4, 24])
 @pytest.mark.parametrize("chunk_size", [1, 3, 4, 16])
 def test_chunked_prefill_equals_unchunked(
     chunk_size: int,

@@ -22,7 +22,7 @@ from executor_svc.sampler import torch_backend
 from executor_svc.sampler.filters import SamplingRows, filtered_scores
 from executor_svc.sampler.sampler import Sampler
 from executor_svc.worker.loading import load_worker
-from octavo.values.sampling_parameters import Stage, of_stage
+from octavo.values.sampling_params_table import Stage, of_stage
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
 from tests.numerics import record_numerics

@@ -30,7 +30,7 @@ MAX_TOKENS = 900  # three parts of the keys; contexts of 2,000 tokens are in tes
 
 # What the families do to attention, with sizes of heads and of groups that are no power of two.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Bloom: ALiBi, heads of 20, no groups": ("BloomForCausalLM", {"hidden_size": 80}),
+    "Bloom: ALiBi, 12 heads of 20, no groups": ("BloomForCausalLM", {"hidden_size": 240}),
     "Gemma: heads of 256 in groups of 8": (
         "GemmaForCausalLM",
         {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256},

@@ -23,7 +23,13 @@ LLAMA3_ROPE = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "gqa": {},
     "mha": {"num_key_value_heads": 4},
-    "mqa": {"num_key_value_heads": 1},
+    "mqa": {
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 10,
+        "hidden_size": 45,
+        "intermediate_size": 51,
+    },
     "tied": {"tie_word_embeddings": True},
     "biased": {"attention_bias": True, "mlp_bias": True},
     "llama3_rope": {"rope_parameters": LLAMA3_ROPE},

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.cell import Cell
 from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.engine_stream import MAX_MESSAGES_ON_THEIR_WAY
 from scheduler_svc.link.front_session import FrontSession, _RemoteSink
-from scheduler_svc.link.remote_engine import MAX_MESSAGES_ON_THEIR_WAY, RemoteEngine
+from scheduler_svc.link.remote_engine import RemoteEngine
 
 
 @dataclass(slots=True)
@@ -91,4 +92,4 @@ def _left_at(link: CoreServicer, engine: RemoteEngine) -> Iterator[str]:
 
 def credits_of(session: FrontSession, engine: RemoteEngine) -> int:
     """Return the credits of a session, wherever they are; none of its messages is on its way."""
-    return (session._gate._num_credits or 0) + engine._num_taken + engine._outbox.message.credits
+    return (session._gate._num_credits or 0) + engine._stream._num_taken + engine._outbox.message.credits

@@ -55,7 +55,7 @@ def watch_link(
 def watch_front(engine: RemoteEngine, process: str, watchers: Sequence[Watcher]) -> None:
     """Let watchers see what happens at a front's side of the link from now on."""
     note = partial(_note, process, watchers)
-    engine._lose = partial(_lose, engine._lose, engine, note)  # type: ignore[method-assign]
+    engine.lose = partial(_lose, engine.lose, engine, note)  # type: ignore[method-assign]
     engine._go_on = partial(_go_on, engine._go_on, engine, note)  # type: ignore[method-assign]
     engine._absence._on_limit = partial(_give_up, engine._absence._on_limit, engine, note)
     engine.take_over = partial(_take_over, engine.take_over, engine, note)  # type: ignore[method-assign]
@@ -151,7 +151,7 @@ def _finish(
     num_tokens: int,
     reason: FinishReason,
 ) -> None:
-    if request.ends.get(output_index, reason) is not reason:
+    if request.ends[output_index].reason not in (None, reason):
         note("stop string met a length")
     finish(request, output_index, num_tokens, reason)
 

@@ -370,13 +370,13 @@ BUGS = (
     Bug(
         "the requests of a front that is gone go on",
         f"{LINK}/front_session.py",
-        "                await self._abort_all()  # first: who cancels us while we wait leaves none behind\n",
+        "                await self._abort_all()  # first: a cancel while we wait leaves none behind\n",
         "",
     ),
     Bug(
         "the requests of a front that is gone end, unless somebody is in a hurry",
         f"{LINK}/front_session.py",
-        "                await self._abort_all()  # first: who cancels us while we wait leaves none behind\n"
+        "                await self._abort_all()  # first: a cancel while we wait leaves none behind\n"
         "                await asyncio.gather(*tasks, return_exceptions=True)\n",
         "                await asyncio.gather(*tasks, return_exceptions=True)\n"
         "                await self._abort_all()\n",
@@ -395,20 +395,20 @@ BUGS = (
     ),
     Bug(
         "a front grants no further messages",
-        f"{LINK}/remote_engine.py",
+        f"{LINK}/engine_stream.py",
         "            self._outbox.message.credits += self._num_taken\n",
         "",
     ),
     Bug(
         "a front grants one message too few each time",
-        f"{LINK}/remote_engine.py",
+        f"{LINK}/engine_stream.py",
         "            self._outbox.message.credits += self._num_taken\n",
         "            self._outbox.message.credits += self._num_taken - 1\n",
     ),
     Bug(
         "the engine does not hear how a front ends an output",
         f"{LINK}/front_session.py",
-        "                    sink.finish_by_front(end.output_index, end.num_tokens, decode_reason(end.reason))\n",
+        "                    sink.handle.finish_output(end.output_index, end.num_tokens, decode_reason(end.reason))\n",
         "                    pass\n",
     ),
     Bug(
@@ -467,12 +467,12 @@ BUGS = (
     Bug(
         "each session of a front has the same numbers of requests again",
         f"{LINK}/remote_engine.py",
-        "        self._num_taken, self._is_front_ready = 0, None\n",
-        "        self._num_taken, self._is_front_ready, self._numbers = 0, None, itertools.count(1)\n",
+        "        self._is_front_ready = None\n",
+        "        self._is_front_ready, self._numbers = None, itertools.count(1)\n",
     ),
     Bug(
         "what is left to say to an engine that is gone is said to the next one",
-        f"{LINK}/remote_engine.py",
+        f"{LINK}/engine_stream.py",
         "        self._outbox.clear()\n",
         "        self._outbox._full.clear()\n",
     ),
@@ -516,9 +516,9 @@ BUGS = (
     ),
     Bug(
         "all fronts stay at one scheduler for ever",
-        f"{LINK}/cell.py",
-        "[self._joined[address] for address in agreement.used]",
-        "[self._joined[address] for address in agreement.used[:1]]",
+        f"{LINK}/engines_in_use.py",
+        "[joined[address] for address in agreement.used]",
+        "[joined[address] for address in agreement.used[:1]]",
         LIVENESS,
     ),
     Bug(
@@ -548,7 +548,7 @@ BUGS = (
     ),
     Bug(
         "a scheduler that is away is given new requests",
-        f"{LINK}/cell.py",
+        f"{LINK}/engines_in_use.py",
         "        if engine.is_away or engine.why_not_ready or engine.model is None:\n",
         "        if engine.model is None:\n",
     ),

@@ -17,6 +17,7 @@ from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest
+from scheduler_svc.request.output_end import EndState
 from tests.simulation.plan import FaultPlan
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _tell_stop(
     output_index: int,
     *said: Any,
 ) -> None:
-    if output_index not in request.ends:  # its front has found a stop string
+    if request.ends[output_index].state is EndState.RUNNING:  # its front has found a stop string
         for watcher in watchers:
             watcher.stopped(process, fleet.planner_of(request.group), request.group.sequences[output_index])
     finish_output(request, output_index, *said)

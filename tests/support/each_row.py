@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.large_tables import SMALL, is_thinned, step_of
+from tests.support.large_tables import SMALL, is_thinned, quick_rows
 
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 further_case = pytest.mark.further_case
@@ -35,7 +35,7 @@ def each_row(*table: object) -> Callable[[Callable[..., Any]], Callable[..., Any
     """Run a test with each row: the value of its positional parameter, or the tuple of their values.
 
     Fixtures are its keyword-only parameters; all rows have the same. It is for rows that cost little and leave nothing.
-    Of a large table in an area that is thinned `make test` has a step through it, and a second test the other rows.
+    Of a large table in an area that is thinned `make test` has some rows, and a second test the others.
     """
 
     def decorate(test: Callable[..., Any]) -> Any:
@@ -64,10 +64,10 @@ def each_row(*table: object) -> Callable[[Callable[..., Any]], Callable[..., Any
         chosen.__signature__ = inspect.Signature(fixtures)  # what pytest gives
         if len(table) <= SMALL or not is_thinned(Path(test.__globals__["__file__"])):
             return chosen
-        step = step_of(len(table))
-        further = [row for index, row in enumerate(values) if index % step]
+        quick = quick_rows(values)
+        some, others = ([row for place, row in enumerate(values) if (place in quick) is each] for each in (True, False))
         chosen.__signature__ = inspect.Signature([inspect.Parameter("part", POSITIONAL), *fixtures])
-        parts = [pytest.param(values[::step], id="quick"), pytest.param(further, id="further", marks=further_case)]
+        parts = [pytest.param(some, id="quick"), pytest.param(others, id="further", marks=further_case)]
         return pytest.mark.parametrize("part", parts)(chosen)
 
     return decorate

@@ -27,6 +27,7 @@ from scheduler_svc.core.waiting.tenant_shares import TenantShares
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Hypothesis
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
+from tests.support.counts import check_counts_of_fleet, slots_of_tenants
 from tests.support.driving import check_pools_are_free
 from tests.support.toy_executor import over_the_wire, result_over_the_wire
 from tests.support.waiting import shares_of
@@ -169,7 +170,7 @@ class VirtualFleet:
     ) -> None:
         policy = policy or FcfsPolicy()
         self.queue = WaitingQueue(policy, shares_of(tenant_weights, max_num_seqs_per_tenant))
-        self._all_shares = [self.queue.shares]
+        self._slots_of: dict[str, list[int]] = {}
         self.fleet = make_fleet(self.queue, policy, b"key", lambda: True)
         self.members: list[Member] = []
         self.checks_integrity = checks_integrity
@@ -267,7 +268,6 @@ class VirtualFleet:
             assert group.arrival not in self.failures, "a group failed twice"
             self.failures[group.arrival] = failure.message
         self.check_integrity(member)
-        self.check_cap_of_tenants()
         return decision.step
 
     def execute(self, member: Member, step: Step) -> None:
@@ -331,21 +331,21 @@ class VirtualFleet:
         for group in self.groups.values():
             places = [member for member in self.members if group in member.planner.groups]
             assert len(places) + (group in self.queue) == self.is_live(group), f"{group.request_id} is in {places}"
+        live = [group for group in self.groups.values() if self.is_live(group)]
+        check_counts_of_fleet(self.fleet, live)
+        self._check_cap_of_tenants(live)
 
     def set_shares(self, shares: TenantShares) -> None:
         """Let tenants have other shares."""
-        self._all_shares.append(shares)
         self.fleet.set_tenant_shares(shares)
 
-    def check_cap_of_tenants(self) -> None:
-        """Assert that no tenant runs more sequences than it may, unless they are those of one group."""
-        running: dict[str, list[int]] = defaultdict(list)
-        for member in self.members:
-            for group in (*member.planner.batch.running, *member.planner.groups.returning):
-                running[group.tenant].append(group.num_slots)
-        for tenant, nums in running.items():
-            caps = [shares.of(tenant).max_num_seqs for shares in self._all_shares]  # what runs may be from before
-            assert None in caps or len(nums) == 1 or sum(nums) <= max(cap or 0 for cap in caps), running
+    def _check_cap_of_tenants(self, live: Iterable[SequenceGroup]) -> None:
+        """Assert that no tenant has got more slots than it may have now, unless they are those of one group."""
+        former, self._slots_of = self._slots_of, slots_of_tenants(self.fleet, live)
+        for tenant, nums in self._slots_of.items():
+            most = self.queue.shares.of(tenant).max_num_seqs
+            is_within = most is None or len(nums) == 1 or sum(nums) <= max(most, sum(former.get(tenant, ())))
+            assert is_within, f"tenant {tenant!r} has got more than {most} slots: {nums}"
 
     def check_all_is_free(self) -> None:
         """Assert that nothing is left of the groups that have ended, on either side."""

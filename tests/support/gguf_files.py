@@ -225,6 +225,7 @@ def _write(
     path: Path, architecture: str, values: Mapping[str, Any], tensors: Mapping[str, Array], type_of: TypeOf
 ) -> None:
     writer = GGUFWriter(path, architecture)
+    writer.data_alignment = values.get("general.alignment", writer.data_alignment)
     for key, value in values.items():
         if isinstance(value, bool):
             writer.add_bool(key, value)

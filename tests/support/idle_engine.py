@@ -7,7 +7,7 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.waiting.policy import FcfsPolicy
+from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.settings import EngineSettings
@@ -30,16 +30,17 @@ class IdleEngine:
     Args:
         addresses: Executors that there ought to be.
         limits: Of the core of each one; None: they are not attached.
+        policy: Of the queue and of the cores; None: first come, first served.
 
     Attributes:
         readiness: What was told of it, in order.
     """
 
-    def __init__(self, addresses: Sequence[str], limits: CoreLimits | None) -> None:
+    def __init__(self, addresses: Sequence[str], limits: CoreLimits | None, policy: Policy | None = None) -> None:
         settings = EngineSettings(
             planner=PlannerSettings(),
             driver=DriverSettings(),
-            policy=FcfsPolicy(),
+            policy=policy or FcfsPolicy(),
             max_waiting_requests=1000,
         )
         self.readiness: list[bool] = []

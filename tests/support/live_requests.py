@@ -88,11 +88,11 @@ def ended_request(
     """Return what is known of a request that arrived at second 0 and ended at 2."""
     request = live_request()
     request.group.request_id = request_id
-    request.num_tokens_of = [num_tokens]
+    request.ends[0].num_tokens = num_tokens
     request.num_lost_executors = num_losses
     request.times.ended_at_s = 2.0
     if error is None:
-        request.note_finished_output(0, FinishReason.LENGTH)
+        request.ends[0].set_to(num_tokens, FinishReason.LENGTH)
     request.error = error
     return request.summary(0.0)
 
@@ -117,10 +117,11 @@ class PlayedEngineSide:
         self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
     ) -> bool:
         """Give it a token; return whether the output has ended with it."""
-        was_finished = self.live.is_finished(output_index)
-        self.live.num_tokens_of[output_index] += not was_finished
+        end = self.live.ends[output_index]
+        was_settled = end.is_settled
+        end.num_tokens += not was_settled
         self.live.sink.push(output_index, token_id, logprob, alternatives)
-        return not was_finished and self.live.is_finished(output_index)
+        return not was_settled and end.is_settled
 
     def finish_output(self, output_index: int, reason: FinishReason) -> None:
         """End an output."""
@@ -131,7 +132,7 @@ class PlayedEngineSide:
         """End its beam search."""
         self.live.sink.finish_search(hypotheses)
         num_tokens = sum(len(hypothesis.token_ids) for hypothesis in hypotheses)
-        self.live.note_finished_search(num_tokens, hypotheses[0].finish_reason)
+        self.live.ends[0].set_to(num_tokens, hypotheses[0].finish_reason)
         self._end()
 
     def fail(self, error: OctavoServiceError) -> None:
@@ -141,8 +142,9 @@ class PlayedEngineSide:
 
     def note_finished(self, output_index: int, reason: FinishReason) -> None:
         """An output has ended, as the engine or its front says."""
-        if not self.live.is_finished(output_index):
-            self.live.note_finished_output(output_index, reason)
+        end = self.live.ends[output_index]
+        if not end.is_settled:
+            end.set_to(end.num_tokens, reason)
             if self.live.has_ended:
                 self._end()
 
@@ -157,7 +159,7 @@ class _PlayedHandle:
         self._side = side
 
     def finish_output(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
-        assert num_tokens == self._side.live.num_tokens_of[output_index]
+        assert num_tokens == self._side.live.ends[output_index].num_tokens
         self._side.note_finished(output_index, reason)
 
     def abort(self, error: OctavoServiceError) -> None:

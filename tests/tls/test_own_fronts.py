@@ -232,7 +232,7 @@ async def test_versions_that_do_not_meet_are_refused_and_newer_fronts_served(fil
         refused, served = stub.Join(), stub.Join()
         await refused.write(hello(2, 3))
         assert await refused.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert "supports versions 2 to 3 of octavo.core.v1; this core supports 1 to 1" in await refused.details()
+        assert "supports versions 2 to 3 of octavo.core.v1; this engine supports 1 to 1" in await refused.details()
         await served.write(hello(1, 9))
         message = await served.read()
         assert isinstance(message, core_service_pb2.JoinResponse)
@@ -313,7 +313,7 @@ async def test_a_core_that_is_told_to_end_lets_streams_of_fronts_of_their_own_fi
 
 WRONG_FLAGS = {
     "scheduler_svc --engine-listen 127.0.0.1:0": (
-        "octavo scheduler: --engine-listen 127.0.0.1:0 has no --front-tls-ca, and whoever joins there as a front may "
+        "octavo scheduler: --engine-listen 127.0.0.1:0 has no --front-tls-ca, and any process that joins there may "
         "run requests of all tenants: set --tls-cert, --tls-key, --front-tls-ca and --trusted-fronts, or "
         "--engine-insecure where every process that can connect is trusted"
     ),

@@ -14,7 +14,7 @@ class Options:
         model: What it loads: a directory or a file.
         number_format: Of its weights, as it calls it.
         num_threads: Equal for all engines.
-        cores: Those that it may use.
+        cores: The cores that it may use.
         max_tokens: Longest sequence of all workloads.
         program: An executable of the engine, where it is no Python package; else "".
         kv_cache_gib: Room for keys and values, where an engine wants to be told.
@@ -45,7 +45,7 @@ class Generation:
         seconds: From the first request sent to the last token there.
         first_token_s: Of each request, seconds until its first token; empty: the engine does not say.
         output_tokens: Number of tokens that each request got.
-        token_ids: Those tokens; empty: the engine does not say.
+        token_ids: The ids; empty: the engine does not say.
     """
 
     seconds: float

@@ -35,7 +35,6 @@ def settings_of(options: Options) -> dict[str, object]:
 
 
 async def generate(client: Client, requests: list[Request]) -> Generation:
-    """Send all requests at once."""
     started = time.perf_counter()
     answers = await asyncio.gather(*(_answer(client, request, started) for request in requests))
     seconds = time.perf_counter() - started
@@ -64,7 +63,6 @@ class OctavoStack:
         self._client: Client | None = None
 
     def start(self) -> Description:
-        """Start the services and open the client."""
         return self._loop.run_until_complete(self._start())
 
     async def _start(self) -> Description:
@@ -79,12 +77,10 @@ class OctavoStack:
         return Description(versions, {**told, "kernels": self._services.kernels})
 
     def generate(self, requests: list[Request]) -> Generation:
-        """Send all requests at once."""
         assert self._client is not None, "start() comes first"
         return self._loop.run_until_complete(generate(self._client, requests))
 
     def stop(self) -> None:
-        """Stop both services."""
         self._loop.run_until_complete(self._stop())
 
     async def _stop(self) -> None:
@@ -94,10 +90,10 @@ class OctavoStack:
             await self._services.stop()
 
 
-class OctavoCore:
-    """Octavo without its stack: the scheduler's core and the executor's worker in one loop, in this process.
+class OctavoLoop:
+    """Octavo without its stack: the planner and the executor's worker in one loop, in this process.
 
-    Both are those of the services, with the same settings. There is no gRPC, no second process, no text and no stream.
+    Both are as in the services, with the same settings. There is no gRPC, no second process, no text and no stream.
     """
 
     def __init__(self, options: Options) -> None:
@@ -105,7 +101,6 @@ class OctavoCore:
         self._engine: InProcessEngine | None = None
 
     def start(self) -> Description:
-        """Load the model."""
         settings = settings_of(self._options)
         local = LocalOptions(self._options.model, settings)
         scheduler = engine_settings(local.scheduler.config, Tenants())
@@ -115,7 +110,6 @@ class OctavoCore:
         return Description({name: version(name) for name in ("octavo", "torch")}, told)
 
     def generate(self, requests: list[Request]) -> Generation:
-        """Compute all requests."""
         assert self._engine is not None, "start() comes first"
         return generate_alone(self._engine, requests)
 
@@ -124,13 +118,12 @@ class OctavoCore:
 
 
 def bare_loop(worker: Worker, settings: EngineSettings) -> InProcessEngine:
-    """Return a loop that decides a step, executes it, and gives its result back to the core."""
+    """Return a loop that decides a step, executes it, and gives its result back to the planner."""
     worker.reset()
     return InProcessEngine(worker, num_steps_in_flight=1, limits=serving_limits(worker.info, settings.planner))
 
 
 def generate_alone(engine: InProcessEngine, requests: list[Request]) -> Generation:
-    """Compute requests that arrive at once."""
     run = engine.generate([Prompt(np.array(request.prompt, np.int32), request.output_tokens) for request in requests])
     first_token_s = [answer.first_token_s for answer in run.answers]
     return Generation(run.wall_s, first_token_s, [len(output) for output in run.outputs], run.outputs)

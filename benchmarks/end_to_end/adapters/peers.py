@@ -26,7 +26,7 @@ class LlamaCppServer:
     """llama.cpp's server on loopback, asked over HTTP without streaming.
 
     Its cache is divided among its slots, and that size slows it down. So one server has 32 slots, for many requests,
-    and another one a single slot, for one request and for long prompts; only the one that is needed runs.
+    and another one a single slot, for one request and for long prompts; only the server in use runs.
     """
 
     def __init__(self, options: Options) -> None:
@@ -36,8 +36,7 @@ class LlamaCppServer:
         self._num_slots = 0
 
     def start(self) -> Description:
-        """Start the server."""
-        # The program itself tells the commit of whatever repository it was built in.
+        # The program itself tells the commit of the repository it was built in, whichever that is.
         version = Path(self._options.program).with_name("VERSION").read_text(encoding="utf-8").strip()
         self._ensure_slots(NUM_SLOTS)
         threads = str(self._options.num_threads)
@@ -116,7 +115,6 @@ class LlamaCppServer:
         return answer
 
     def stop(self) -> None:
-        """Stop the server."""
         server, self._server, self._num_slots = self._server, None, 0
         if server is not None:
             server.terminate()
@@ -145,7 +143,6 @@ class OpenVinoGenAi:
         self._pipeline: Any = None
 
     def start(self) -> Description:
-        """Compile the model."""
         import openvino
         import openvino_genai
 
@@ -165,7 +162,6 @@ class OpenVinoGenAi:
         return Description({name: text.partition("-")[0] for name, text in versions.items()}, settings)
 
     def generate(self, requests: list[Request]) -> Generation:
-        """Add all requests, then step until all are done."""
         import numpy as np
         import openvino
 
@@ -199,7 +195,6 @@ class OpenVinoGenAi:
         return config
 
     def stop(self) -> None:
-        """Free the pipeline; its threads end with it."""
         self._pipeline = None
 
 
@@ -211,7 +206,6 @@ class TransformersGenerate:
         self._model: Any = None
 
     def start(self) -> Description:
-        """Load the model."""
         import torch
         import transformers
 
@@ -280,7 +274,6 @@ class VllmEngine:
         self._llm: Any = None
 
     def start(self) -> Description:
-        """Load and compile the model."""
         environment = {
             "OMP_NUM_THREADS": str(self._options.num_threads),
             "VLLM_CPU_KVCACHE_SPACE": str(self._options.kv_cache_gib),
@@ -300,7 +293,6 @@ class VllmEngine:
         return Description({"vllm": vllm.__version__, "torch": torch.__version__}, environment)
 
     def generate(self, requests: list[Request]) -> Generation:
-        """Run all requests."""
         from vllm import SamplingParams
 
         params = [
@@ -318,5 +310,4 @@ class VllmEngine:
         )
 
     def stop(self) -> None:
-        """Free the model."""
         self._llm = None

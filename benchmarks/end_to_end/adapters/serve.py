@@ -40,7 +40,7 @@ def _serve(engine: Engine, answers: TextIO) -> int:
         answer(asdict(engine.start()))
         for line in sys.stdin:
             answer(asdict(engine.generate([Request(**request) for request in json.loads(line)["requests"]])))
-    except Exception as error:  # whatever an engine throws is told to the benchmark, which goes on with the others
+    except Exception as error:  # the benchmark is told, and goes on with the other engines
         traceback.print_exc()
         answer({"error": f"{type(error).__name__}: {error}"})
         return 1

@@ -9,7 +9,7 @@ from executor_svc.checkpoint.gguf.metadata import Metadata
 from executor_svc.checkpoint.gguf.ollama_gemma3 import in_common_terms
 from octavo_shared.errors import ModelLoadError
 
-# Of several files one is given; the others lie beside it.
+# One of the files is given; the others lie beside it.
 _PART = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 

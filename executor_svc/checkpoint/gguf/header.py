@@ -21,7 +21,7 @@ _VERSIONS = (2, 3)  # the same but for big-endian files, which version 3 allows
 _DEFAULT_ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
 
-# The types of values: those that struct reads, then text and array.
+# The types of values: struct reads the first ones; then text and array.
 _NUMBERS: Final[Mapping[int, str]] = MappingProxyType(
     {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 )
@@ -45,7 +45,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What a file says of itself; `tokenizer_digest` is that of all values of the tokenizer, keys included."""
+    """What a file says of itself; `tokenizer_digest` is of all values of the tokenizer, keys included."""
 
     path: Path
     values: Mapping[str, object]

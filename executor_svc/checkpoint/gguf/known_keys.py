@@ -17,12 +17,12 @@ _NEWER = ("tokenizer.ggml.suppress_tokens",)
 
 
 def is_of_converter(key: str) -> bool:
-    """Whether such a key may change what is computed; one of an architecture begins with `{arch}.`."""
+    """Whether such a key may change what is computed; a key of an architecture begins with `{arch}.`."""
     return key in _keys()
 
 
 def warn_of_key(path: Path, key: str) -> None:
-    """Say that a key is not read: whoever wrote it may have meant something by it."""
+    """Say that a key is not read: it may matter."""
     _logger.warning(Event("gguf_key_not_read", file=str(path), key=shown(key)))
 
 

@@ -10,7 +10,7 @@ from octavo_shared.errors import ModelLoadError
 
 
 class Metadata:
-    """Values by key. A getter without a default raises ModelLoadError where the key is missing; all do on another kind.
+    """Values by key. A getter without a default raises ModelLoadError if the key is missing; all do for a wrong type.
 
     Args:
         path: The file.
@@ -89,7 +89,7 @@ class Metadata:
         return value
 
     def wrong(self, key: str, value: object, wanted: str) -> ModelLoadError:
-        """Return the error for a value of another kind."""
+        """Return the error for a value of the wrong type."""
         return ModelLoadError(f"{self.path} has {shown(key)} {shown(repr(value), 60)}; it must be {wanted}")
 
     def _get(self, key: str, default: object) -> object:

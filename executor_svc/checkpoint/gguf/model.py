@@ -1,4 +1,4 @@
-"""A GGUF file, or several that are one model, as a directory of Hugging Face would be: what an executor asks it for."""
+"""A GGUF file, or several that are one model, as an executor sees it: like a directory of Hugging Face."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -75,7 +75,7 @@ class GGUFModel:
         )
 
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a sequence: those that the file names, and the ends of turns that are tokens."""
+        """Return the ids that end a sequence: the ids that the file names, and the ends of turns that are tokens."""
         return end_token_ids(self._metadata)
 
     def pooling(self) -> PoolingModules | None:
@@ -91,7 +91,7 @@ class GGUFModel:
         return None if mode is None else PoolingModules(mode, is_normalized=True)
 
     def sampling_defaults(self) -> dict[str, float]:
-        """Return the sampling parameters that the file sets; for others those of a generation_config.json beside it.
+        """Return the sampling parameters that the file sets; the rest comes from a generation_config.json beside it.
 
         Raises: ModelLoadError: generation_config.json is damaged.
         """

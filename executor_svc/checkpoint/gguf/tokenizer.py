@@ -29,7 +29,7 @@ _ENDS: Final = frozenset(
 )
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # of tokenizer.ggml.token_type
 
-# Cuts that transformers' converter does not know, or that are those of its GPT-2.
+# Cuts that transformers' converter does not know, or that equal its cut of GPT-2.
 _DIGITS_APART = {"type": "Digits", "individual_digits": True}
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _OWN_CUTS: Final[Mapping[str, object]] = {
@@ -43,8 +43,8 @@ _LLAMA3: Final = frozenset(
 # What llama.cpp takes for these where the file does not say.
 _SENTENCEPIECE_IDS: Final[Mapping[str, int]] = {"bos": 1, "eos": 2, "unknown": 0}
 
-# Keys that change no token of the two kinds of tokenizer that are read: other kinds' settings, and ids that only name
-# what requests for infilling, or other models, use.
+# Keys that change no token of the two tokenizer types that are read: settings of other types, and ids for infilling or
+# for other models.
 _WITHOUT_EFFECT: Final = frozenset(
     f"{_TOKENIZER}{name}"
     for name in (
@@ -102,7 +102,7 @@ def tokenizer_files(metadata: Metadata) -> tuple[TokenizerFile, ...]:
 
 
 def end_token_ids(metadata: Metadata) -> tuple[int, ...]:
-    """Return the ids that end a sequence: those that the file names, and the control tokens that end a turn."""
+    """Return the ids that end a sequence: the ids that the file names, and the control tokens that end a turn."""
     named = [metadata.values.get(f"{_TOKENIZER}{name}_token_id") for name in ("eos", "eot", "eom")]
     several = metadata.values.get(f"{_TOKENIZER}eos_token_ids")  # of Ollama's converter
     named += several if isinstance(several, list) else []
@@ -158,7 +158,7 @@ def _tokenizer(metadata: Metadata) -> dict[str, object]:
 
 
 def _take_whole(tokenizer: dict[str, Any], tokens: list[str], kinds: object, *, is_sentencepiece: bool) -> None:
-    """Make the tokens that the file sets apart, and no others, those that are found in a text before all else.
+    """Let exactly the tokens that the file sets apart be found in a text before all else.
 
     transformers adds what its classes usually have, with ids behind the vocabulary's end, leaves out tokens of control
     with letters beyond the byte alphabet, as DeepSeek's, and runs of spaces, which SentencePiece takes whole.
@@ -230,7 +230,6 @@ def _special_tokens(metadata: Metadata, tokens: list[str]) -> dict[str, str]:
 
 
 def _settings(metadata: Metadata) -> bytes:
-    """Return tokenizer_config.json."""
     settings: dict[str, object] = {
         "clean_up_tokenization_spaces": False,
         "model_max_length": metadata.integer("context_length"),

@@ -69,7 +69,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Keep an entry, if that is possible, and remove those that were not used for longest."""
+    """Keep an entry, if that is possible, and remove the least recently used ones."""
     partial = None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,5 +94,5 @@ def _is_own(status: os.stat_result, kind: int) -> bool:
 
 
 def _first_line(path: Path, content: bytes) -> bytes:
-    """Return the digest of an entry's name and content: an entry under another's name does not have it."""
+    """Return the digest of an entry's name and content: an entry under another name does not have it."""
     return hashlib.sha256(path.name.encode() + b"\n" + content).hexdigest().encode()

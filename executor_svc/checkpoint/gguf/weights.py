@@ -60,7 +60,7 @@ class _Place:
 
 
 class GGUFCheckpoint:
-    """The weights of a model; see `executor_svc.checkpoint.weights.Checkpoint`, whose part it takes.
+    """The weights of a model; stands for `executor_svc.checkpoint.weights.Checkpoint`.
 
     Args:
         path: The file, the first of several.

@@ -67,7 +67,7 @@ def read_decoder(
 
 
 def read_kv_heads(fields: ConfigFields, num_attention_heads: int) -> int:
-    """Read the number of KV heads, which divides that of the attention heads."""
+    """Read the number of KV heads, which divides the number of attention heads."""
     num_kv_heads = fields.integer("num_key_value_heads", num_attention_heads)
     if num_attention_heads % num_kv_heads:
         raise ModelLoadError(

@@ -60,7 +60,7 @@ def _base_of_gemma3(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_ropes(fields: ConfigFields) -> tuple[RopeConfig, RopeConfig]:
-    """Return the rotary embedding of layers that see everything, and that of layers with a window."""
+    """Return the rotary embedding of layers that see everything, and of layers with a window."""
     limit = fields.integer("max_position_embeddings", 131_072)
     parameters = fields.values.get("rope_parameters")
     if isinstance(parameters, dict) and "full_attention" in parameters:

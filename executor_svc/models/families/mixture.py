@@ -28,7 +28,7 @@ def read_mixtral(fields: ConfigFields) -> ModelConfig:
 def read_qwen3_moe(fields: ConfigFields) -> ModelConfig:
     """Read a Qwen3-MoE config.json in which every layer has experts."""
     fields.refuse({"decoder_sparse_step": 1, "mlp_only_layers": []})
-    # Unlike Qwen3 it has no max_window_layers: a window is that of every layer.
+    # Unlike Qwen3 it has no max_window_layers: every layer has the window.
     window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
     config = with_query_key_norm(fields, [window] * fields.integer("num_hidden_layers"))
     mlp = "model.layers.{layer}.mlp"

@@ -38,7 +38,7 @@ INLINE vfloat activate_vector(const Activation activation, vfloat x) {
             vfloat cube = vf_mul(vf_mul(x, x), x);
             return weigh_by_sigmoid(x, vf_mul(vf_all(1.59576912160573071f), vf_fma(vf_all(0.044715f), cube, x)));
         }
-        default: return vf_max(vf_zero(), x);  // this way round a NaN stays
+        default: return vf_max(vf_zero(), x);  // in this order a NaN stays
     }
 }
 

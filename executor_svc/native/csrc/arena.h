@@ -43,7 +43,7 @@ INLINE Rows take_rows(Arena *arena, long num_rows, long width, InputFormat forma
     return rows;
 }
 
-// Return rows of `width` as a product takes them: of bfloat16, whose codes are made value by value, without values.
+// Return rows of `width` as a product takes them; of bfloat16, with codes made value by value, without values.
 INLINE Rows take_inputs(Arena *arena, long num_rows, long width, InputFormat format) {
     return format == BFLOAT16_CODES ? take_codes(arena, num_rows, width, format) : take_rows(arena, num_rows, width, format);
 }

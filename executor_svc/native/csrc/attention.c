@@ -11,10 +11,10 @@
 #include "attention_packed.h"
 #include "layers.h"
 
-// Tokens whose queries are fetched ahead of those that are rotated.
+// Tokens whose queries are fetched ahead of the tokens that are rotated.
 #define FETCH_TOKENS 4
 
-// Rows of the largest task; whole vectors of them, and whole strips, are worked on.
+// Rows of the largest task; it is padded to whole vectors of rows and whole strips.
 static long most_rows(const Step *step) {
     return round_up(most(step->most_tokens, step->direct_heads) * group_of(step), LANES) + STRIP_ROWS;
 }
@@ -45,7 +45,7 @@ static long lay_out(const Step *step, uintptr_t address, Work *work) {
     return used_bytes(&arena);
 }
 
-// Bytes of the softmax of one part that is kept until all are there.
+// Bytes of the softmax of one part, kept until all parts are there.
 static long partial_bytes(const Step *step) {
     Arena arena = {0, 0};
     take_softmax(step, &arena);
@@ -111,7 +111,7 @@ INLINE void write_token(const long format, const Step *step, long t, const float
     }
 }
 
-// Write the keys and values of a block as bfloat16, one key behind the other. Those of the next block are fetched.
+// Write the keys and values of a block as bfloat16, one key behind the other; fetch the next block's.
 INLINE void round_block(const long format, const Step *step, long num_heads, const KeyBlock *block, uint16_t *keys,
                         uint16_t *values) {
     long size = num_heads * step->head_dim;
@@ -124,7 +124,7 @@ INLINE void round_block(const long format, const Step *step, long num_heads, con
     }
 }
 
-// What is made once for each format, with the format as a constant.
+// Functions made once for each format, with the format as a constant.
 #define ATTEND_INSTANCES(name, format, in_pairs)                                                                   \
     APART void attend_direct_##name(const Step *step, const QueryTile *tile, long head, long num_rows,             \
                                     const KeyBlock *block, const Work *work, const Softmax *into) {                \
@@ -187,7 +187,7 @@ static void find_block(const Step *step, const QueryTile *tile, long head, long 
     for (i = 0; i < first; i++) offsets[i] = offsets[first];
 }
 
-// The scales of int8 of a block for the heads of a task; those of the next block are fetched.
+// The scales of int8 of a block for the heads of a task; fetches the next block's.
 static void find_scales(const Step *step, const QueryTile *tile, long head, const Work *work, KeyBlock *block) {
     const int32_t *table = step->block_tables + tile->row * step->table_width;
     long begin = scales_begin(step->block_size, step->num_kv_heads, step->head_dim), size = step->block_size;
@@ -211,7 +211,7 @@ static void find_scales(const Step *step, const QueryTile *tile, long head, cons
         }
         i += count;
     }
-    for (long h = 0; h < num_heads; h++) {  // of a key that is half of a pair, its other half
+    for (long h = 0; h < num_heads; h++) {  // the other half of a pair that the range cuts
         if (block->first % 2) work->value_scales[h * BLOCK_KEYS + block->first - 1] = 0;
         if (block->last % 2) work->value_scales[h * BLOCK_KEYS + block->last] = 0;
     }
@@ -247,7 +247,7 @@ static void load_queries(const Step *step, const QueryTile *tile, long head, con
     memset(work->queries + num_rows * padded, 0, (size_t)(missing * padded) * sizeof(float));
 }
 
-// The first position that a tile sees, which is what its first token sees first, and the end of its last token.
+// The first position that a tile sees, by its first token, and the end of its last token.
 static long lower_of(const Step *step, const QueryTile *tile) {
     return most(0, tile->first_position + 1 - step->window);
 }
@@ -309,10 +309,10 @@ static void attend_part(const Step *step, const QueryTile *tile, long part, long
     }
 }
 
-// Add the softmax of one more part to that of the parts before it. A part that a query does not see changes nothing.
+// Add the softmax of one more part to the parts before it. A part that a query does not see changes nothing.
 static void add_part(const Step *step, const Softmax *total, const Softmax *part, long num_rows) {
     long stride = padded_values(step);
-    float a[LANES], b[LANES];  // by what the sums of a row are multiplied
+    float a[LANES], b[LANES];  // factors of the sums of a row
     for (long i = 0; i < num_rows; i++) {
         if (i % LANES == 0) {
             vfloat before = vf_load(total->largest + i), other = vf_load(part->largest + i), now = vf_max(before, other);
@@ -435,8 +435,8 @@ static void run_attention_call(const Member *member, void *argument) {
 // qkv [num_tokens][num_heads + 2 * num_kv_heads][head_dim] before rotation; the keys and values of the cache
 // [num_blocks][block_size][num_kv_heads][head_dim], blocks step->block_stride apart, of int8 with scales behind each
 // (cache_format.h); out [num_tokens][num_heads][head_dim]; memory has
-// octavo_attention_scratch_bytes(step, team->num_threads), aligned to 64 bytes. Neither slots that nobody wrote
-// nor entries of the block tables before the window are read.
+// octavo_attention_scratch_bytes(step, team->num_threads), aligned to 64 bytes. Neither unwritten slots nor entries of
+// the block tables before the window are read.
 void octavo_attention(const Step *step, const float *qkv, const LayerCache *cache, float *out, float *memory,
                       Team *team) {
     run_region(team, run_attention_call, &(AttentionCall){step, qkv, cache, out, memory});

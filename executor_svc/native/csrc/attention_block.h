@@ -7,8 +7,8 @@
 // the base 2, which are scaled by log2(e) before they are made: 2 ** x takes fewer steps than exp(x).
 //
 // In bfloat16 a pair of dimensions, or of keys, is what is multiplied at once (bfloat16.h). It takes the place of a float
-// in all memory, so that the same code moves both. A pair of keys begins at an even position; of its keys, one that no
-// query of the tile sees has the value 0. Maxima, weights and their sums are float32, and weights are rounded behind that.
+// in all memory, so that the same code moves both. A pair of keys begins at an even position; a key of it that no query
+// of the tile sees has the value 0. Maxima, weights and their sums are float32, and weights are rounded after that.
 #ifndef OCTAVO_ATTENTION_BLOCK_H
 #define OCTAVO_ATTENTION_BLOCK_H
 
@@ -21,11 +21,11 @@
 
 // Keys that are scored at once: a multiple of every PANEL_KEYS.
 #define BLOCK_KEYS 96
-// Sums of which a score is the sum.
+// Sums that make up a score.
 #define CHAINS 4
 // Keys whose softmax is summed apart, a part; see attention.c.
 #define PART_KEYS (4 * BLOCK_KEYS)
-// Keys that are fetched ahead of those that are scored directly. While a block is packed and scored, the next is fetched.
+// Keys that are fetched ahead of direct scoring. While a block is packed and scored, the next is fetched.
 #define FETCH_KEYS LANES
 
 // A function of its own: for all registers, or so that the formats share it.
@@ -53,9 +53,9 @@ typedef struct {
     Softmax total, part;  // over the parts so far, over one part
 } Work;
 
-// Some keys of a block, of the first KV head of a task; those of the next head lie behind them. `offsets` are where they
-// lie in the cache, from the beginning of the block, and those that are fetched behind it; what is no key of these has the
-// offset of one that is.
+// Some keys of a block, of the first KV head of a task; the keys of the next head lie behind them. `offsets` are where
+// they lie in the cache, from the beginning of the block, and behind them the offsets of the keys to fetch; a place
+// without a key has the offset of a key.
 typedef struct {
     const void *keys, *values;
     const float *key_scales, *value_scales;  // of int8, BLOCK_KEYS for each head
@@ -68,18 +68,18 @@ typedef struct {
 // Floats or pairs of a head's dimensions.
 INLINE long head_floats(const bool in_pairs, long dim) { return in_pairs ? ceil_div(dim, 2) : dim; }
 
-// Floats of a query and of the sums of one, in whole vectors.
+// Floats of a query, and of its sums, in whole vectors.
 INLINE long padded_queries(const Step *step) { return round_up(step->head_dim, CHAINS * LANES); }
 INLINE long query_stride(const bool in_pairs, const Step *step) {
     return round_up(head_floats(in_pairs, step->head_dim), CHAINS * LANES);
 }
 INLINE long padded_values(const Step *step) { return round_up(step->head_dim, LANES); }
 
-// What a query is multiplied by, so that its scores are logarithms to the base 2. Those under a cap become so behind it.
+// The factor of a query that makes its scores logarithms to the base 2. Under a cap they become so after it.
 INLINE float query_scale(const Step *step) { return step->soft_cap == 0 ? step->scale * LOG2_E : step->scale; }
 
-// Cap the scores of one query and shift them by ALiBi, in whole vectors; `distance` is the position of the block less
-// that of the query.
+// Cap the scores of one query and shift them by ALiBi, in whole vectors; `distance` is the position of the block minus
+// the position of the query.
 static void shape_scores(float *scores, long begin, long end, float soft_cap, float slope, long distance) {
     const float counting_up[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const vfloat lanes = vf_load(counting_up), cap = vf_all(soft_cap), largest = vf_all(soft_cap * LOG2_E);
@@ -126,7 +126,7 @@ INLINE KeyBlock block_of_head(const long format, const KeyBlock *block, long ind
 
 // LANES keys from one of a block on, in the cache, where they are block->stride apart.
 INLINE const void *keys_in_place(const long format, const KeyBlock *block, long t) {
-    // What lies before the first key in its block of the cache may be anything, as may its score.
+    // The keys before the first one in its block of the cache may be anything, as may their scores.
     long before = most(0, block->first - t) * block->stride;
     return element_at(format, block->keys, block->offsets[most(t, block->first)] - before);
 }
@@ -141,7 +141,7 @@ INLINE const float *find_keys(const long format, const bool in_pairs, const KeyB
     for (long i = 0; i < LANES; i++) {
         const void *key = element_at(format, block->keys, block->offsets[t + i]);
         if (in_pairs) {
-            room[(i + 1) * *stride - 1] = 0;  // of an odd number of dimensions the last has none beside it
+            room[(i + 1) * *stride - 1] = 0;  // an odd number of dimensions leaves half a pair
             memcpy(room + i * *stride, key, (size_t)dim * sizeof(uint16_t));
             continue;
         }
@@ -207,9 +207,9 @@ INLINE void hide_scores(float *scores, long begin, long end, long lower, long up
         vf_store(scores + t, vf_fill_outside(vf_load(scores + t), lower - t, upper - t, -INFINITY));
 }
 
-// Take the vectors [begin, end) of the scores of some queries into their running softmax: scores become
-// 2 ** (score - largest), or pairs of those as pair_weights makes them, and `shrink` what the sums of older keys are
-// multiplied by. `rows` and `is_paired` are constants at each call.
+// Take the vectors [begin, end) of the scores of some queries into their running softmax: scores become 2 ** (score -
+// largest), or pairs as pair_weights makes them, and `shrink` the factor of the sums of older keys.
+// `rows` and `is_paired` are constants at each call.
 // Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
 INLINE void soften(const bool is_paired, const int rows, float *scores, long begin, long end, float *largest,
                    float *weights, float *shrink) {

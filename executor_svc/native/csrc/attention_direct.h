@@ -7,13 +7,13 @@
 
 #include "attention_block.h"
 
-// Vectors of quads of keys that are multiplied at once: more have more addresses than the processor has registers.
+// Vectors of quads of keys that are multiplied at once: more would need more addresses than there are registers.
 #define QUAD_VECTORS 2
 #define QUAD_KEYS (QUAD_VECTORS * LANES / 4)
-// Vectors of a value whose sums, for 4 heads, fit into the registers.
+// Vectors of a value for which the sums of 4 heads fit into the registers.
 #define HEAD_VECTORS (LANES / 4)
 
-// Queries that are worked on at once, those of a KV head, and the cases of a switch over them: each with a constant.
+// Query heads of a KV head that are worked on at once, and the cases of a switch over their number: each a constant.
 INLINE long heads_at_once(long row, long group) { return least(4, group - row % group); }
 #define HEAD_CASES(CASE) CASE(4) CASE(3) CASE(2) CASE(1)
 
@@ -81,7 +81,7 @@ INLINE void score_quads(const long format, const bool in_pairs, const long read,
     end_sums(in_pairs, mode);
 }
 
-// As score_quads, of LANES keys that are floats or pairs.
+// As score_quads, for LANES keys that are floats or pairs.
 INLINE void score_found(const long format, const bool in_pairs, const int heads, const float *queries, long padded,
                         const float *keys, long stride, Ahead *ahead, long dim, vfloat sums[4][4]) {
 #pragma GCC unroll 1
@@ -90,7 +90,7 @@ INLINE void score_found(const long format, const bool in_pairs, const int heads,
                     ahead, dim, first, sums);
 }
 
-// Of keys that were converted, from any format: they do not lie as the fast way needs them.
+// For converted keys of any format: they do not lie as the fast way needs them.
 APART void score_converted(long format, int heads, const float *queries, long padded, const float *keys, long stride,
                            Ahead *ahead, long dim, vfloat sums[4][4]) {
     switch (heads) {
@@ -129,7 +129,7 @@ INLINE void score_heads(const long format, const bool in_pairs, const bool is_sc
     }
 }
 
-// Some dimensions of add_values: `vectors` whole ones, or with 0 the `rest` that is no whole vector.
+// Some dimensions of add_values: `vectors` whole vectors, or with 0 the `rest` that fills none.
 INLINE void add_dimensions(const long format, const int heads, const int vectors, const float *scores,
                            const KeyBlock *block, long begin, long end, long d, long dim, Ahead *ahead, float *sums) {
     const int used = vectors ? vectors : 1;
@@ -291,7 +291,7 @@ INLINE void add_block(const long format, const bool in_pairs, const Step *step, 
         }
 }
 
-// A block of keys, for `num_rows` queries of one token, which sees all of them; the first are those of KV head `head`.
+// A block of keys for `num_rows` queries of one token, which sees all keys; the first queries are of KV head `head`.
 INLINE void attend_direct(const long format, const bool in_pairs, const Step *step, const QueryTile *tile, long head,
                           long num_rows, const KeyBlock *block, const Work *work, const Softmax *into) {
     long group = group_of(step), num_heads = num_rows / group;

@@ -14,7 +14,7 @@
 #define PANEL_KEYS (KEY_VECTORS * LANES)
 #define VALUE_COLUMNS (VALUE_VECTORS * LANES)
 
-// The keys of a block that the rows of a strip see: row i those in [lower[i], upper[i]), all of them within [first, last).
+// The keys of a block that the rows of a strip see: row i sees [lower[i], upper[i]), all rows are within [first, last).
 typedef struct {
     long first, last;
     long lower[STRIP_ROWS], upper[STRIP_ROWS];

@@ -5,8 +5,8 @@
 #include "vec.h"
 
 // A pair of bfloat16 has an odd element and an even one. The instruction of AVX-512 BF16 adds the product of the odd ones
-// to a sum, and to that the product of the even ones. Each time it rounds to the nearest float, and takes what is denormal
-// as 0, whatever the mode of the thread. Without it each product is a turn of its own, a fused operation in that mode.
+// to a sum, and then the product of the even ones. Each time it rounds to the nearest float, and takes denormals
+// as 0, whatever the mode of the thread. Without it each product takes a turn, a fused operation in that mode.
 #if LANES == 16 && defined(__AVX512BF16__)
 #define TURNS 1
 INLINE vfloat vf_of_turn(vint pairs, const int turn) { return _mm512_castsi512_ps(pairs); }
@@ -25,7 +25,7 @@ INLINE vfloat vf_of_turn(vint pairs, const int turn) {
 }
 INLINE vfloat vf_add_products(vfloat sum, vfloat a, vfloat b) { return vf_accumulate(sum, a, b); }
 
-#define DENORMALS_ARE_ZERO 0x8040u  // of MXCSR: those that are read, and those that are made
+#define DENORMALS_ARE_ZERO 0x8040u  // of MXCSR: for operands, and for results
 INLINE unsigned begin_products(void) {
     unsigned mode;
     __asm__ volatile("stmxcsr %0" : "=m"(mode));
@@ -46,7 +46,7 @@ INLINE vfloat vf_between_products(vfloat sum) {
 }
 #endif
 
-// sum + the products of the odd elements + those of the even ones of pairs, each pair in a lane.
+// sum + the products of the odd elements + the products of the even ones of pairs, each pair in a lane.
 INLINE vfloat vf_add_pairs(vfloat sum, vfloat a, vfloat b) {
 #pragma GCC unroll 2
     for (int turn = 0; turn < TURNS; turn++)
@@ -54,7 +54,7 @@ INLINE vfloat vf_add_pairs(vfloat sum, vfloat a, vfloat b) {
     return sum;
 }
 
-// The nearest bfloat16 of each lane, of two the even one; NaN stays NaN.
+// The nearest bfloat16 of each lane, the even one of two; NaN stays NaN.
 INLINE vfloat vf_round_bfloat16(vfloat v) {
     vint bits = vf_bits(v), is_odd = vi_and(vi_shift_right(bits, 16), vi_all(1));
     vfloat rounded = vf_high_bfloat16(vi_add(bits, vi_add(is_odd, vi_all(0x7fff))));
@@ -83,7 +83,7 @@ INLINE void store_bfloat16(const float *values, long count, uint16_t *out) {
     vi_store_halves_part(out + i, vf_bits(vf_pair_neighbours(low, high)), count - i);
 }
 
-// Pairs of a lane of a and that of b, which are bfloat16.
+// Pairs of a lane of a and a lane of b, which are bfloat16.
 INLINE vfloat vf_pair_lanes(vfloat a, vfloat b) {
     return vi_as_float(vi_or(vi_shift_right(vf_bits(a), 16), vf_bits(b)));
 }

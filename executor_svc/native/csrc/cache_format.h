@@ -52,7 +52,7 @@ INLINE uint16_t to_bfloat16(float x) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// To FP8 with so many bits behind the point, whose smallest step is 2 ** -`step`.
+// To FP8 with so many bits behind the point and a smallest step of 2 ** -`step`.
 INLINE uint8_t to_fp8(float x, const int mantissa, const int step, const float largest, const uint8_t nan) {
     uint32_t bits = float_bits(x), sign = bits >> 24 & 0x80;
     if (isnan(x)) return (uint8_t)(sign | nan);
@@ -66,7 +66,7 @@ INLINE uint8_t to_fp8(float x, const int mantissa, const int step, const float l
     return (uint8_t)(sign | ((bits >> shift) - ((uint32_t)bias << mantissa)));
 }
 
-// What int8 divides a head of a token by: no number if one of its elements is none or infinite.
+// The divisor of a head of a token in int8: no number if one of its elements is NaN or infinite.
 INLINE float int8_scale(const float *x, long count) {
     vfloat largest = vf_zero();
     vmask is_broken = vm_none();
@@ -91,7 +91,7 @@ INLINE void store_int8(const float *x, long count, float scale, int8_t *elements
     }
 }
 
-// Write one head of a token; `scale` is what its elements are divided by first.
+// Write one head of a token; its elements are divided by `scale` first.
 INLINE void store_elements(const long format, const float *x, long count, float scale, void *elements) {
     if (format == CACHE_INT8) {
         store_int8(x, count, scale, elements);
@@ -117,7 +117,7 @@ INLINE vfloat load_elements(const long format, const void *p) {
     return vf_load(p);
 }
 
-// The first `count` of them, 0 to LANES; the others are 0, and memory behind them is not touched.
+// The first `count` of them, 0 to LANES; the rest is 0, and memory behind them is not touched.
 INLINE vfloat load_elements_part(const long format, const void *p, long count) {
     if (format == CACHE_FLOAT32) return vf_load_part(p, count);
     if (count >= LANES) return load_elements(format, p);

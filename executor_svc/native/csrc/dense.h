@@ -21,7 +21,7 @@ typedef enum {
     INT8_A8,   // int8 codes
     INT4,      // int8 codes
     Q5_1,      // int8 codes
-    Q2_K,      // int8 codes, as the others of llama.cpp; see k_blocks.h
+    Q2_K,      // int8 codes, as the formats below; see k_blocks.h
     Q3_K,
     Q4_K,
     Q5_K,
@@ -46,10 +46,10 @@ typedef struct Matrix {
     const void *panels;
     const uint16_t *scales;     // NULL: there are none
     const float *bias;          // [num_outputs], or NULL
-    const struct Matrix *rest;  // outputs behind these, in a format that takes the same inputs; NULL: there are none
+    const struct Matrix *rest;  // further outputs, in a format that takes the same inputs; NULL: none
 } Matrix;
 
-// What a product takes.
+// The inputs of a product.
 typedef enum { FLOATS, BFLOAT16_CODES, INT16_CODES, INT8_CODES } InputFormat;
 
 // The left side of a product, [num_rows][stride]. `stride` counts values or codes; with codes it is a multiple of
@@ -64,7 +64,7 @@ typedef struct {
     float *values;
     void *codes;
     float *scales;
-    float *sums;       // of a group: the sum of its values, as codes have them
+    float *sums;       // of a group: the sum of its values as the codes say
     int32_t *offsets;  // of a group: the sum of its codes times -128
     int32_t *half_offsets;  // of half a group: the sum of its codes times -HALF_OFFSET
 } Rows;
@@ -85,9 +85,9 @@ INLINE long all_outputs(const Matrix *matrix) {
     return matrix->num_outputs + (matrix->rest ? matrix->rest->num_outputs : 0);
 }
 
-// Memory that is read soon, fetched while a product goes on. A panel is read in steps, once for each tile of rows.
-// With one tile the product waits for memory: what it reads next is fetched, AHEAD of it in the panel, at last from the
-// beginning of the next one. With several tiles, of which the first one waits, each fetches its part of the next panel.
+// Memory that is read soon, fetched while a product goes on. A panel is read in steps, once for each tile of rows. With
+// one tile the product waits for memory: it fetches AHEAD in the panel, and at the end the beginning of the next one.
+// With several tiles, of which only the first one waits, each fetches its part of the next panel.
 #define AHEAD 6144l
 typedef struct {
     const char *here, *there;  // of step 0, before the step `turn` and from there on
@@ -146,7 +146,7 @@ void read_row(const Matrix *matrix, long row, float *out);
 // Fill the codes of rows [begin, end) from values[][num_values], rows of `value_stride`. Does nothing for FLOATS.
 void quantize_rows(const Rows *rows, long num_values, const float *values, long value_stride, long begin, long end);
 
-// Copy a row to a place of other rows of the same format and stride: its codes, or its values if it has none.
+// Copy a row to a row of the same format and stride elsewhere: its codes, or its values if it has none.
 void copy_row(const Rows *in, long row, const Rows *out, long place);
 
 #endif

@@ -1,7 +1,7 @@
 // Products of int8 rows with matrices of codes of 4 to 8 bits.
 //
 // Both sides have a scale for each group of GROUP inputs. Products are summed exactly in int32 within a group, in
-// float32 over groups. The instruction multiplies uint8 weights with int8 inputs; what that adds to a sum is known from
+// float32 over groups. The instruction multiplies uint8 weights with int8 inputs; what that adds to a sum follows from
 // the inputs alone: INT8_A8 starts a sum at -128 times the sum of the codes, and the others add a minimum times the
 // sum of the values.
 #include <string.h>

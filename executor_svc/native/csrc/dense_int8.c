@@ -1,6 +1,6 @@
 // Products of int16 rows with int8 matrices.
 //
-// A row has one scale, a weight that of its group of GROUP inputs. Products are summed exactly in int32 within a group
+// A row has one scale, a weight its group's, of GROUP inputs. Products are summed exactly in int32 within a group
 // (GROUP * 127 * 32767 < 2 ** 31), in float32 over groups.
 #include <string.h>
 

@@ -1,8 +1,8 @@
 // Products of int8 rows with matrices in the K formats.
 //
-// Products are summed exactly in int32 over the inputs that share a scale, in float32 over those; d * scale and
-// dmin * minimum are exact. Codes of formats without minima are signed: they are multiplied with HALF_OFFSET added, and a
-// sum starts at what that adds. The sums of a row go from the first input to the last, whatever the other rows are.
+// Products are summed exactly in int32 over the inputs that share a scale, in float32 over the scales; d * scale and
+// dmin * minimum are exact. Codes of formats without minima are signed: they are multiplied with HALF_OFFSET added, and
+// a sum starts at the difference. The sums of a row go from the first input to the last, whatever the other rows are.
 //
 // The scales of a panel's block are unpacked once for all rows; with many rows its codes too, a byte each. Both stay in
 // L1.
@@ -11,7 +11,7 @@
 #include "k_blocks.h"
 #include "tile.h"
 
-// Rows whose sums are kept while the blocks of a panel go by: L1 has room for them beside a block.
+// Rows with sums that are kept while the blocks of a panel go by: L1 has room for them beside a block.
 #define K_ROWS 64
 
 #define MOST_SCALES 16  // of a block
@@ -19,10 +19,10 @@
 typedef struct {
     _Alignas(64) uint8_t codes[K_INPUTS * PANEL_COLUMNS];  // [input / 4][column][4]
     float scales[MOST_SCALES * PANEL_COLUMNS];
-    float minima[MOST_SCALES * PANEL_COLUMNS];  // that a sum of values is multiplied with; of 16 inputs, half_offsets
+    float minima[MOST_SCALES * PANEL_COLUMNS];  // factors of a sum of values; with 16 inputs, of half_offsets
 } Unpacked;
 
-// What stands in some bits of each lane at bit `from`, at bit `to`; the other bits must be masked.
+// Move the bits of each lane from bit `from` to bit `to`; the other bits must be masked.
 INLINE vint move_bits(vint v, const int from, const int to) {
     return from < to ? vi_shift_left(v, to - from) : vi_shift_right(v, from - to);
 }
@@ -53,7 +53,7 @@ INLINE void unpack_codes(const long format, const uint8_t *panel, uint8_t *codes
     }
 }
 
-// Value i of those that pack_k.c has put six bits of into three words.
+// Value i of the values that pack_k.c has put into three words, six bits each.
 INLINE vint six_bits(const vint *words, const int i) {
     const vint low = vi_all(63);
     if (i < 15) return vi_and(vi_shift_right(words[i / 5], i % 5 * 6), low);
@@ -162,7 +162,7 @@ INLINE void add_block(const long format, const bool is_unpacked, const int rows,
         for (int j = 0; j < PANEL_VECTORS; j++) vf_store(totals + i * PANEL_COLUMNS + j * LANES, total[i][j]);
 }
 
-// Add what all rows make of a block; meanwhile the first of them fetch what is read next.
+// Add a block's part to all rows; meanwhile the first rows fetch what is read next.
 INLINE void add_rows(const long format, const bool is_unpacked, Block block, const Rows *in, long first_row,
                      long num_rows, float *totals) {
     for (long row = 0; row < num_rows; row += CODE_ROWS, totals += CODE_ROWS * PANEL_COLUMNS, block.fetch = NULL) {
@@ -175,7 +175,7 @@ INLINE void add_rows(const long format, const bool is_unpacked, Block block, con
     }
 }
 
-// As add_rows of codes that are unpacked; once those of Q6_K are, they are as those of Q3_K.
+// As add_rows with unpacked codes; unpacked, Q6_K is like Q3_K.
 #define ADD_UNPACKED(format)                                                                                     \
     static __attribute__((noinline, noclone)) void add_unpacked_##format(const Block *block, const Rows *in,     \
                                                                          long first_row, long num_rows,          \
@@ -186,7 +186,7 @@ ADD_UNPACKED(Q2_K)
 ADD_UNPACKED(Q3_K)
 ADD_UNPACKED(Q5_K)
 
-// Whether it takes no longer to unpack codes for each CODE_ROWS of some rows than to write them down.
+// Whether unpacking codes for every CODE_ROWS rows takes no longer than writing them down.
 INLINE bool is_in_place(const long format, long num_rows) {
     return format == Q4_K || num_rows <= CODE_ROWS * CODE_ROWS;
 }

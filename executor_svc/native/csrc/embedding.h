@@ -4,7 +4,7 @@
 
 #include "norm.h"
 
-// What becomes of the embedding of a token.
+// What is done to the embedding of a token.
 typedef struct {
     float scale;
     const float *positions;  // [position_offset + most positions][hidden_size], added; NULL: none

@@ -31,7 +31,7 @@ static void soften_scores(float *scores, long count) {
     for (long i = 0; i < count; i++) scores[i] /= total;
 }
 
-// Choose the experts of one row: the largest scores, of equal ones the first; what is chosen is struck out.
+// Choose the experts of one row: the largest scores, of equal ones the first; chosen scores are struck out.
 static void choose_experts(const Experts *experts, float *scores, int32_t *chosen, float *weights) {
     soften_scores(scores, experts->num_experts);
     float total = 0;
@@ -48,7 +48,7 @@ static void choose_experts(const Experts *experts, float *scores, int32_t *chose
     for (long i = 0; i < experts->num_chosen; i++) weights[i] /= total;
 }
 
-// Where the rows are among those of their experts; each thread finds that out for itself.
+// The places of the rows among their experts' rows; each thread finds them by itself.
 typedef struct {
     int32_t *places;  // [num_rows][num_chosen] in the rows of all experts
     long *ends;       // [num_experts] of the rows of each
@@ -79,7 +79,7 @@ typedef struct {
     long expert, panel, next, first_row, num_rows;
 } ExpertTask;
 
-// Tasks of a phase: those of an expert lie side by side.
+// Tasks of a phase: tasks of an expert lie side by side.
 static long num_tasks_of(const Experts *experts, const long *ends, long num_panels) {
     long num_tasks = 0;
     for (long expert = 0, begin = 0; expert < experts->num_experts; begin = ends[expert++])

@@ -14,7 +14,7 @@ typedef struct {
     float *cos, *sin;          // [num_tokens][head_dim], as in Step
 } Rotation;
 
-// What layers have in common that attend and rotate alike.
+// What layers share that attend and rotate alike.
 typedef struct {
     Step step;                 // sizes, scale, cap and slopes are constant; each step fills in the rest
     long window;               // positions that a token sees, its own included; 0: all
@@ -39,7 +39,7 @@ typedef struct {
     long num_layers, num_kinds, num_rotations;
     const Segment *last_segment, *head;
     float logit_soft_cap;  // 0: none
-    Step last_step;        // of the last layer: its tasks are those of the tokens that are wanted
+    Step last_step;        // of the last layer: tasks of the wanted tokens only
 } Model;
 
 // The block tables of a cache group.
@@ -48,7 +48,7 @@ typedef struct {
     long width, block_size;
 } BlockTables;
 
-// A step: the rows of the batch table that it computes, and what is wanted of it.
+// A step: the rows of the batch table that it computes, and the results that are wanted.
 typedef struct {
     const int32_t *token_ids;     // [max_num_seqs][max_model_len]
     const BlockTables *tables;    // of each cache group
@@ -58,7 +58,7 @@ typedef struct {
     long num_wanted, num_logit_rows;  // the first wanted ones get logits
     float *hidden;                    // [num_wanted][hidden_size]
     float *logits;                    // [num_logit_rows][size of the vocabulary]
-    int32_t *likeliest;               // [num_logit_rows] the first of the largest logits, or NOT_FINITE; NULL: nobody asks
+    int32_t *likeliest;               // [num_logit_rows] first of the largest logits, or NOT_FINITE; NULL: not wanted
 } Batch;
 
 // Where the tokens of a step are, and all that it computes on the way.
@@ -103,7 +103,7 @@ static void plan(const Model *model, const Batch *batch, int num_threads, Arena 
     }
 }
 
-// Lay out all memory but that of the plans; the attention is planned.
+// Lay out all memory except the plans'; the attention is planned.
 static void lay_out(const Model *model, const Batch *batch, int num_threads, Arena *arena, Work *work) {
     const Step *step = &model->kinds[0].step;
     long num_tokens = 0, width = step->num_heads * step->head_dim;
@@ -135,7 +135,7 @@ static void lay_out(const Model *model, const Batch *batch, int num_threads, Are
     work->likeliest_memory = take(arena, likeliest_scratch_bytes(&logits));
 }
 
-// Fill in what the steps of all kinds share.
+// Fill in what all kinds of layers share.
 static void place_tokens(const Model *model, const Batch *batch, const Work *work) {
     long token = 0;
     for (long row = 0; row < batch->rows.num_rows; row++) {
@@ -239,8 +239,8 @@ static void run_model(const Member *member, void *argument) {
 
 // Compute a step: keys and values of all tokens enter the cache, hidden states and logits are written.
 //
-// memory has num_bytes, aligned to 64 bytes. Returns 0, or if that is too little, the bytes to come again with, which
-// may be too few once more; nothing is written then.
+// memory has num_bytes, aligned to 64 bytes. Returns 0, or if that is too little, the bytes for the next try, which may
+// be too few again; nothing is written then.
 long octavo_forward(Model *model, const Batch *batch, char *memory, long num_bytes, Team *team) {
     int num_threads = (int)team->num_threads;
     Arena plans = {0, 0};

@@ -1,7 +1,7 @@
-// Matrices in the K formats of llama.cpp, whose codes and scales are those of a file.
+// Matrices in the K formats of llama.cpp, with the codes and scales of a file.
 //
 // A block has K_INPUTS inputs of a row. Its groups have a scale of few bits each, some a minimum too; the block has one
-// or two float16 that these are multiplied with:
+// or two float16 factors for these:
 //   weight = d * scale * (code - zero)            Q6_K, Q3_K
 //   weight = d * scale * code - dmin * minimum    Q5_K, Q4_K, Q2_K
 // A matrix has a block of each column of a panel side by side, PANEL_COLUMNS of them; [column] below is
@@ -11,7 +11,7 @@
 //   of each GROUP inputs   [nibble rows][column][4], as with INT4: a byte has input i and input i + 4 of eight
 //                          [pair rows][column][4]: a byte has two bits of the inputs i, i + 4, i + 8, i + 12
 //                          [bit rows][column][4]: a byte has a bit of the inputs i, i + 4, .. i + 28
-// As many bytes as in the file, but for what pads.
+// As many bytes as in the file, plus the padding.
 #ifndef OCTAVO_K_BLOCKS_H
 #define OCTAVO_K_BLOCKS_H
 
@@ -29,7 +29,7 @@ INLINE long pair_rows(long format) { return format == Q6_K || format <= Q3_K ? G
 INLINE long bit_rows(long format) { return format == Q5_K || format == Q3_K ? GROUP / 32 : 0; }
 INLINE long rows_of_group(long format) { return nibble_rows(format) + pair_rows(format) + bit_rows(format); }
 
-// Inputs that share a scale, and what is subtracted from a code; 0: there are minima.
+// Inputs that share a scale, and the zero of a code; 0: there are minima.
 INLINE long inputs_of_scale(long format) { return format == Q4_K || format == Q5_K ? 32 : 16; }
 INLINE long zero_of(long format) { return format == Q6_K ? 32 : format == Q3_K ? 4 : 0; }
 
@@ -55,8 +55,8 @@ INLINE uint8_t *k_block_of(const Matrix *matrix, long panel, long block) {
     return (uint8_t *)matrix->panels + index * k_panel_bytes(matrix->format);
 }
 
-// Write rows [row, last) of one panel from a file's blocks: row i of the matrix is the row order[i - first] of them, or
-// i - first; they are `row_bytes` apart. Returns how many blocks have a d or a dmin that is no number.
+// Write rows [row, last) of one panel from a file's blocks, `row_bytes` apart: row i of the matrix is row order[i -
+// first] of them, or i - first without an order. Returns how many blocks have a d or a dmin that is no number.
 long pack_k_rows(const Matrix *matrix, long row, long last, const uint8_t *blocks, long row_bytes, const int64_t *order,
                  long first);
 

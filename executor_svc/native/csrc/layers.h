@@ -11,7 +11,7 @@
 // A layer behind its attention. Names as in `LayerEnd` of models/dense.py.
 typedef struct {
     Matrix attention_output;
-    Norm attention_output_norm;  // of what joins the residual stream
+    Norm attention_output_norm;  // of the attention's output
     Norm mlp_norm;
     Mlp mlp;          // used if there are no experts
     Experts experts;
@@ -25,7 +25,7 @@ typedef struct {
     long num_heads, num_kv_heads, head_dim;  // num_heads 0: there are none
 } HeadNorms;
 
-// One layer's end, and what reads its result.
+// One layer's end, and the projection behind it.
 typedef struct {
     LayerEnd end;       // used if has_layer_end
     Norm norm;          // before the projection

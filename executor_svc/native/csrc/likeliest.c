@@ -14,7 +14,7 @@
 // The first of the largest of some scores, NOTHING, or NOT_FINITE.
 static long largest_of(const float *scores, long size) {
     float top = -INFINITY;
-    long found = 0;  // where the chunk begins that has it
+    long found = 0;  // where its chunk begins
     vmask broken = vm_none();
     for (long begin = 0; begin < size; begin += CHUNK) {
         vfloat most[4] = {vf_all(-INFINITY), vf_all(-INFINITY), vf_all(-INFINITY), vf_all(-INFINITY)};
@@ -48,7 +48,7 @@ long first_largest(const float *scores, long size) {
     return found < 0 ? NOT_FINITE : found;
 }
 
-// The first of the largest of a row, or NOT_FINITE; `found` has what largest_of finds in each part.
+// The first of the largest of a row, or NOT_FINITE; `found` has the result of largest_of for each part.
 static long join_parts(const float *row, long size, const int32_t *found) {
     long likeliest = NOT_FINITE;
     for (long part = 0; part < ceil_div(size, PART); part++) {

@@ -66,8 +66,8 @@ static void run_product(const Member *member, void *argument) {
     project(product->matrix, &product->rows, product->out, false, member);
 }
 
-// out[num_rows][all outputs] = in[num_rows][num_inputs] @ matrix.T + bias; what a product does not take as it is, is
-// turned into codes first. memory has octavo_linear_scratch_bytes(...), aligned to 64 bytes.
+// out[num_rows][all outputs] = in[num_rows][num_inputs] @ matrix.T + bias; inputs are turned into codes first where the
+// product takes codes. memory has octavo_linear_scratch_bytes(...), aligned to 64 bytes.
 void octavo_linear(const Matrix *matrix, long num_rows, float *in, float *out, char *memory, Team *team) {
     Team alone = {.num_threads = 1, .size = 1};
     if (num_rows * matrix->num_inputs * all_outputs(matrix) < ALONE) team = &alone;

@@ -1,7 +1,7 @@
-// Log-probabilities of rows of logits: of one token, of the likeliest ones, and those of beams, which are processed.
+// Log-probabilities of rows of logits: of one token, of the likeliest ones, and of beams, which are processed.
 //
-// All are the logit less the logarithm of the row's sum, in double, then rounded: a token has one log-probability,
-// whoever asks.
+// All are the logit less the logarithm of the row's sum, in double, then rounded: the same token always has the same
+// log-probability.
 #include <stdlib.h>
 
 #include "processors.h"
@@ -16,7 +16,7 @@ typedef struct {
     int32_t count;  // how many of the likeliest
 } Wanted;
 
-// What the caller compares with its own record.
+// The size that the caller compares with its own record.
 long octavo_wanted_bytes(void) { return (long)sizeof(Wanted); }
 
 // + 0.0f makes a 0 of -0.
@@ -41,7 +41,7 @@ static void find_likeliest(const float *scores, long size, long count, Scratch *
     if (!count) return;
     long num_blocks = ceil_div(size, BLOCK), num_found = 0;
     float *keys = scratch->keys, padded[BLOCK], least = -INFINITY;
-    // As many blocks as tokens are wanted have a token that reaches the least of their maxima.
+    // There are as many blocks as wanted tokens, and each has a token that reaches the least of their maxima.
     if (count <= num_blocks) least = last_key(scratch->maxima, NULL, num_blocks, (double)count, scratch->buckets);
     for (long block = 0; block < num_blocks; block++) {
         if (!(scratch->maxima[block] >= least)) continue;
@@ -53,7 +53,7 @@ static void find_likeliest(const float *scores, long size, long count, Scratch *
         }
     }
     least = last_key(keys, NULL, num_found, (double)count, scratch->buckets);
-    long num_equal = count, num_sorted = 0;  // how many of those that equal the least one fit
+    long num_equal = count, num_sorted = 0;  // how many tokens equal to the least one fit
     for (long i = 0; i < num_found; i++) num_equal -= keys[i] > least;
     for (long i = 0; i < num_found; i++) {
         if (keys[i] < least || (keys[i] == least && num_equal-- <= 0)) continue;
@@ -124,7 +124,7 @@ static void run_candidates(const Member *member, void *argument) {
 }
 
 // Write the likeliest tokens of beams: of the log-probabilities of a row after the processors, not normalised again.
-// processings: what `wanted` names; the rest as in octavo_logprobs.
+// processings: the records that `wanted` names; the rest as in octavo_logprobs.
 void octavo_candidates(const float *logits, long size, long num_rows, const Wanted *wanted,
                        const Processing *processings, const TokenLists *lists, int32_t *token_ids, float *likeliest,
                        void *scratch_memory, Team *team) {

@@ -10,10 +10,10 @@
 // Rows that one task multiplies with a panel: inputs of so many rows stay in L2 beside the panel.
 #define TASK_ROWS 128
 
-// Up to so many rows a task is repeatable: more take long enough to wait for, and too long to copy.
+// Up to so many rows a task is repeatable: more rows take too long to copy.
 #define REPEATED_ROWS 64
 
-// Of up to so many rows each thread makes what a product takes for itself: that is sooner done than waited for.
+// Up to so many rows each thread makes the product's inputs for itself: that is faster than a wait.
 #define ROWS_FOR_EACH 2
 INLINE bool is_for_each(long num_rows, const Member *member) {
     return num_rows <= ROWS_FOR_EACH && member->num_threads > 1;
@@ -39,10 +39,10 @@ typedef struct {
     const Mlp *mlps;
     long num_experts;  // 0: there is no mixture
     long num_chosen;
-    long is_normalized;  // whether the weights of those that are chosen are scaled to a sum of 1
+    long is_normalized;  // whether the weights of the chosen ones are scaled to a sum of 1
 } Experts;
 
-// Which expert has which rows, and what they are given and return.
+// The rows of each expert, with their inputs and results.
 typedef struct {
     float *scores;            // [num_rows][num_experts]
     int32_t *chosen;          // [num_rows][num_chosen]
@@ -65,8 +65,8 @@ void activate_rows(const Mlp *mlp, Activation activation, const Rows *in, const 
 
 void lay_out_experts(const Experts *experts, long num_rows, Arena *arena, ExpertsScratch *scratch);
 
-// out (=|+=) for each row the weighted sum of what its experts make of `in`, in the order in which it chose them.
-// `in` has the values of its rows, and their codes if they have some.
+// out (=|+=) for each row the weighted sum of its experts' outputs for `in`, in the order in which it chose them. `in`
+// has the values of its rows, and their codes if they have some.
 void run_experts(const Experts *experts, Activation activation, const Rows *in, const ExpertsScratch *scratch,
                  float *out, bool add, const Member *member);
 

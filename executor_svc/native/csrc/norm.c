@@ -23,7 +23,7 @@ static float mean_square(const float *x, long size, float center) {
         vfloat distance = vf_sub(vf_load(x + i), middle);
         sum = vf_fma(distance, distance, sum);
     }
-    if (i < size) {  // what pads a vector must not count
+    if (i < size) {  // the padding must not count
         float rest[LANES] = {0};
         for (long j = 0; j < size - i; j++) rest[j] = x[i + j] - center;
         vfloat distance = vf_load(rest);
@@ -56,7 +56,7 @@ void normalize(const Norm *norm, const float *in, long size, float *out) {
     normalize_part(norm, in, mean, scale_of_norm(norm, in, size, mean), 0, size, out);
 }
 
-// Values of a row that are normed at once, where nothing keeps them.
+// Values of a row that are normed at once where the result is not kept.
 #define NORMED_AT_ONCE 512l
 
 // The codes of norm(in[size]), of rows without values.
@@ -89,8 +89,8 @@ void add_normed_rows(const Norm *norm, float *in, long size, float *residual, lo
     }
 }
 
-// residual[num_rows][size] += norm(sum of parts[num_parts][num_rows][size]), which are added in their order; what is in
-// `parts` is lost.
+// residual[num_rows][size] += norm(sum of parts[num_parts][num_rows][size]), added in their order; `parts` is
+// overwritten.
 void octavo_add_parts(const Norm *norm, long num_parts, long num_rows, long size, float *parts, float *residual,
                       int num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (num_parts * num_rows * size >= ALONE)

@@ -14,7 +14,7 @@
 
 static bool is_bfloat16(long format) { return format == BFLOAT16 || format == BFLOAT16_A16; }
 
-// Inputs of a panel with what pads them.
+// Inputs of a panel, with padding.
 static long padded_inputs(long format, long num_inputs) {
     return format == FLOAT32 ? num_inputs : round_up(num_inputs, is_bfloat16(format) ? 2 : GROUP);
 }
@@ -35,7 +35,7 @@ long octavo_scales_bytes(long format, long num_outputs, long num_inputs) {
     return num_groups * (has_minimum(format) ? 2 : 1) * (long)sizeof(uint16_t);
 }
 
-// Where weight (row, k) lies: the index of an element of the format's size. INT4: of a byte, half of which it is.
+// Where weight (row, k) lies: the index of an element of the format's size. INT4: of the byte with its half.
 static long place_of(const Matrix *matrix, long row, long k) {
     long panel = row / PANEL_COLUMNS, column = row % PANEL_COLUMNS;
     long begin = panel * padded_inputs(matrix->format, matrix->num_inputs) * PANEL_COLUMNS;
@@ -145,7 +145,7 @@ static Fit try_fit(const Groups *groups, vfloat scale, vfloat minimum) {
     return fit;
 }
 
-// The scale and the minimum of least error for the codes that another scale and minimum give.
+// The scale and the minimum of least error for the codes of another scale and minimum.
 static Fit refit(const Groups *groups, vfloat minimum, vfloat inverse) {
     vfloat codes = vf_zero(), squares = vf_zero(), products = vf_zero();
     for (long k = 0; k < groups->count; k++) {
@@ -161,8 +161,8 @@ static Fit refit(const Groups *groups, vfloat minimum, vfloat inverse) {
     return try_fit(groups, vf_div(scale, determinant), vf_div(least, determinant));
 }
 
-// From the smallest to the largest weight, or what is better: most weights may gain what the outermost lose. Weights that
-// were in such a format come back. No result is a number where all codes are equal, and that is not better.
+// From the smallest to the largest weight, or a better range: most weights may gain what the outermost lose. Weights
+// that were in such a format come back. Where all codes are equal no result is a number, and none is better.
 // Every sum goes from the first input to the last, without fused operations: the bits do not depend on LANES.
 // Source: after the search of llama.cpp for its K-quants.
 static Fit fit_groups(const Groups *groups) {

@@ -4,7 +4,7 @@
 
 #include "k_blocks.h"
 
-// The parts of a block in a file; of those that a format has not, nothing.
+// The parts of a block in a file; a part that the format lacks is empty.
 typedef struct {
     const uint8_t *low, *high;  // of codes
     const uint8_t *scales, *halves;
@@ -26,7 +26,7 @@ INLINE uint32_t load_word(const void *p) {
     return word;
 }
 
-// Codes 4 * quad .. of a group, a byte each: the low bits, and what stands above them.
+// Codes 4 * quad .. of a group, a byte each: the low bits, with the high bits above them.
 INLINE uint32_t low_codes(long format, const FileBlock *block, long group, long quad) {
     switch (format) {
         case Q2_K:
@@ -127,7 +127,7 @@ long pack_k_rows(const Matrix *matrix, long row, long last, const uint8_t *block
     return -1;
 }
 
-// Code i of a group, of which `codes` are the rows of its column.
+// Code i of a group; `codes` are the rows of its column.
 static int code_at(long format, const uint8_t *codes, long i) {
     long quad = i / 4, stride = PANEL_COLUMNS * 4;
     const uint8_t *high = codes + (nibble_rows(format) ? nibble_rows(format) : pair_rows(format)) * stride + i % 4;

@@ -1,5 +1,5 @@
-// Tiles are query tokens of one sequence; a task is a tile, or one part of its keys, for a KV head, or for several where
-// their keys are read straight from the cache: side by side.
+// Tiles are query tokens of one sequence; a task is a tile, or one part of its keys, for one KV head, or for several
+// side by side where their keys are read straight from the cache.
 //
 // The parts of a tile are tasks of their own only where it is a large part of the work: where there are too few tiles to
 // keep the threads busy, or one sequence is much longer than the others. That changes no bit of the result: attention
@@ -12,17 +12,17 @@
 // than the cache of a core holds with their sums.
 #define LEAST_TILE_QUERIES 96l
 #define MOST_TILE_QUERIES 384l
-// Tasks for each thread that even out sequences of different length.
+// Tasks for each thread, enough to even out sequences of different length.
 #define TASKS_PER_THREAD 4
 // Floats of a key, of all KV heads that are read side by side: enough that memory is read in order, and few enough that
-// the keys which are scored at once, the next ones and their values stay in the nearest cache.
+// the keys that are scored, the next ones and their values stay in the nearest cache.
 #define DIRECT_FLOATS 256l
 
 static double wanted_tasks(const Step *step, int num_threads) {
     return (double)num_threads * TASKS_PER_THREAD / (double)step->num_kv_heads;
 }
 
-// Tokens of a tile, so that the step falls into as many tiles as are wanted.
+// Tokens of a tile, so that the step falls into the wanted number of tiles.
 static long tile_tokens(const StepRows *rows, const Step *step, double num_wanted) {
     long group = step->num_heads / step->num_kv_heads, num_tokens = 0;
     for (long row = 0; row < rows->num_rows; row++) num_tokens += rows->lengths[row];
@@ -73,7 +73,7 @@ static void cut_tiles(const StepRows *rows, long most_tokens, Step *step, QueryT
     }
 }
 
-// Make the tasks. The parts of a tile are shared where its tasks would be more than one of `num_wanted` equal ones for each
+// Make the tasks. A tile falls into parts where its tasks would be larger than one of `num_wanted` equal ones for each
 // KV head.
 static void share_parts(Step *step, QueryTile *tiles, double num_wanted, Task *tasks) {
     double total = 0;
@@ -124,7 +124,7 @@ void plan_attention(const StepRows *rows, int num_threads, Step *step, Arena *ar
         num_tiles += ceil_div(rows->lengths[row], most_tokens);
         longest = most(longest, rows->starts[row] + rows->lengths[row]);
     }
-    // Fewer than `num_wanted` tiles can each be more than one of as many equal tasks.
+    // Fewer than `num_wanted` tiles can be larger than one of `num_wanted` equal tasks.
     long most_parts = ((long)num_wanted + 1) * step->direct_heads * (longest / octavo_part_keys() + 2);
     long most_tasks = (num_tiles + most_parts) * step->num_kv_heads;
     QueryTile *tiles = take(arena, num_tiles * (long)sizeof *tiles);

@@ -4,10 +4,10 @@
 
 #include "processors.h"
 
-// What the caller compares with its own records.
+// The sizes that the caller compares with its own records.
 long octavo_processing_bytes(void) { return (long)sizeof(Processing); }
 
-// Whether a token of a history is one: what is not known yet is below 0.
+// Whether a token of a history is known: an unknown one is below 0.
 static bool is_token(int32_t token_id, long size) { return token_id >= 0 && token_id < size; }
 
 // Make every token of prompt and output less likely, once however often it is there.
@@ -23,7 +23,7 @@ static void penalize_repetition(float *scores, long size, const int32_t *history
     }
 }
 
-// Make the tokens of the output less likely: each for being there, and for each time it is.
+// Make the tokens of the output less likely: each once for being there, and once for each time.
 static void penalize_output(float *scores, long size, const int32_t *output, long num_tokens, float presence,
                             float frequency, int32_t *counts) {
     for (long i = 0; i < num_tokens; i++)
@@ -39,7 +39,7 @@ static void penalize_output(float *scores, long size, const int32_t *output, lon
     }
 }
 
-// Set to -inf what is not in a list of allowed tokens.
+// Set to -inf the tokens that are not in a list of allowed ones.
 static void keep_allowed(float *scores, long size, const uint8_t *mask) {
     for (long byte = 0; byte < size / 8; byte++)
         for (int bit = 0; bit < 8; bit++) {

@@ -12,13 +12,13 @@ typedef struct {
     int64_t forbidden_begin, num_forbidden;
     int32_t num_tokens;         // of the history: prompt, then output
     int32_t num_prompt_tokens;
-    // The processors of octavo/values/sampling_parameters.py, in its order.
+    // The processors of octavo/values/sampling_params_table.py, in its order.
     float repetition_penalty;  // 1: off
     float presence_penalty;    // 0: off
     float frequency_penalty;   // 0: off
 } Processing;
 
-// What belongs to the rows of a call, one after the other.
+// The lists of the rows of a call, one row after the other.
 typedef struct {
     const int32_t *histories;
     const uint8_t *masks;  // a bit for each token, the lowest first

@@ -11,7 +11,7 @@
 #include "region.h"
 #include "vec.h"
 
-// How long a thread looks out for the next region before it sleeps: calls of the library follow each other closely.
+// How long a thread spins for the next region before it sleeps: calls of the library follow each other closely.
 #define IDLE_LOOKS 1500
 
 // Of `gate`: no thread may enter the region.
@@ -51,7 +51,7 @@ static void wait_for_region(unsigned number) {
     for (int i = 0; i < IDLE_LOOKS; i++, _mm_pause())
         if (atomic_load_explicit(&pool.number, memory_order_relaxed) != number) return;
     atomic_fetch_add(&pool.num_asleep, 1);
-    while (atomic_load(&pool.number) == number)  // the kernel looks again before the thread sleeps
+    while (atomic_load(&pool.number) == number)  // the kernel compares again before the thread sleeps
         syscall(SYS_futex, &pool.number, FUTEX_WAIT_PRIVATE, number, NULL, NULL, 0);
     atomic_fetch_sub(&pool.num_asleep, 1);
 }

@@ -12,22 +12,22 @@
 #define LINE_GRAINS 8
 #define NUM_STATES (MOST_GRAINS + MOST_THREADS * 2 * LINE_GRAINS)
 
-// Of a grain in phase p: 4 * p + one of these; less than 4 * p: nobody has taken it.
+// State of a grain in phase p: 4 * p + one of these; less than 4 * p: no thread has taken it.
 enum { TAKEN, CLAIMED, DONE };
 
-// Phases are counted over all regions, from 1, so that what an earlier one left in `states` means nothing.
+// Phases are counted over all regions, from 1, so that earlier values in `states` mean nothing.
 struct Region {
-    atomic_ulong phase __attribute__((aligned(64)));  // the one that is under way: all before it are done
+    atomic_ulong phase __attribute__((aligned(64)));  // the phase under way: all earlier ones are done
     atomic_ulong states[NUM_STATES] __attribute__((aligned(64)));
     // Of the region under way.
     Team *team __attribute__((aligned(64)));
     unsigned long first_phase;
     int num_threads;
     long began_ns;
-    atomic_long worked_ns, lost_ns;  // sums over the threads, as those of Team
+    atomic_long worked_ns, lost_ns;  // sums over the threads, as in Team
 };
 
-// Before and behind a region of several threads, and what each thread does first and last.
+// Before and after a region of several threads, and first and last in each thread.
 void open_team(Team *team, Region *region);
 void close_team(Region *region);
 void begin_member(void);
@@ -37,7 +37,7 @@ void end_member(Region *region);
 typedef struct {
     long began_ns, slept_ns;
 } Wait;
-// Between two looks at what a thread waits for: keep the core for a moment, or, if that took long, offer it to others.
+// Between two looks at the awaited value: keep the core for a moment, or, after a long time, offer it to others.
 void take_turn(Wait *wait);
 void end_wait(const Wait *wait);
 

@@ -7,7 +7,7 @@
 // Values that are worth a second thread.
 #define ALONE 5000l
 
-// cos and sin of x, 0 <= x < 2 ** 31: rounded to float32 they are those of real numbers, but for ties.
+// cos and sin of x, 0 <= x < 2 ** 31: rounded to float32 they are exact, except in ties.
 // Source: Cephes, sin and cos: polynomials on [-pi/4, pi/4]; pi/2 is subtracted in three parts.
 static inline void turn(double x, float *cos, float *sin) {
     double n = rint(x * 0.63661977236758134308);

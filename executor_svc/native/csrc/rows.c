@@ -1,4 +1,4 @@
-// Rows in codes: what products with quantized weights take.
+// Rows in codes: the inputs of products with quantized weights.
 #include <string.h>
 
 #include "bfloat16.h"
@@ -7,7 +7,7 @@
 #define LARGEST_INT16 32767
 #define LARGEST_INT8 127
 
-// The largest magnitude, or NaN if there is one: as integers, the bits of NaN are larger than those of numbers.
+// The largest magnitude, or NaN if there is one: as integers, the bits of NaN are larger than a number's.
 INLINE vint vi_magnitude(vint largest, vfloat x) { return vi_max(largest, vf_bits(vf_abs(x))); }
 
 INLINE float largest_of(vint largest) {

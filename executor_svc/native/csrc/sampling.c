@@ -1,4 +1,4 @@
-// From scores to tokens: processors, filters and draw of one row after the other, by whichever thread is free.
+// From scores to tokens: processors, filters and draw, row by row, each on any free thread.
 //
 // executor_svc/sampler/filters.py and drawing.py say the same in torch, and what the filters mean. A row is read
 // two or three times: for the maxima of its blocks, for the sum of its weights, and for its candidates, the tokens
@@ -12,7 +12,7 @@
 #define MIN_TEMPERATURE 1e-6f  // MIN_TEMPERATURE of filters.py
 #define MARGIN 0.5             // bounds of probabilities are so much lower than they need be, so that rounding is safe
 
-// How a token is chosen from a row of scores: the filters of octavo/values/sampling_parameters.py, in its order.
+// How a token is chosen from a row of scores: the filters of octavo/values/sampling_params_table.py, in its order.
 typedef struct {
     int64_t row;
     int64_t processing;  // which of the records; -1: nothing changes the row
@@ -24,7 +24,7 @@ typedef struct {
     float typical_p;    // 1: off
 } Choice;
 
-// What the caller compares with its own record.
+// The size that the caller compares with its own record.
 long octavo_choice_bytes(void) { return (long)sizeof(Choice); }
 
 static Mass weigh_candidates(const Scratch *scratch, float top) {
@@ -36,7 +36,7 @@ static Mass weigh_candidates(const Scratch *scratch, float top) {
     return mass;
 }
 
-// Make candidates of the tokens whose keys are at least `least`.
+// Make candidates of the tokens with a key of at least `least`.
 static void gather(const float *scores, long size, float temperature, float top, float least, Scratch *scratch) {
     long count = 0;
     float padded[BLOCK];
@@ -59,7 +59,7 @@ static void gather(const float *scores, long size, float temperature, float top,
     scratch->num_candidates = count;
 }
 
-// Keep the candidates whose `keys`, one for each, are at least `least`.
+// Keep the candidates with a key in `keys`, one for each, of at least `least`.
 static void keep(Scratch *scratch, const float *keys, float least) {
     long count = 0;
     for (long i = 0; i < scratch->num_candidates; i++) {
@@ -83,7 +83,7 @@ static long draw_from_row(const float *scores, long size, float temperature, flo
     return block * BLOCK + pick(weights, BLOCK, draw * total - before, &inside);
 }
 
-// Keep the candidates whose information is nearest to the entropy; the mass is of all that previous filters left.
+// Keep the candidates with information nearest to the entropy; the mass is of all that previous filters left.
 static void keep_typical(Scratch *scratch, float top, Mass mass, double typical_p) {
     double log_total = log_of(mass.total);
     float entropy = (float)(log_total - mass.moment / mass.total);
@@ -94,20 +94,20 @@ static void keep_typical(Scratch *scratch, float top, Mass mass, double typical_
                   scratch->buckets));
 }
 
-// A key that no token below it can survive the filters. `mass`: of the row, unless a top-k comes first.
+// A key below which no token can survive the filters. `mass`: of the row, unless a top-k comes first.
 static double least_key(const Choice *how, long size, bool limits_number, float temperature, float top, Mass mass,
                         Scratch *scratch) {
     long num_blocks = ceil_div(size, BLOCK);
-    if (limits_number) {  // the k blocks with the largest maxima have k tokens that reach the least of these
+    if (limits_number) {  // the k blocks with the largest maxima have k tokens that reach the least maximum
         if (how->top_k > num_blocks) return -FLT_MAX;
         return last_key(scratch->maxima, NULL, num_blocks, how->top_k, scratch->buckets) / temperature;
     }
     if (how->top_p >= 1.0f && how->min_p > 0.0f) return top + (float)log_of(how->min_p);
-    // Tokens less likely than (1 - p) / size weigh less than 1 - p together, so that a nucleus of p has none of them.
+    // Tokens less likely than (1 - p) / size weigh less than 1 - p together, so a nucleus of p needs none of them.
     double p = how->top_p < 1.0f ? how->top_p : how->typical_p, log_total = log_of(mass.total);
     double depth = log_of((double)size / (1.0 - p));
-    // Typical tokens lie in a band around minus the entropy. Once it reaches down to twice that it reaches up to 0,
-    // so that at this depth, if not before, it holds such a nucleus.
+    // Typical tokens lie in a band around minus the entropy. When it reaches down to twice that, it reaches up to 0, so
+    // it holds such a nucleus at this depth at the latest.
     if (how->top_p >= 1.0f) depth = fmax(depth, 2.0 * (log_total - mass.moment / mass.total));
     return top + log_total - depth + log_of(MARGIN);
 }

@@ -13,9 +13,9 @@
 #include "team.h"
 #include "vec.h"
 
-#define BLOCK 32      // scores whose maximum is kept; BLOCK of likeliest.py
+#define BLOCK 32      // scores that share a maximum; BLOCK of likeliest.py
 #define FLOOR -80.0f  // exp of less is 0; FLOOR of likeliest.py
-#define ALONE 131072  // scores that one thread is faster with
+#define ALONE 131072  // up to so many scores one thread is faster
 
 // A thread's memory. A key is a score divided by the temperature; a weight is exp(key - top).
 typedef struct {
@@ -30,7 +30,7 @@ typedef struct {
     uint64_t *sorted;    // [size]
 } Scratch;
 
-// The sum of some weights, and that of weight * (key - top).
+// The sum of some weights, and the sum of weight * (key - top).
 typedef struct {
     double total, moment;
 } Mass;
@@ -43,7 +43,7 @@ INLINE uint32_t at_least(vfloat a, vfloat b) { return (uint32_t)_mm256_movemask_
 
 INLINE vfloat weights_of(vfloat shifted) { return vf_zero_below(vf_exp(shifted), shifted, FLOOR); }
 
-// The natural logarithm, to a few units in the last place. Ours: that of the C library differs between its versions.
+// The natural logarithm, to a few units in the last place. Ours: the C library's differs between its versions.
 INLINE double log_of(double x) {
     if (!(x > 0.0)) return x == 0.0 ? -INFINITY : NAN;
     if (x == INFINITY) return x;
@@ -91,7 +91,7 @@ INLINE const float *block_of(const float *scores, long size, long block, float *
     return padded;
 }
 
-// Write the maxima of the blocks, in which NaN is passed over; return the largest, of a row with NaN infinity.
+// Write the maxima of the blocks, without NaN; return the largest, or infinity for a row with NaN.
 INLINE float find_maxima(const float *scores, long size, float *maxima) {
     float padded[BLOCK], top = -INFINITY;
     vmask broken = vm_none();
@@ -109,7 +109,7 @@ INLINE float find_maxima(const float *scores, long size, float *maxima) {
     return vm_any(broken) ? INFINITY : top;
 }
 
-// Whether a row has something to choose from, by what find_maxima returns for it.
+// Whether a row has something to choose from, by the result of find_maxima.
 INLINE bool is_finite(float top) { return top > -INFINITY && top < INFINITY; }
 
 // Sum up the weights of a row. with_moment: the moment too; sums: NULL, or the blocks' sums are written there.

@@ -8,7 +8,7 @@ typedef struct {
     ExpertsScratch experts;
 } Scratch;
 
-// The matrices of a segment take one format, but for a router.
+// The matrices of a segment take one format, except a router.
 static InputFormat format_of(const Segment *segment) {
     return input_format(segment->has_layer_end ? &segment->end.attention_output : &segment->projection);
 }
@@ -38,7 +38,7 @@ long octavo_segment_scratch_bytes(const Segment *segment, long num_rows) {
     return lay_out(segment, num_rows, 0, &scratch);
 }
 
-// residual = norm(residual), and that as a product takes it.
+// residual = norm(residual), and the result as a product takes it.
 static Rows normalize_in_place(const Norm *norm, float *residual, long size, const Scratch *scratch,
                                const Member *member) {
     bool has_codes = scratch->normed.format != FLOATS;
@@ -185,7 +185,7 @@ static void run_mlp_call(const Member *member, void *argument) {
     run_mlp(call->segment, &normed, &scratch, call->out, false, member);
 }
 
-// out[num_rows][hidden_size] = mlp(norm(residual)), of a segment with a layer's end: what one of several ranks has of it.
+// out[num_rows][hidden_size] = mlp(norm(residual)), of a segment with a layer's end: the part of one of several ranks.
 // scratch as of octavo_segment.
 void octavo_mlp(const Segment *segment, long num_rows, float *residual, float *out, void *memory, Team *team) {
     run_region(team, run_mlp_call, &(SegmentCall){segment, num_rows, NULL, residual, out, memory});

@@ -27,7 +27,7 @@ INLINE float from_order(uint32_t bits) {
 // Weights NULL: 1 each. By radix: in which bucket of the first 11 bits the mass is reached, then of the next, the last.
 INLINE float last_key(const float *keys, const float *weights, long count, double mass, double *buckets) {
     static const int shifts[] = {21, 10, 0}, widths[] = {11, 11, 10};
-    uint32_t found = 0;  // the bits that are known, at their places
+    uint32_t found = 0;  // the known bits, at their places
     double before = 0.0;
     for (int level = 0; level < 3; level++) {
         int shift = shifts[level], end = shift + widths[level];

@@ -2,7 +2,7 @@
 
 #include "vec.h"
 
-// Values that a thread caps together, and that are worth a second one.
+// Values that a thread caps together, and that are worth a second thread.
 #define PART 20000l
 
 void cap_values(long count, float cap, float *values) {

@@ -7,10 +7,10 @@
 
 #include "vec.h"
 
-// Query heads of one token that are scored directly on the cache; more of them pay for packing the keys.
+// Query heads of one token that are scored directly on the cache; for more, packing the keys pays.
 #define MAX_DIRECT_HEADS 8
 
-// Query tokens of one sequence that are worked on together, all of them against the same keys.
+// Query tokens of one sequence that are worked on together, against the same keys.
 typedef struct {
     int32_t row;             // of the block table
     int32_t first_token;     // in the step
@@ -21,13 +21,13 @@ typedef struct {
     int32_t end_position;    // behind the last key that its last token sees
 } QueryTile;
 
-// A tile, or one part of its keys, for KV head `head` and those behind it that are worked on together; heads_of.
+// A tile, or one part of its keys, for KV head `head` and the next ones that are worked on together; heads_of.
 typedef struct {
-    int32_t tile, index;  // index: of the part among those of the tile, if they are worked on apart
+    int32_t tile, index;  // index: of the part in the tile, if parts are worked on apart
     int32_t head;
 } Task;
 
-// Where a layer has its keys and values. Scales are those of FP8, which elements are multiplied by; else 1.
+// Where a layer has its keys and values. Scales are factors of FP8 elements; else 1.
 typedef struct {
     void *keys, *values;
     float key_scale, value_scale;
@@ -51,7 +51,7 @@ typedef struct {
     long num_tasks, num_partials;
     long direct_heads;            // KV heads of a task whose tile is scored directly on the cache
     long in_bfloat16;             // whether queries, keys, weights and values are multiplied in bfloat16
-    long is_full;                 // whether a token sees all tokens of its row, those behind it too; not with a window
+    long is_full;                 // whether a token sees all tokens of its row, later ones too; not with a window
 } Step;
 
 // Query heads that share a KV head.
@@ -67,7 +67,7 @@ INLINE long sight_end(const Step *step, const QueryTile *tile, long token) {
     return step->is_full ? tile->end_position : tile->first_position + token + 1;
 }
 
-// KV heads of a task, and queries of one token that it has.
+// KV heads of a task, and the queries of one token in it.
 INLINE long heads_of(const Step *step, const QueryTile *tile, long head) {
     return is_direct(step, tile) ? least(step->direct_heads, step->num_kv_heads - head) : 1;
 }

@@ -1,10 +1,10 @@
 // How threads share the tasks of a phase, and how many threads are worth it.
 //
 // A phase of one row takes some 10 us, less than it takes to wake a thread: threads that run side by side spin. Where
-// other work wants the cores too, a thread is put off its core for milliseconds, some hundred phases long. The others do
-// its tasks, and the one that it was in the middle of once more. Only in a phase whose tasks are done once they wait for
-// it: they spin for a while, and then offer their cores to others. A team that gets little done this way becomes smaller,
-// for a time.
+// other work wants the cores too, a thread is put off its core for milliseconds, some hundred phases long. The other
+// threads do its tasks, and repeat the one that it was in the middle of. Only in a phase that has no tasks left they
+// wait for it: they spin for a while, and then offer their cores to other work. A team that gets little done this way
+// becomes smaller, for a time.
 #define _POSIX_C_SOURCE 200809L  // the clocks
 #include <immintrin.h>
 #include <sched.h>
@@ -15,16 +15,16 @@
 #include "region.h"
 #include "vec.h"
 
-// Looks at the phase between two looks at the clock.
+// How often a thread looks at the phase before it looks at the clock.
 #define LOOKS 32
-// How long a thread waits before it repeats another one's task, in ticks of a clock of 2 to 4 GHz, and in lengths of its
-// own last task: then the other one is probably not at it.
+// How long a thread waits before it repeats another thread's task, in ticks of a clock of 2 to 4 GHz, and in lengths of
+// its own last task: after that the other thread is probably off its core.
 #define PATIENCE_TICKS 60000ul
 #define PATIENCE_TASKS 2
 // How long a thread spins before it offers its core to others.
 #define SPIN_NS 100000l
 
-// A thread that missed less of a region had a core: to be woken takes time too.
+// A thread that missed less of a region had a core: waking it takes time too.
 #define LOST_NS 200000l
 // Time of regions that is judged together: several of the turns that threads take on a core.
 #define JUDGED_NS 50000000l
@@ -72,8 +72,8 @@ void end_wait(const Wait *wait) {
 
 // Choose the size of the team by what its regions were like, once there is enough of them.
 //
-// A team is too large if it lost time to other work, and if its threads worked for less than half of the time: half of
-// them would do as well. A team stays smaller for a pause, which doubles each time that growing turns out to be wrong.
+// A team is too large if it lost time to other work, and if its threads worked for less than half of the time: half as
+// many would do. A team stays smaller for a pause, which doubles each time that growing turns out to be wrong.
 void octavo_judge_team(Team *team, long now_ns) {
     if (team->size < team->num_threads && now_ns >= team->grows_at_ns) {
         team->size = least(team->num_threads, 2 * team->size);
@@ -145,7 +145,7 @@ static void hold(Phase *phase, atomic_ulong *state, long grain) {
     phase->is_ours = !phase->may_repeat;
 }
 
-// Take a grain that nobody has: of our own range the first one, of another thread's the last one.
+// Take a free grain: the first one of our own range, or the last one of another thread's.
 static bool take_grain(Phase *phase) {
     int num_threads = phase->member->num_threads;
     unsigned long taken = state_in(phase, TAKEN);
@@ -169,7 +169,7 @@ static bool take_grain(Phase *phase) {
     }
 }
 
-// Find the first grain from `*grain` on whose state is less than `state`; NULL: there is none.
+// Find the first grain from `*grain` on with a state below `state`; NULL: there is none.
 static atomic_ulong *find_grain(const Phase *phase, unsigned long state, long *grain) {
     for (long range = 0; range < phase->member->num_threads; range++) {
         long begin = range_begin(phase, range), end = range_begin(phase, range + 1);
@@ -182,7 +182,7 @@ static atomic_ulong *find_grain(const Phase *phase, unsigned long state, long *g
     return NULL;
 }
 
-// Take a task that another thread is at for too long, to do it again; false: there is none.
+// Take a task that another thread has had for too long, to repeat it; false: there is none.
 static bool repeat_grain(Phase *phase, unsigned long began) {
     if (!phase->may_repeat || __rdtsc() - began < PATIENCE_TICKS + PATIENCE_TASKS * phase->took) return false;
     long grain = phase->num_done;
@@ -191,9 +191,9 @@ static bool repeat_grain(Phase *phase, unsigned long began) {
     return state;
 }
 
-// Wait until the phase is over, or for a task of another thread that takes too long; false: it is over.
+// Wait until the phase is over, or for another thread's task that takes too long; false: the phase is over.
 static bool wait_for_end(Phase *phase) {
-    // Of threads that finish at the same time one at least sees what all have done.
+    // Of threads that finish at the same time at least one sees that all have finished.
     atomic_thread_fence(memory_order_seq_cst);
     if (is_over(phase)) return false;
     if (!find_grain(phase, DONE, &phase->num_done)) {

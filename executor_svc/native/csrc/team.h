@@ -1,22 +1,22 @@
 // The threads of a parallel region: how many there are, and how they share its work.
 //
 // A region is a function that several threads run. Its work falls into phases, which all of them come to in the same
-// order; a phase is a loop of tasks. A thread goes on to the next phase when all tasks of this one are done, whoever
-// did them. Nobody waits for a thread: one that is woken late, or put off its core by other work, finds out later what
-// is done, and a task that it holds meanwhile is done once more by one that has nothing else to do.
+// order; a phase is a loop of tasks. A thread goes on to the next phase when all tasks of this one are done, by any
+// thread. No thread is waited for: a thread that is woken late, or put off its core by other work, finds out later what
+// is done, and meanwhile an idle thread repeats the task that it holds.
 #ifndef OCTAVO_TEAM_H
 #define OCTAVO_TEAM_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
 
-// How many threads the regions of a library have, and what their last ones were like; see octavo_judge_team.
+// How many threads the regions of a library have, and measurements of the last ones; see octavo_judge_team.
 typedef struct {
     long num_threads;  // most
     long size;         // of the next region; 1 to num_threads
     long pause_ns;     // how long the team stays small when it shrinks again
     long grows_at_ns;  // when it grows, if it is small
-    // Sums over the regions since size was judged last. Those of threads are sums over all of them.
+    // Sums over the regions since size was judged last, and over all of their threads.
     long elapsed_ns;
     long worked_ns;  // on a core, without waiting for each other
     long lost_ns;    // ready to run, but without a core
@@ -28,7 +28,7 @@ typedef struct Region Region;
 typedef struct {
     Region *region;
     int thread, num_threads;
-    long *num_phases;  // that it has come to
+    long *num_phases;  // phases that it has come to
 } Member;
 
 typedef void RegionFunction(const Member *member, void *argument);
@@ -36,9 +36,9 @@ typedef void RegionFunction(const Member *member, void *argument);
 // Run `function` by the threads of a team. It is done when this returns; threads that came late may have found nothing left.
 void run_region(Team *team, RegionFunction *function, void *argument);
 
-// Whether a task may be done by two threads at the same time. Then it computes into memory of its own thread, and
-// writes its result only if claim_task says so. A thread may go on with a task when all others are far ahead: it finds
-// anything in what it reads, and must be able to.
+// Whether two threads may do a task at the same time. Then it computes into memory of its own thread, and writes its
+// result only if claim_task says so. A thread may go on with a task when all others are far ahead: it finds anything in
+// what it reads, and must be able to.
 typedef enum { ONCE, REPEATABLE } Repetition;
 
 // A loop of tasks, as one thread sees it.
@@ -48,17 +48,17 @@ typedef struct {
     long num_tasks;
     long task;                 // the current one
     long end;                  // of the tasks that it has taken
-    bool may_repeat, is_ours;  // is_ours: nobody else writes the current task's result
+    bool may_repeat, is_ours;  // is_ours: no other thread writes the current task's result
     // Grains are tasks that are taken together. Each thread has a range of them.
     long grain_tasks, num_grains;
-    long turn, begin, limit, cursor;  // where the next one is looked for: threads from our own on, in its range
+    long turn, begin, limit, cursor;  // the search for the next one: threads from our own on, in its range
     long range_end;                   // of the tasks in our own range
-    long num_done;                    // grains that are known to be done, from the first on
+    long num_done;                    // known to be done, from the first grain on
     atomic_ulong *state;              // of the grain that it has; NULL: none
-    unsigned long began, took;        // ticks: when that was taken, and what the one before took
+    unsigned long began, took;        // ticks: when it was taken, and the length of the one before
 } Phase;
 
-// Come to the next phase. What it depends on must have been read before.
+// Come to the next phase. Read what it depends on before.
 Phase begin_phase(const Member *member, long num_tasks, Repetition repetition);
 
 // The slow half of next_task.
@@ -76,12 +76,12 @@ static inline bool next_task(Phase *phase) {
 bool claim_repeatable(Phase *phase);
 static inline bool claim_task(Phase *phase) { return !phase->may_repeat || claim_repeatable(phase); }
 
-// The task that this thread will have next, as a rule; the current one if that is not known.
+// The task that this thread will probably have next; the current one if that is not known.
 static inline long upcoming_task(const Phase *phase) {
     return phase->task + 1 < phase->range_end ? phase->task + 1 : phase->task;
 }
 
-// Memory of this thread alone, aligned to 64 bytes, uninitialised; valid until it asks for the same part of it again.
+// Memory of this thread alone, aligned to 64 bytes, uninitialised; valid until it asks for the same part again.
 typedef enum { OWN_ROWS, OWN_CHOICE, OWN_GATHERED, NUM_PARTS } OwnPart;
 void *own_memory(OwnPart part, long num_bytes);
 

@@ -6,7 +6,7 @@
 
 #include "dense.h"
 
-// Rows whose sums fit into the registers beside three vectors of a panel.
+// Rows for which sums fit into the registers beside three vectors of a panel.
 // The cases of a switch over the rows of a tile: as a constant each, so that the compiler unrolls over them.
 #if LANES == 16
 #define TILE_ROWS 8
@@ -16,7 +16,7 @@
 #define TILE_CASES(CASE) CASE(4) CASE(3) CASE(2) CASE(1)
 #endif
 
-// The same of codes, whose sums are in int32 and in float32.
+// The same for codes, with sums in int32 and in float32.
 #if LANES == 16
 #define CODE_ROWS 4
 #define CODE_CASES(CASE) CASE(4) CASE(3) CASE(2) CASE(1)
@@ -41,7 +41,7 @@ INLINE void load_columns(const long format, const int vectors, const void *panel
     }
 }
 
-// As store_sums, where not all columns are there.
+// As store_sums, for fewer columns.
 static __attribute__((noinline, noclone, unused)) void store_some(int rows, int vectors, vfloat sum[TILE_ROWS][3],
                                                                   float *c, long c_stride, long columns, bool add) {
     for (int i = 0; i < rows; i++)
@@ -74,8 +74,8 @@ INLINE void store_sums(const int rows, const int vectors, vfloat sum[TILE_ROWS][
 }
 
 // c[rows][columns] = (add ? c : 0) + a[rows][depth] @ b[depth][vectors * LANES], in the order of the inputs, whatever
-// their format. `format`, `rows` and `vectors` are constants at each call, so that all sums stay in registers. `fetch` is
-// what to fetch, from its step `first_step` on.
+// their format. `format`, `rows` and `vectors` are constants at each call, so that all sums stay in registers. `fetch`
+// is fetched from its step `first_step` on.
 INLINE void format_product(const long format, const int rows, const int vectors, long depth, const float *a,
                            long a_stride, const void *b, const Fetch *fetch, long first_step, float *c, long c_stride,
                            long columns, bool add) {

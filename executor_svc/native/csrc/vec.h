@@ -12,7 +12,7 @@ INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
 INLINE long round_up(long a, long b) { return ceil_div(a, b) * b; }
 
-// The first `count` of 4 floats; the others are 0, and memory behind them is not touched.
+// The first `count` of 4 floats; the rest is 0, and memory behind them is not touched.
 INLINE __m128 load_quad(const float *p, long count) {
     if (count >= 4) return _mm_loadu_ps(p);
     return _mm_maskload_ps(p, _mm_cmpgt_epi32(_mm_set1_epi32((int)count), _mm_setr_epi32(0, 1, 2, 3)));
@@ -30,7 +30,7 @@ INLINE vfloat vf_all(float x) { return _mm512_set1_ps(x); }
 INLINE vfloat vf_load(const float *p) { return _mm512_loadu_ps(p); }
 INLINE void vf_store(float *p, vfloat v) { _mm512_storeu_ps(p, v); }
 INLINE __mmask16 lane_mask(long count) { return (__mmask16)(count >= LANES ? 0xffff : (1u << count) - 1); }
-// The first `count` lanes only, 0 to LANES; the others are 0, and memory behind them is not touched.
+// The first `count` lanes only, 0 to LANES; the rest is 0, and memory behind them is not touched.
 INLINE vfloat vf_load_part(const float *p, long count) { return _mm512_maskz_loadu_ps(lane_mask(count), p); }
 INLINE void vf_store_part(float *p, vfloat v, long count) { _mm512_mask_storeu_ps(p, lane_mask(count), v); }
 INLINE vfloat vf_add(vfloat a, vfloat b) { return _mm512_add_ps(a, b); }
@@ -84,16 +84,16 @@ INLINE vfloat vf_power_of_two(vint n) {  // 2 ** n for -126 <= n <= 127
 INLINE vfloat vf_zero_below(vfloat v, vfloat x, float least) {  // v where x >= least, else 0
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, vf_all(least), _CMP_GE_OQ), v);
 }
-// v * 2 ** n for a whole n >= -126; 0 where n is less, or no number. v is about 1.
+// v * 2 ** n for a whole n >= -126; 0 for smaller n or NaN. v is about 1.
 INLINE vfloat vf_scale(vfloat v, vfloat n) {
     return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(n, vf_all(-126.0f), _CMP_GE_OQ), v, n);
 }
-// v, but fill where a lane is none of [begin, end).
+// v, but `fill` in lanes outside of [begin, end).
 INLINE vfloat vf_fill_outside(vfloat v, long begin, long end, float fill) {
     return _mm512_mask_mov_ps(vf_all(fill), (__mmask16)(lane_mask(end < 0 ? 0 : end) & ~lane_mask(begin < 0 ? 0 : begin)), v);
 }
-// The 4 floats at p, p + stride, .. p + (LANES / 4 - 1) * stride side by side; of each the first `count`, 1 to 4, the
-// others are 0.
+// The 4 floats at p, p + stride, .. p + (LANES / 4 - 1) * stride side by side; the first `count`, 1 to 4, of each, the
+// rest is 0.
 INLINE vfloat vf_load_quads(const float *p, long stride, long count) {
     __m512 v = _mm512_castps128_ps512(load_quad(p, count));
     v = _mm512_mask_broadcast_f32x4(v, 0x00f0, load_quad(p + stride, count));
@@ -109,7 +109,7 @@ INLINE void vf_squares(const vfloat rows[LANES / 4], vfloat out[LANES / 4]) {
     out[2] = _mm512_shuffle_f32x4(c, d, 0x88);
     out[3] = _mm512_shuffle_f32x4(c, d, 0xdd);
 }
-// Those of LANES floats each at p, p + stride, .. p + (LANES / 4 - 1) * stride; as vf_load_quads.
+// LANES floats each at p, p + stride, .. p + (LANES / 4 - 1) * stride; as vf_load_quads.
 INLINE void vf_load_squares(const float *p, long stride, vfloat out[LANES / 4]) {
     vfloat rows[LANES / 4];
     for (int i = 0; i < LANES / 4; i++) rows[i] = vf_load(p + i * stride);
@@ -444,7 +444,7 @@ INLINE vfloat vf_exp(vfloat x) {
     return vf_mul(p, vf_power_of_two(vf_to_int(n)));
 }
 
-// 2 ** x for x <= 0, a weight of a softmax: relative error below 2e-7, 1 for 0, 0 below -126 and for what is no number.
+// 2 ** x for x <= 0, a weight of a softmax: relative error below 2e-7, 1 for 0, 0 below -126 and for NaN.
 // Source: minimax polynomial of 2 ** r for |r| <= 1 / 2, with the constant 1.
 INLINE vfloat vf_weight(vfloat x) {
     vfloat n = vf_round(x), r = vf_sub(x, n), p = vf_all(1.326472731e-3f);
@@ -456,7 +456,7 @@ INLINE vfloat vf_weight(vfloat x) {
     return vf_scale(p, n);
 }
 
-// tanh(x), relative error below 4e-7; NaN of NaN: of two operands, min and max return the second then.
+// tanh(x), relative error below 4e-7; NaN of NaN: min and max return the second operand then.
 // Source: Eigen, ptanh_float: an odd polynomial divided by an even one; beyond the bounds it is 1 in float32.
 INLINE vfloat vf_tanh(vfloat x) {
     x = vf_min(vf_all(7.90531110763549805f), vf_max(vf_all(-7.90531110763549805f), x));

@@ -18,7 +18,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class SamplingParams(_message.Message):
-    """Written by `make protos` from octavo/values/sampling_parameters.py; changes here are lost.
+    """Written by `make protos` from octavo/values/sampling_params_table.py; changes here are lost.
 
     SamplingParams is the sampling row of a slot: numbers only. Stop conditions are the scheduler's.
     """

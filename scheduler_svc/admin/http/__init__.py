@@ -4,5 +4,5 @@ Read `page_server.py` first. Then
 
 - `json_transcoder.py`: a call with JSON becomes a call of the servicer;
 - `scheduler_svc/http/`: connections, TLS, and what keeps other web sites out;
-- `scheduler_svc/front/access/http_access.py`: who calls.
+- `scheduler_svc/front/access/http_access.py`: the caller's identity.
 """

@@ -18,16 +18,16 @@ from octavo_shared.errors import OctavoServiceError
 from octavo_shared.grpc.grpc_status import rpc_status, status_code
 from octavo_shared.process.events import Event
 
-# Of a call, in seconds, unless the client wants less (Connect-Timeout-Ms).
+# Timeout of a call, in seconds, unless the client wants less (Connect-Timeout-Ms).
 CALL_TIMEOUT_S = 10.0
 
-# Methods that look and change nothing begin with one of these (AIP-130 has the first two).
+# Names of methods that only read begin with one of these (AIP-130 has the first two).
 _VERBS_THAT_LOOK = ("Get", "List", "Explain")
 
-# Where the names of the protocol are not those of gRPC in small letters.
+# Status names of the protocol that are not gRPC's in small letters.
 _CONNECT_NAMES = {grpc.StatusCode.CANCELLED: "canceled"}
 
-# Of the protocol. 499 is nobody's but widely used: the client went away.
+# HTTP statuses of the protocol. 499 is in no standard but widely used: the client went away.
 _HTTP_STATUSES = {
     grpc.StatusCode.CANCELLED: 499,
     grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
@@ -48,7 +48,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CallError(Exception):
-    """A call has failed.
+    """A failed call.
 
     Args:
         code: Its status.
@@ -75,7 +75,6 @@ class JsonTranscoder:
     """Calls the unary methods of a service that change nothing.
 
     Args:
-        service: The service.
         servicer: Answers its calls, without asking for their context.
     """
 
@@ -91,11 +90,11 @@ class JsonTranscoder:
         """Call a method that `has` knows; return its answer as JSON, without fields that are zero.
 
         Args:
-            name: Of the method.
+            name: The method's.
             body: The request as JSON, in the mapping of protobuf.
-            timeout_s: Until when, in seconds.
+            timeout_s: How long the call may take, in seconds.
 
-        Raises: CallError: it is refused, or fails.
+        Raises: CallError: the call is refused, or fails.
         """
         method: MethodDescriptor = self._service.methods_by_name[name]
         if not is_offered(method):
@@ -120,19 +119,19 @@ class JsonTranscoder:
 
 
 def call_error(error: Exception) -> CallError:
-    """Return an error of a servicer as a gRPC client would get it."""
+    """Return a servicer's error as a gRPC client would get it."""
     return CallError(status_code(error), rpc_status(error).message)
 
 
 def is_offered(method: MethodDescriptor) -> bool:
-    """Return whether a method can be called with JSON: it answers once, and it only looks."""
+    """Return whether a method can be called with JSON: it answers once, and only reads."""
     return not (method.client_streaming or method.server_streaming) and method.name.startswith(_VERBS_THAT_LOOK)
 
 
 def _read(body: bytes, request: Message) -> Message:
     try:
         if not body.lstrip().startswith(b"{"):
-            raise ValueError("it is not an object")  # the parser stumbles over null, and takes [] for {}
+            raise ValueError("it is not an object")  # the parser fails at null, and takes [] for {}
         return json_format.Parse(body, request)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -23,16 +23,16 @@ from scheduler_svc.http.origin_checks import is_cross_site, is_local_host
 
 MAX_BODY_BYTES = 64 * 2**10
 
-# A connection without a whole head of a request for so long is closed, in seconds.
+# A connection is closed if no complete request head arrives for this long, in seconds.
 IDLE_S = 15.0
 
 # How long a body may take, in seconds.
 _BODY_TIMEOUT_S = 10.0
 
-# A client that has its answer may send what it has begun for so long, in seconds.
+# How long a client with its answer may go on sending what it has begun, in seconds.
 _LINGER_S = 2.0
 
-# A client that takes nothing of what is sent to it for so long is cut off, in seconds.
+# A client that reads nothing for this long is cut off, in seconds.
 _STALL_S = 30.0
 
 _SAFE_HEADERS = {
@@ -49,14 +49,12 @@ _TIMEOUT_MS = re.compile(r"[0-9]{1,10}")
 
 
 class PageServer(HttpPort):
-    """Serves the page, and calls of the methods of a service that only look.
+    """Serves the page, and the methods of a service that only read.
 
     Args:
         listen: Address to bind, host:port; port 0 takes a free one.
-        service: The service.
-        servicer: Answers its calls.
-        access: Who may call; None: everybody.
-        tls: Of the port; None: it speaks plaintext.
+        access: Checks callers; None: all may call.
+        tls: The port's; None: it speaks plaintext.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class PageServer(HttpPort):
 
 
 class _Refusal(Exception):  # noqa: N818 (an answer)
-    """A request is answered with one sentence as text."""
+    """An answer that refuses a request, with one sentence as text."""
 
     def __init__(self, status: HTTPStatus, sentence: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         super().__init__(sentence)
@@ -144,7 +142,7 @@ class _Refusal(Exception):  # noqa: N818 (an answer)
 
 
 def _refuse(status: int, what: str) -> web.Response:
-    """Answer what is no request of HTTP."""
+    """Answer what is not an HTTP request."""
     return web.Response(status=status, text=f"malformed request: {what}\n", headers=_SAFE_HEADERS)
 
 
@@ -174,7 +172,7 @@ async def _body(request: web.BaseRequest) -> bytes:
 
 
 def _timeout_s(request: web.BaseRequest) -> float:
-    """Return until when a call runs, in seconds: the client may want less than we allow."""
+    """Return how long a call may take, in seconds: the client may want less than we allow."""
     wanted_ms = request.headers.get("Connect-Timeout-Ms")
     if wanted_ms is None:
         return CALL_TIMEOUT_S
@@ -182,6 +180,6 @@ def _timeout_s(request: web.BaseRequest) -> float:
         raise CallError(
             grpc.StatusCode.INVALID_ARGUMENT, "the header Connect-Timeout-Ms must be a number of at most 10 digits"
         )
-    if not int(wanted_ms):  # a call that is quick enough would be answered all the same
+    if not int(wanted_ms):  # a fast call would be answered all the same
         raise CallError(grpc.StatusCode.DEADLINE_EXCEEDED, "the header Connect-Timeout-Ms leaves the call no time")
     return min(int(wanted_ms) / 1000, CALL_TIMEOUT_S)

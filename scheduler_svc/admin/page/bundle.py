@@ -1,7 +1,7 @@
 """Bundles the live page: `index.html` with the style and the JavaScript modules beside it inlined.
 
 The modules are ordinary ES modules, with imports and exports. They become one inline script, in the order of their
-imports; a name that two of them define at the top is a SyntaxError of the browser.
+imports; two modules that define one top-level name give a SyntaxError in the browser.
 """
 
 import re

@@ -1,1 +1,1 @@
-"""The blocks of a planner: who has which, which are cached, which are on the host."""
+"""The blocks of a planner: which sequence has which, which are cached, which are on the host."""

@@ -1,7 +1,7 @@
-"""A pool of KV cache blocks: which are free, and how many block tables name each other one.
+"""A pool of KV cache blocks: which are free, and how many block tables name each other block.
 
-With a prefix cache, a block that nobody names any more keeps its content, and counts as free, until
-its place is needed: the pool then evicts the one that has been unused for longest.
+With a prefix cache, a block that no block table names any more keeps its content, and counts as free, until
+the pool needs it: the pool evicts the block that has been unused for longest.
 
     free ──allocate──> used (reference count >= 1) ──free, last reference──> free     nothing registered
                          ^                                └────────────────> cached   registered
@@ -30,10 +30,6 @@ class BlockAllocator:
 
     The free list is a stack, so that a block that was just freed is the next to be written: it is
     still in the processor's caches. Blocks that hold a cached prefix are given out last.
-
-    Args:
-        num_blocks: Size of the pool.
-        prefix_cache: Says which blocks keep their content; None: none does.
     """
 
     def __init__(self, num_blocks: int, prefix_cache: PrefixCache | None = None) -> None:
@@ -46,12 +42,12 @@ class BlockAllocator:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody uses, cached ones included."""
+        """Unused blocks, cached ones included."""
         return self._num_uncached_free_blocks + len(self._cached_blocks)
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks that nobody uses and that hold a prefix."""
+        """Unused blocks that hold a prefix."""
         return len(self._cached_blocks)
 
     @property
@@ -90,12 +86,12 @@ class BlockAllocator:
     def free(self, block_ids: Int32Array, *, goes_first: bool = False) -> None:
         """Count one block table less for each of the distinct `block_ids`, in the order of a table.
 
-        Those at count 0 are free; of a cached prefix, the last block will be evicted first. With `goes_first` they are
-        evicted before all that are cached already.
+        Blocks at count 0 are free; of a cached prefix, the last block is evicted first. With `goes_first` these blocks
+        are evicted before all that are cached already.
         """
         unused = index = block_ids.astype(np.intp)[::-1]
         counts = self.ref_counts[index] - 1
-        if np.count_nonzero(counts):  # others name some of them
+        if np.count_nonzero(counts):  # other block tables name some of them
             assert not np.count_nonzero(counts < 0), "a free block cannot be freed again"
             unused = index[counts == 0]
         self.ref_counts[index] = counts
@@ -107,8 +103,8 @@ class BlockAllocator:
         self._push(unused)
 
     def adopt(self, block_ids: IndexArray) -> None:
-        """Count blocks of the empty pool as cached, which hold a prefix; they will be evicted in their order."""
-        assert self.num_free_blocks == self.num_blocks, "it is done before any block is given out"
+        """Count blocks of the empty pool as cached; they hold prefixes, and are evicted in this order."""
+        assert self.num_free_blocks == self.num_blocks, "blocks were given out before"
         is_adopted = np.zeros(self.num_blocks, np.bool_)
         is_adopted[block_ids] = True
         free = self._free_blocks[: self._num_uncached_free_blocks]
@@ -130,7 +126,7 @@ class BlockAllocator:
 
     @property
     def cached_block_ids(self) -> IndexArray:
-        """The blocks that nobody uses and that hold a prefix, the next one to be evicted first, [num_cached_blocks]."""
+        """The unused blocks that hold a prefix, the next one to be evicted first, [num_cached_blocks]."""
         return self._cached_blocks.block_ids
 
     def check_integrity(self) -> None:

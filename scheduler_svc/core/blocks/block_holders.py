@@ -1,30 +1,30 @@
 """Which planners of a fleet hold which registered block, by the name of the block.
 
-One index for the fleet, kept by the prefix caches of its planners, so that placing a group looks each of its blocks up
-once, however many planners there are. Names are equal where contents are, because the prefix key is the fleet's.
+The prefix caches of the planners keep this one index, so that placing a group looks up each of its blocks once,
+however many planners there are. Blocks with equal contents have equal names, because the fleet has one prefix key.
 
-Pure. Read next: `prefix_cache.py`, which names blocks; `dispatcher.py`, which asks.
+Pure. Read next: `prefix_cache.py`, which names blocks; `placement.py`, which looks them up.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 # Every planner, for `depths`.
-ALL_CORES = -1
+ALL_PLANNERS = -1
 
 
 class Depth(NamedTuple):
-    """The planners of `members`, a set of bits, hold at least the first `num_blocks` blocks that were asked for."""
+    """The planners of `members`, a set of bits, hold at least the first `num_blocks` blocks of a sequence."""
 
     members: int
     num_blocks: int
 
 
 class BlockHolders:
-    """Sets of planners by block name; a planner is a bit, and a set the sum of its bits.
+    """Sets of planners by block name; a planner is a bit, and a set is the sum of its planners' bits.
 
     Attributes:
-        holders_of: The set of a name; one that nobody holds is not there.
+        holders_of: The planners that hold a block, by its name; without names that no planner holds.
     """
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class BlockHolders:
 
     def join(self) -> int:
         """Return the bit of a planner that joins."""
-        bit = ~self._bits & (self._bits + 1)  # the lowest that is free
+        bit = ~self._bits & (self._bits + 1)  # the lowest free bit
         self._bits |= bit
         return bit
 
     def leave(self, bit: int, names: Sequence[bytes]) -> None:
-        """A planner is gone, and with it the blocks that it has registered under these names."""
+        """Remove a planner, and the blocks that it has registered under these names."""
         for name in names:
             if others := self.holders_of[name] & ~bit:
                 self.holders_of[name] = others
@@ -47,14 +47,14 @@ class BlockHolders:
         self._bits &= ~bit
 
     def depths(self, names: Sequence[bytes], members: int) -> list[Depth]:
-        """Return how many of the first blocks are held by whom.
+        """Return which planners hold how many of the first blocks.
 
         Args:
-            names: Of the blocks of a sequence, from its first one.
-            members: The planners that are of interest.
+            names: Names of the blocks of a sequence, from its first one.
+            members: The planners to look at.
 
         Returns:
-            Deepest first, each set a part of the next one; those that hold nothing are left out.
+            Deepest first; each set is part of the next one. Planners that hold no block are left out.
         """
         depths: list[Depth] = []
         for num_blocks, name in enumerate(names):

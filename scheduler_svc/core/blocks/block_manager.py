@@ -7,12 +7,12 @@ all but the last are computed needs a new block exactly when n - 1 is a multiple
 The watermark keeps a share of the pool back from admissions and swap-ins, so that a group that has
 just entered is not preempted by the next growth. Running sequences may use all of it.
 
-A sequence has a block table in each cache group (`group_blocks.py`). A prefix is found as far as all groups
-have what the token behind it sees.
+A sequence has a block table in each cache group (`group_blocks.py`). A prefix is found up to the last block
+behind which the next token finds all blocks that it sees, in all cache groups.
 
 Sharing. Full blocks are shared through the prefix cache and inside a group; they are never written
-again. Forks also share the last, partial block: whoever writes into it first gets a copy, and the
-last one that is left writes in place (copy-on-write; Kwon et al. 2023, section 4.4).
+again. Forks also share the last, partial block: the first sequence that writes into it gets a copy, and the
+last sequence that holds it writes in place (copy-on-write; Kwon et al. 2023, section 4.4).
 """
 
 from collections.abc import Collection
@@ -35,7 +35,7 @@ from scheduler_svc.core.step.step_size import admission_bytes, rules_bytes
 
 @dataclass(slots=True)
 class GroupPart:
-    """What a sequence gets of one cache group: `found` blocks that are there, then `num_new`.
+    """What a sequence gets of one cache group: `found` blocks in the prefix cache, then `num_new` new ones.
 
     The first `num_skipped` blocks are out of the window.
     """
@@ -47,10 +47,10 @@ class GroupPart:
 
 @dataclass(slots=True)
 class SequenceBlocks:
-    """What `sequence` gets in an admission, of each cache group: blocks that are there already, then new ones.
+    """What `sequence` gets in an admission, of each cache group: blocks that exist already, then new ones.
 
-    `num_cached` counts the blocks of its registered prefix. `num_shared` counts those that it shares with the lead,
-    which computes them in this admission; one of the two is 0.
+    `num_cached` counts the blocks of its registered prefix. `num_shared` counts the blocks that it shares with the
+    lead, which computes them in this admission. One of the two is 0.
     """
 
     sequence: Sequence
@@ -60,11 +60,11 @@ class SequenceBlocks:
 
 
 class Scarcest(NamedTuple):
-    """What a group takes of a cache group, and what is there; of the one that lacks most.
+    """What a group takes of the cache group that lacks most blocks, and how many are free there.
 
     Attributes:
         num_needed, num_free: Blocks.
-        cache_group: Which one it is, in words to put behind "blocks"; empty: there is but one.
+        cache_group: Names the cache group, in words to put behind "blocks"; empty: there is only one.
     """
 
     num_needed: int
@@ -79,7 +79,7 @@ class AdmissionPlan:
     Attributes:
         sequences: An entry for each of `SequenceGroup.sequences_to_compute`.
         num_needed: Free blocks that it takes of each cache group.
-        scarcest: Those, and what there is less the watermark.
+        scarcest: The same of the scarcest cache group, and its free blocks less the watermark.
     """
 
     sequences: tuple[SequenceBlocks, ...]
@@ -93,12 +93,12 @@ class BlockManager:
     Args:
         limits: Sizes of pools and blocks, watermark, windows.
         prefix_key: Secret of the hashes; see `prefix_cache.py`.
-        holders: The fleet's index of registered blocks, of the first cache group; None: there is no fleet.
+        holders: The fleet's index of registered blocks of the first cache group; None: there is no fleet.
 
     Attributes:
         groups: The cache groups.
-        allocator, prefix_cache: Of the first one.
-        nothing: No block of each.
+        allocator, prefix_cache: Of the first cache group.
+        nothing: No block of any cache group.
         hasher: Names blocks. The step log gives a planner another one before its first name.
     """
 
@@ -119,7 +119,7 @@ class BlockManager:
 
     @property
     def fullest(self) -> BlockAllocator:
-        """The pool of which the largest share is in use: it is the first one to lack a block."""
+        """The pool with the largest share in use: it will be the first to lack a block."""
         pools = [group.allocator for group in self.groups]
         return max(pools, key=lambda pool: pool.num_used_blocks / max(1, pool.num_blocks))
 
@@ -146,23 +146,23 @@ class BlockManager:
         return self.scarcest(self.num_blocks_ever_needed(group), [of.allocator.num_blocks for of in self.groups])
 
     def scarcest(self, num_needed: Seq[int], num_free: Seq[int]) -> Scarcest:
-        """Return the cache group that lacks most of what is needed of each, where so many blocks are free."""
+        """Return the cache group that lacks most blocks; both arguments are [num_cache_groups]."""
         if len(num_needed) == 1:
             return Scarcest(num_needed[0], num_free[0])
         needs = zip(num_needed, num_free, (of.words for of in self.groups), strict=True)
         return Scarcest(*max(needs, key=lambda need: need[0] - need[1]))
 
     def admission_bytes(self, sequence: Sequence) -> int:
-        """Return a bound of what a step's message takes to admit a sequence that does not run."""
+        """Return an upper bound of the bytes in a step's message that admit a sequence."""
         num_tokens, rules = len(sequence.token_ids), sequence.group.token_rules
         num_blocks = self.num_blocks_for(num_tokens + 1) * len(self.groups)
         return admission_bytes(num_tokens, num_blocks, 0 if rules is None else rules_bytes(rules))
 
     def plan_admission(self, group: SequenceGroup) -> AdmissionPlan:
-        """Say which blocks the group would get now, and how many there are."""
+        """Return which blocks the group would get now, and how many are free."""
         lead, *others = group.sequences_to_compute
         planned = [self._plan_sequence(lead, 0)]
-        # Of a lead that begins behind a window the first blocks are gone.
+        # A lead that begins behind a window has no first blocks to share.
         is_whole = not any(part.num_skipped for part in planned[0].parts)
         num_shared = self._num_shared_blocks([lead, *others]) if is_whole else 0
         planned += [self._plan_sequence(sequence, num_shared) for sequence in others]
@@ -175,10 +175,10 @@ class BlockManager:
         return AdmissionPlan(tuple(planned), tuple(num_needed), scarcest)
 
     def allocate(self, plan: AdmissionPlan) -> list[list[Int32Array]]:
-        """Take the blocks of a plan, which are there; return the block tables of each sequence, one a cache group."""
+        """Take the blocks of a plan, which must be free; return each sequence's block tables, one a cache group."""
         tables: list[list[Int32Array]] = [[] for _ in plan.sequences]
         for index, of in enumerate(self.groups):
-            for blocks in plan.sequences:  # first of all: what was found must not be evicted for what is new
+            for blocks in plan.sequences:  # first of all: no new block may evict a block that was found
                 if len(found := blocks.parts[index].found):
                     of.allocator.acquire(found)
             for blocks, of_sequence in zip(plan.sequences, tables, strict=True):
@@ -208,7 +208,7 @@ class BlockManager:
         return self.is_being_computed(lead.block_hashes[: self._max_hit(lead)], num_found)
 
     def is_being_computed(self, names: list[bytes], num_found: int) -> bool:
-        """Return whether a step in flight computes the block of a prefix that comes after those that were found."""
+        """Return whether a step in flight computes the block of a prefix that follows the `num_found` first ones."""
         if self.prefix_cache is None or num_found >= len(names):
             return False
         return self.prefix_cache.is_being_written(names[num_found])
@@ -242,7 +242,7 @@ class BlockManager:
         return SequenceBlocks(sequence, num_cached, num_shared, parts)
 
     def _find_prefix(self, sequence: Sequence) -> tuple[int, Seq[IndexArray]]:
-        """Find the longest prefix that all cache groups have, as far as the token behind it sees.
+        """Find the longest prefix of which each cache group has all blocks that the token behind it sees.
 
         Returns:
             Its length in blocks, and the blocks of each group that the token sees.
@@ -261,11 +261,11 @@ class BlockManager:
         return len(prefix), [group.found(prefix) for group in self.groups]
 
     def _max_hit(self, sequence: Sequence) -> int:
-        """Return the most blocks that may be found: one token at least is computed, for its logits."""
+        """Return the most blocks that may be found: at least one token is computed, for its logits."""
         return (len(sequence.token_ids) - 1) // self.block_size
 
     def _num_shared_blocks(self, sequences: Seq[Sequence]) -> int:
-        """Return the full blocks that all of several sequences have in common, as long as one needs them."""
+        """Return how many first full blocks all sequences have in common; 0 if a window may drop some."""
         if len(sequences) == 1 or len(sequences[0].token_ids) > self._max_resident_tokens:
             return 0
         shortest = min(len(sequence.token_ids) for sequence in sequences)
@@ -284,9 +284,9 @@ class BlockManager:
     # Registration --------------------------------------------------------------------------------
 
     def adopt(self, block_ids: Int32Array, names: bytes) -> None:
-        """Find again what the executor has kept from before: blocks, and their names one after the other.
+        """Take over cached blocks that the executor has kept: their ids as on the wire, and their names joined.
 
-        Blocks are numbered as on the wire. Nothing may have been allocated.
+        No block may have been allocated.
         """
         for group in self.groups:
             own = (block_ids >= group.first_id) & (block_ids < group.first_id + group.allocator.num_blocks)
@@ -296,9 +296,9 @@ class BlockManager:
                 group.allocator.adopt(group.prefix_cache.adopt(ids, b"".join(kept)))
 
     def take_unsent_names(self, max_names: int, written: Collection[int]) -> tuple[Int32Array, bytes]:
-        """Return blocks whose names the executor has not been told, and those; see `PrefixCache`.
+        """Return blocks whose names the executor has not been told, and the names; see `PrefixCache`.
 
-        Blocks are numbered as on the wire, those of `written` too.
+        All block ids are those on the wire.
         """
         if self.prefix_cache is None:
             return no_slots(), b""
@@ -316,8 +316,8 @@ class BlockManager:
         """Name the computed blocks of a running sequence; return how many are registered.
 
         Args:
-            sequence: Whose they are.
-            token_ids: Its tokens that are known and computed, as acknowledged.
+            sequence: The sequence.
+            token_ids: Its tokens that are known, and computed by acknowledged steps.
             tables: Its block tables, one a cache group.
             first: How many of its blocks were registered before.
         """
@@ -333,6 +333,6 @@ class BlockManager:
 
 
 def _num_unused(group: GroupBlocks, found: list[IndexArray]) -> int:
-    """Return how many of the blocks that sequences found are cached and not used."""
+    """Return how many of the found blocks are unused."""
     distinct = np.unique(np.concatenate(found)) if len(found) > 1 else found[0]
     return len(distinct) - int(np.count_nonzero(group.allocator.ref_counts[distinct])) if len(distinct) else 0

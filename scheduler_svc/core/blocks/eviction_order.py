@@ -1,8 +1,8 @@
-"""The cached blocks of a pool, in the order in which they will be evicted.
+"""The cached blocks of a pool, in the order in which they are evicted.
 
-A queue in an array: blocks are appended at its end and evicted from its beginning; those that nobody is likely to
-want again are put there at once. A block that is used again leaves a stale entry behind, which is skipped, so that
-every operation works on whole arrays.
+A queue in an array: blocks are appended at its end and evicted from its beginning. Blocks that are unlikely to be
+used again are put at the beginning at once. A block that is used again leaves a stale entry behind, which is
+skipped, so that every operation works on whole arrays.
 
 Pure. Read next: `block_allocator.py`.
 """
@@ -15,14 +15,10 @@ NOT_QUEUED = -1
 
 
 class EvictionOrder:
-    """Blocks that nobody uses and that hold a prefix, the one that has been unused for longest first.
-
-    Args:
-        num_blocks: Size of the pool.
-    """
+    """The unused blocks of a pool of `num_blocks` that hold a prefix; the longest unused one comes first."""
 
     def __init__(self, num_blocks: int) -> None:
-        # With as much room at both ends: the stale entries are dropped once in `num_blocks` that are put there.
+        # Both ends have room for `num_blocks` entries before stale ones must be dropped.
         self._queue: IndexArray = np.zeros(3 * num_blocks, np.intp)
         self._positions: IndexArray = np.arange(3 * num_blocks)
         self._position_of: IndexArray = np.full(num_blocks, NOT_QUEUED, np.intp)  # an entry elsewhere is stale
@@ -40,7 +36,7 @@ class EvictionOrder:
         return block_ids
 
     def append(self, block_ids: IndexArray) -> None:
-        """Put distinct blocks at the end, of which none is there yet."""
+        """Put distinct blocks, none of them queued, at the end."""
         if self._end + len(block_ids) > len(self._queue):
             self._drop_stale_entries()
         end = self._end + len(block_ids)
@@ -50,7 +46,7 @@ class EvictionOrder:
         self._num_blocks += len(block_ids)
 
     def prepend(self, block_ids: IndexArray) -> None:
-        """Put distinct blocks at the beginning, the first one first, of which none is there yet."""
+        """Put distinct blocks, none of them queued, at the beginning, in their order."""
         if len(block_ids) > self._begin:
             self._drop_stale_entries()
         begin = self._begin - len(block_ids)
@@ -60,12 +56,12 @@ class EvictionOrder:
         self._num_blocks += len(block_ids)
 
     def remove(self, block_ids: IndexArray) -> None:
-        """Take distinct blocks out, wherever they are; all of them must be there."""
+        """Remove distinct blocks; all of them must be queued."""
         self._position_of[block_ids] = NOT_QUEUED
         self._num_blocks -= len(block_ids)
 
     def take_first(self, num_blocks: int) -> IndexArray:
-        """Take out the first `num_blocks`, at least 1, of which there must be as many; return them, [num_blocks]."""
+        """Remove and return the first `num_blocks`, at least 1, of at least as many, [num_blocks]."""
         num_entries = num_blocks
         while True:
             entries = self._queue[self._begin : min(self._begin + num_entries, self._end)]

@@ -1,13 +1,13 @@
-"""The blocks of one cache group: its pool, what of it is cached, and what its sequences still hold.
+"""The blocks of one cache group: its pool, its prefix cache, and the blocks that its sequences still hold.
 
-A group of kind FULL keeps every block of a sequence. A group of kind WINDOW keeps those that the next token sees: what
-fell out of the window is freed, its entry in the block table is stale, and a prefix is found again wherever the blocks
-of its last window are still there.
+A cache group without a window keeps every block of a sequence. A cache group with a sliding window keeps the blocks
+that the next token sees: a block that falls out of the window is freed, its entry in the block table is stale, and a
+prefix is found again wherever the blocks of its last window are cached.
 
-All groups have blocks of one size, and a sequence has as many entries in the block table of each, but while its prompt
-is computed: the blocks of a window come chunk by chunk.
+All cache groups have blocks of one size. A sequence has as many entries in the block table of each, except while its
+prompt is computed: then the blocks of a window come chunk by chunk.
 
-Pure. Read next: `block_manager.py`, which asks all groups.
+Pure. Read next: `block_manager.py`, which owns all cache groups.
 """
 
 import math
@@ -24,18 +24,18 @@ from scheduler_svc.core.limits import CoreLimits, PoolLimits
 
 
 class GroupBlocks:
-    """Owns the pool of a group.
+    """Owns the pool of a cache group.
 
     Args:
-        limits: Of the planner.
-        pool: Of the group.
-        first_id: Of its first block on the wire.
-        holders: The fleet's index of registered blocks; None: nobody asks where its blocks are.
+        limits: The limits of the planner.
+        pool: The pool's size and window.
+        first_id: The id of its first block on the wire.
+        holders: The fleet's index of registered blocks; None: its blocks are not in it.
 
     Attributes:
-        tables: The block tables of the group.
-        first_blocks: Blocks of each slot that fell out of the window; those before are not ours any more.
-        words: Which of several groups it is, to put behind "blocks".
+        tables: The block tables of the cache group.
+        first_blocks: First block that each slot still holds: earlier ones fell out of the window. [max_num_seqs]
+        words: Names the cache group if there are several, to put behind "blocks".
     """
 
     tables: BlockTables
@@ -50,56 +50,56 @@ class GroupBlocks:
             self.prefix_cache = PrefixCache(pool.num_blocks, holders, sends_names=limits.names_blocks)
         self.allocator = BlockAllocator(pool.num_blocks, self.prefix_cache)
         self.num_watermark_blocks = math.ceil(pool.num_blocks * limits.watermark)
-        # Tokens of a sequence that have blocks at once; more only without a window.
+        # Most tokens of a sequence that have blocks at the same time.
         self.max_resident_tokens = self.window + limits.max_num_batched_tokens if self.window else limits.max_model_len
         self.first_blocks: Int32Array = np.zeros(limits.max_num_seqs, np.int32)
 
     @property
     def num_free(self) -> int:
-        """Blocks that newcomers may take: the watermark does not hold back one that would have the pool for itself."""
+        """Blocks that newcomers may take: an empty pool has no watermark."""
         return max(0, self.num_free_beside(0))
 
     def num_free_beside(self, num_taken: int) -> int:
-        """Return the same for those that come after so many blocks are taken; negative: too many are."""
+        """Return `num_free` as it is once `num_taken` blocks more are taken; negative: these are too many."""
         num_free = self.allocator.num_free_blocks - num_taken
         return num_free if num_free == self.allocator.num_blocks else num_free - self.num_watermark_blocks
 
     def num_new(self, num_tokens: int, num_cached: int) -> int:
-        """Return the blocks that a sequence of so many tokens takes behind a prefix of so many blocks."""
+        """Return the blocks that a sequence of `num_tokens` takes behind a prefix of `num_cached` blocks."""
         num_tokens = min(num_tokens, self.first_seen(num_cached) * self.block_size + self.max_resident_tokens)
         return max(0, -(-num_tokens // self.block_size) - num_cached)
 
     def num_saved(self, num_tokens: int, num_cached: int) -> int:
-        """Return how many blocks fewer a sequence takes behind a prefix of so many blocks."""
+        """Return how many fewer blocks a sequence takes behind a prefix of `num_cached` blocks."""
         return self.num_new(num_tokens, 0) - self.num_new(num_tokens, num_cached) if self.window else num_cached
 
     # Prefixes ------------------------------------------------------------------------------------
 
     def first_seen(self, num_blocks: int) -> int:
-        """Return the first block that the token behind so many blocks sees."""
+        """Return the index of the first block that the token behind `num_blocks` blocks sees."""
         return max(0, num_blocks * self.block_size - self.window + 1) // self.block_size if self.window else 0
 
     def ends(self, hashes: list[bytes]) -> BoolArray:
-        """Return behind how many blocks the next token finds all that it sees, [num_hashes + 1] bool."""
+        """Return whether the token behind i blocks finds all blocks that it sees, for each i, [num_hashes + 1] bool."""
         assert self.prefix_cache is not None
         return self.prefix_cache.ends(hashes, self.first_seen)
 
     def found(self, hashes: list[bytes]) -> IndexArray:
-        """Return the blocks of a prefix that the token behind it sees; they are there."""
+        """Return the blocks of a prefix that the token behind it sees; they must be registered."""
         assert self.prefix_cache is not None
         return self.prefix_cache.match(hashes[self.first_seen(len(hashes)) :], len(hashes))
 
     # Slots ---------------------------------------------------------------------------------------
 
     def held(self, slot: int) -> Int32Array:
-        """Return a view of the block table of a slot, without what fell out of the window."""
+        """Return a view of the block table of a slot, without blocks that fell out of the window."""
         return self.tables.block_ids[slot, self.first_blocks[slot] : self.tables.counts[slot]]
 
     def free_below(self, slot: int, first: int, num_prompt_blocks: int) -> None:
         """Free the blocks of a slot before `first`, if it has some.
 
-        Those behind the prompt's are evicted before all others: a prompt seldom ends in the midst of an output, and
-        what decodes would else push the windows at the ends of prompts out of a small pool.
+        Blocks of the output are evicted before all others: few prompts end within an earlier output, and decodes would
+        else push the windows at the ends of prompts out of a small pool.
         """
         former, block_ids = int(self.first_blocks[slot]), self.tables.block_ids[slot]
         if first > former:

@@ -1,20 +1,20 @@
 """The prefix cache: which block holds which content.
 
-Full blocks never change, so a block is named by what it holds: the hash of its tokens, chained to the
+Full blocks never change, so a block is named by its content: the hash of its tokens, chained to the
 hash of the block before it, so that equal tokens behind different prefixes differ,
 
     h(i) = blake2b(h(i - 1), tokens of block i)        h(-1) = blake2b(key; salt)        each cut to 128 bits
 
-and a prefix of i blocks is found by h(i - 1) alone. The key is the scheduler's secret: whoever could
-make two prompts collide could read another one's answers. It is hashed at the root only, which makes
-every hash behind it as secret, at two thirds of the time. The salt keeps tenants and adapters apart.
+and a prefix of i blocks is found by h(i - 1) alone. The key is the scheduler's secret: a client that could
+make two prompts collide could read the answers to another client's prompt. It is hashed at the root only, which
+makes every hash behind it as secret, at two thirds of the time. The salt keeps tenants and adapters apart.
 
 A block is registered when the step that computed it is acknowledged, never before: a step that was sent
 may fail. Until then it counts as being written, and a request that needs it waits for that
-step instead of computing it again. A block that comes back from the host pool holds what was
-acknowledged before it went there, and a step moves blocks before it reads any: it is registered at once.
+step instead of computing it again. A block that comes back from the host pool is registered at once: its content
+was acknowledged before, and a step moves blocks before it reads any.
 
-Pure. Read next: `block_allocator.py`, which keeps registered blocks when nobody uses them.
+Pure. Read next: `block_allocator.py`, which keeps registered blocks while they are unused.
 """
 
 from collections.abc import Callable, Container
@@ -32,8 +32,8 @@ from scheduler_svc.core.blocks.block_holders import BlockHolders
 HASH_BYTES = BLOCK_NAME_BYTES
 TOKEN = np.dtype("<i4")
 NO_BLOCKS: IndexArray = np.empty(0, np.intp)
-MAX_ROOTS = 1024  # that are kept, one a salt
-# Stands in for a block that another slot is writing as well, and was first to.
+MAX_ROOTS = 1024  # one a salt
+# Stands for a block that another slot writes already.
 _WRITTEN_BY_ANOTHER = b""
 
 
@@ -61,9 +61,9 @@ class BlockHasher:
         hashes += self.name(hashes[-1] if hashes else None, cache_salt, content)
 
     def name(self, parent: bytes | None, cache_salt: int, content: bytes) -> list[bytes]:
-        """Return the hashes of the blocks of `content` behind another block; None: they are the first."""
+        """Return the hashes of the blocks of `content` behind the block `parent`; None: they are the first."""
         before = self._root(cache_salt) if parent is None else parent
-        # The cut: naming the size to blake2b, or its key, takes longer than hashing a block.
+        # Cut by hand: setting up blake2b with a size, or a key, takes longer than hashing a block.
         return [
             before := blake2b(before + block).digest()[:HASH_BYTES] for (block,) in self._block.iter_unpack(content)
         ]
@@ -73,16 +73,16 @@ class BlockHasher:
 
 
 class PrefixCache:
-    """Registered blocks by hash, and hashes by block; of two blocks with equal content only one.
+    """Registered blocks by hash, and hashes by block; of blocks with equal content, one is registered.
 
     Args:
         num_blocks: Size of the pool.
-        holders: Told of each name that comes and goes; None: nobody asks.
+        holders: The fleet's index, which is kept up to date; None: there is none.
         sends_names: Whether steps tell the executor new names.
 
     Attributes:
         is_registered: Blocks that hold a prefix, [num_blocks].
-        bit: Stands for this cache among the holders.
+        bit: Stands for this planner in the index.
     """
 
     def __init__(self, num_blocks: int, holders: BlockHolders | None = None, *, sends_names: bool = False) -> None:
@@ -94,7 +94,7 @@ class PrefixCache:
         self._hash_of_block = [b""] * num_blocks  # of a block that is not registered: garbage
         # Names that the executor has not been told, by block; None: it is told none.
         self._unsent: dict[int, bytes] | None = {} if sends_names else None
-        # What each slot is writing, in the order of its blocks, and all of it together.
+        # The blocks that each slot writes, in their order, and all of them together.
         self._written_by_slot: dict[int, list[bytes]] = {}
         self._being_written: set[bytes] = set()
 
@@ -102,7 +102,7 @@ class PrefixCache:
         return len(self._block_of_hash)
 
     def hash_of(self, block_id: int) -> bytes | None:
-        """Return what the block is registered under; None: it is not."""
+        """Return the hash that the block is registered under; None: it is not registered."""
         return self._hash_of_block[block_id] if self.is_registered[block_id] else None
 
     def match(self, hashes: list[bytes], max_blocks: int) -> IndexArray:
@@ -116,11 +116,11 @@ class PrefixCache:
         return np.array(found, np.intp) if found else NO_BLOCKS
 
     def ends(self, hashes: list[bytes], first_seen: Callable[[int], int]) -> BoolArray:
-        """Return behind how many blocks the next token finds all that it sees registered, [num_hashes + 1] bool.
+        """Return whether the token behind i blocks finds all blocks that it sees, for each i, [num_hashes + 1] bool.
 
         Args:
             hashes: Of a sequence's full blocks.
-            first_seen: Says which block is the first one that the token behind so many blocks sees.
+            first_seen: Returns the index of the first block that the token behind so many blocks sees.
         """
         block_of_hash, num_in_a_row = self._block_of_hash, 0
         found: BoolArray = np.ones(len(hashes) + 1, np.bool_)
@@ -135,7 +135,7 @@ class PrefixCache:
         return np.array([block_of_hash.get(block_hash, -1) for block_hash in hashes], np.intp)
 
     def register(self, hashes: list[bytes], block_ids: list[int]) -> None:
-        """Name blocks that were computed; both lists are parallel. Content that is there already stays."""
+        """Name blocks that were computed; the lists are parallel. Content that is registered already stays so."""
         block_of_hash, hash_of_block, flags = self._block_of_hash, self._hash_of_block, self._flags
         holders_of, bit, unsent = self._holders.holders_of, self.bit, self._unsent
         for block_hash, block_id in zip(hashes, block_ids, strict=True):
@@ -146,7 +146,7 @@ class PrefixCache:
                     unsent[block_id] = block_hash
 
     def forget(self, block_ids: IndexArray) -> None:
-        """Registered blocks are given out again: their content is lost."""
+        """Remove registered blocks that are given out again."""
         block_of_hash, hash_of_block = self._block_of_hash, self._hash_of_block
         holders_of, bit = self._holders.holders_of, self.bit
         if self._unsent:
@@ -162,7 +162,7 @@ class PrefixCache:
         self.is_registered[block_ids] = False
 
     def adopt(self, block_ids: Int32Array, names: bytes) -> IndexArray:
-        """Name blocks as the executor has kept them; return those that have one now, of two with equal names either."""
+        """Name blocks that the executor has kept; return the blocks that are registered now: one for each name."""
         unsent, self._unsent = self._unsent, None
         self.register([names[i : i + HASH_BYTES] for i in range(0, len(names), HASH_BYTES)], block_ids.tolist())
         self._unsent = unsent
@@ -170,11 +170,11 @@ class PrefixCache:
         return index[self.is_registered[index]]
 
     def take_unsent_names(self, max_names: int, written: Container[int]) -> tuple[Int32Array, bytes]:
-        """Return blocks whose names the executor has not been told, [<= max_names], and those names.
+        """Return blocks whose names the executor has not been told, [<= max_names], and the names.
 
         Args:
-            max_names: Most of them; the others wait for the next step.
-            written: Blocks that the step writes, a swap in: their names are not yet true before it.
+            max_names: Most names; the others wait for the next step.
+            written: Blocks that the step swaps in: their names are not true before it.
         """
         if not self._unsent:
             return no_slots(), b""
@@ -183,20 +183,20 @@ class PrefixCache:
         return np.array(block_ids, np.int32), names
 
     def leave(self) -> None:
-        """Let nobody look for blocks here any more: the executor is gone."""
+        """Leave the fleet's index: the executor is gone."""
         self._holders.leave(self.bit, list(self._block_of_hash))
 
     # Blocks on their way -------------------------------------------------------------------------
 
     def start_writing(self, slot: int, hashes: list[bytes]) -> None:
-        """A step is being sent in which a slot computes the blocks with these hashes."""
+        """Note that a step is sent in which a slot computes the blocks with these hashes."""
         if not self._being_written.isdisjoint(hashes):
             hashes = [_WRITTEN_BY_ANOTHER if self.is_being_written(written) else written for written in hashes]
         self._written_by_slot.setdefault(slot, []).extend(hashes)
         self._being_written.update(hashes)
 
     def stop_writing(self, slot: int, num_blocks: int | None = None) -> None:
-        """The first `num_blocks` of a slot are acknowledged; None: the slot is left, all are void."""
+        """Note that the first `num_blocks` of a slot are acknowledged; None: the slot is vacated, and all are void."""
         hashes = self._written_by_slot.pop(slot, None)
         if hashes is None:
             return
@@ -206,15 +206,15 @@ class PrefixCache:
 
     @property
     def writers(self) -> set[int]:
-        """Slots whose blocks steps in flight compute."""
+        """Slots that write blocks in steps in flight."""
         return set(self._written_by_slot)
 
     def is_being_written(self, block_hash: bytes) -> bool:
-        """Return whether a step in flight computes such a block."""
+        """Return whether a step in flight computes a block with this hash."""
         return block_hash in self._being_written
 
     def check_integrity(self) -> None:
-        """Assert that both directions agree, and that a block is being written if and only if some slot writes it."""
+        """Assert that both directions agree, and that a block counts as being written only while a slot writes it."""
         registered = self.is_registered.nonzero()[0].tolist()
         named = {block_id: block_hash for block_hash, block_id in self._block_of_hash.items()}
         assert named == {block_id: self._hash_of_block[block_id] for block_id in registered}

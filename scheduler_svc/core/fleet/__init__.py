@@ -1,1 +1,1 @@
-"""Several executors, one queue: who is computed where."""
+"""Several executors, one queue: which group is computed where."""

@@ -1,7 +1,7 @@
 """What the next step of a planner can still admit, in plain numbers: the dispatcher's view of a planner.
 
-Numbers only, so that dispatching a group costs microseconds. They leave out what is too dear to know, such as the size
-of the message. The planner has the last word (`Admissions.judge`); what it does not admit goes back into the line.
+Numbers only, so that dispatching a group costs microseconds. They leave out what costs too much, such as the size of
+the message. The planner has the last word (`Admissions.judge`); a group that it does not admit goes back into the line.
 
 Pure. Read next: `dispatcher.py`.
 """
@@ -17,24 +17,24 @@ from scheduler_svc.core.step.demand import Demand, Obstacle, Wait, fit
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.waiting_queue import Turn
 
-# What an output is expected to get, unless its request ends it before; a power of two.
+# Expected tokens of an output, unless its request limits it to fewer; a power of two.
 EXPECTED_OUTPUT_TOKENS = 128
 
-# Of a length; and tokens of a step that is being decided: its planner asks because it has some of its budget left.
+# For lengths without a limit, and for the budget of a planner that is deciding a step: it has some left.
 _NO_LIMIT = 2**62
 _RETURNS_FIRST = Obstacle(Wait.IN_LINE, "preempted requests resume first")
 
 
 class Footprint(NamedTuple):
-    """What a group takes of a planner, as if nothing of it were cached; of one that has forked, as things are there.
+    """What a group takes of a planner, as if none of its blocks were cached; a forked group, less what is cached.
 
     Attributes:
-        requires: Of any executor.
+        requires: What it requires of any executor.
         block_size: Tokens in a block.
-        num_tokens: To compute before it has its first one.
-        num_lead_tokens: Those of its first sequence.
+        num_tokens: Tokens to compute before its first output token.
+        num_lead_tokens: The part of its first sequence.
         num_blocks: Blocks of each cache group.
-        block_names: Of the blocks that may be found in the prefix cache.
+        block_names: Names of the blocks that the prefix cache may have.
     """
 
     requires: Requirements
@@ -52,7 +52,7 @@ class Footprint(NamedTuple):
             return cls(requires, blocks.block_size, group.num_prompt_tokens, 0, blocks.nothing, [])
         sequences = group.sequences if group.is_lone else group.sequences_to_compute
         lead = sequences[0]
-        if len(sequences) > 1:  # it has forked: what its sequences share, and what is cached of each, takes a plan
+        if len(sequences) > 1:  # it has forked: only a plan knows the shared and cached blocks of its sequences
             plan = blocks.plan_admission(group)
             num_tokens = sum(planned.parts[0].num_new for planned in plan.sequences) * blocks.block_size
             num_lead_tokens = len(lead.token_ids) - plan.sequences[0].num_cached * blocks.block_size
@@ -70,7 +70,7 @@ class Footprint(NamedTuple):
         return cls(requires, blocks.block_size, num_tokens, num_tokens, num_blocks, names)
 
     def assignment(self, turn: Turn, capacity: "Capacity", num_cached_blocks: int) -> Assignment:
-        """Return what the group takes of a planner that has its first blocks in the prefix cache."""
+        """Return what the group takes of a planner that has its first `num_cached_blocks` in the prefix cache."""
         num_cached_tokens = num_cached_blocks * self.block_size
         is_long = capacity.planner.prefills.is_long(self.num_lead_tokens - num_cached_tokens)
         num_blocks, num_tokens = self.num_blocks, self.num_tokens - num_cached_tokens
@@ -79,7 +79,7 @@ class Footprint(NamedTuple):
         return Assignment(turn, self.requires.num_slots, num_blocks, num_tokens, is_long)
 
     def num_blocks_behind(self, num_cached_blocks: int, planner: ExecutorPlanner) -> tuple[int, ...]:
-        """Return the blocks of each cache group that it takes behind a prefix, of which the group has what it sees."""
+        """Return the blocks of each cache group that it takes behind a cached prefix."""
         groups = zip(self.num_blocks, planner.blocks.groups, strict=True)
         return tuple([num - of.num_saved(self.num_lead_tokens, num_cached_blocks) for num, of in groups])
 
@@ -89,16 +89,16 @@ class Capacity:
     """What the next step of a planner can still admit.
 
     Attributes:
-        inbox: Of the planner; what is in it is taken already.
-        bit: Stands for the planner among the holders of blocks.
+        inbox: The planner's inbox; what its groups take is subtracted already.
+        bit: Stands for the planner in the index of block holders.
         load: Tokens that are computed before those of a newcomer.
         num_rows: Sequences that decode here, or will, beside a newcomer.
-        num_free_slots: Of the batch.
-        num_free_blocks: Of each cache group, less the watermark.
-        num_tokens: Of the budget; at most 0: the step is full.
+        num_free_slots: Free slots of the batch.
+        num_free_blocks: Free blocks of each cache group, less the watermark.
+        num_tokens: The rest of the token budget; at most 0: the step is full.
         num_long: Long prefills that it may start.
-        first_return: Level and counter of the first one that was preempted here; later turns wait for it.
-        number: Tells it from other rooms.
+        first_return: Level and counter of the first group that was preempted here; later turns wait for it.
+        number: Orders capacities that are otherwise equal.
     """
 
     inbox: Inbox
@@ -115,13 +115,12 @@ class Capacity:
 
     @classmethod
     def of(cls, inbox: Inbox, *, is_serving: bool, number: int) -> "Capacity":
-        """Return the room of a planner.
+        """Return the capacity of a planner.
 
         Args:
-            inbox: Of the planner.
-            is_serving: Whether the planner is deciding a step, and asks: then it has budget left, whatever was
-            dispatched.
-            number: Tells it from the others.
+            inbox: The planner's inbox.
+            is_serving: Whether the planner is deciding a step: then it has budget left, whatever was dispatched.
+            number: As above.
         """
         planner = inbox.planner
         blocks, limits = planner.blocks, planner.limits
@@ -140,26 +139,19 @@ class Capacity:
         )
 
     def rank(self, row_cost: int) -> tuple[int, int, int, "Capacity"]:
-        """Return what orders rooms: by `cost`, then by free blocks of the first cache group.
-
-        No two are equal, by their number.
-        """
+        """Return the key that orders capacities: by `cost`, then by free blocks of the first cache group."""
         return self.cost(row_cost), -self.num_free_blocks[0], self.number, self
 
     def cost(self, row_cost: int) -> int:
-        """Return the tokens that are computed here until a newcomer has its last one, without its own.
-
-        Args:
-            row_cost: Those of each row beside it.
-        """
+        """Return the tokens of others computed here until a newcomer has its last one; `row_cost`: for each row."""
         return self.load + self.num_rows * row_cost
 
     def with_budget(self) -> "Capacity":
-        """Return the capacity of a step that nobody has a part of yet."""
+        """Return the capacity with the whole token budget of a step."""
         return replace(self, num_tokens=self.planner.limits.max_num_batched_tokens)
 
     def obstacle(self, turn: Turn, footprint: Footprint, num_cached_blocks: int) -> Wait | None:
-        """Return how a group has to wait that stands first in line; None: the planner can take it."""
+        """Return how a group that stands first in line has to wait; None: the planner can take it."""
         planner = self.planner
         if not is_open_to(planner, turn.group):
             return Wait.NEVER
@@ -170,7 +162,7 @@ class Capacity:
             footprint.requires,
             lambda: self._demand_of(turn.group, footprint, num_cached_blocks),
             num_free_slots=self.num_free_slots,
-            loads=None,  # they begin once the planner has the group
+            loads=None,  # loads begin once the planner has the group
             returning=_RETURNS_FIRST if is_behind else None,
             things=self.obstacle_of_slots(footprint.requires),
             has_budget=self.num_tokens > 0,
@@ -178,7 +170,7 @@ class Capacity:
         return fitted.wait if isinstance(fitted, Obstacle) else None
 
     def obstacle_of_slots(self, requires: Requirements) -> Obstacle | None:
-        """Return why slotted things find no slot beside those of what was dispatched here; None: they do."""
+        """Return why slotted things find no slot beside those of groups dispatched here; None: they do."""
         dispatched = (given.group for given in self.inbox.assignments)
         return self.planner.batch.things.obstacle_of_slots(requires, dispatched)
 
@@ -188,7 +180,7 @@ class Capacity:
         if not _suffice(num_free, num_needed):
             num_needed = footprint.num_blocks_behind(num_cached_blocks, planner)
             if _suffice(num_free, num_needed):
-                # It depends on how many of the cached blocks nobody uses: these count as free.
+                # It depends on how many of the cached blocks are unused: these count as free.
                 num_needed = planner.blocks.plan_admission(group).num_needed
         num_lead_tokens = footprint.num_lead_tokens - num_cached_blocks * footprint.block_size
         has_too_many_long = self.num_long <= 0 and planner.prefills.is_long(num_lead_tokens)
@@ -208,7 +200,7 @@ class Capacity:
         self.num_free_slots -= assignment.num_slots
         groups = self.planner.blocks.groups
         for index, num_taken in enumerate(assignment.num_blocks):
-            if self.num_free_blocks[index] == groups[index].allocator.num_blocks:  # the first that is given out
+            if self.num_free_blocks[index] == groups[index].allocator.num_blocks:  # an empty pool has no watermark
                 self.num_free_blocks[index] -= groups[index].num_watermark_blocks
             self.num_free_blocks[index] -= num_taken
         self.num_tokens -= assignment.num_tokens
@@ -216,7 +208,7 @@ class Capacity:
 
 
 def _suffice(num_free: Sequence[int], num_needed: Sequence[int]) -> bool:
-    """Return whether there are as many blocks of each cache group as are needed."""
+    """Return whether each cache group has as many free blocks as are needed."""
     return not any(map(gt, num_needed, num_free))
 
 
@@ -228,5 +220,5 @@ def num_expected_tokens(group: SequenceGroup) -> int:
 
 
 def is_open_to(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
-    """Return whether a planner could take the group if it were empty; a leaving one only what has run."""
+    """Return whether an empty planner could take the group; a leaving planner only takes groups that have run."""
     return (planner.takes_groups or group.has_run) and planner.admissions.can_ever_admit(group)

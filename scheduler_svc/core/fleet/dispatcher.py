@@ -1,22 +1,12 @@
-"""The dispatcher: gives the first groups in line to the planners that are to compute them.
+"""The dispatcher: gives the first groups in line to planners.
 
-Groups stand in one line. The first one is dispatched to the best of the planners whose next step can admit it: where
+Groups stand in one line. The first group is dispatched to the best planner whose next step can admit it: where
 least is computed until it has its last token (`placement.py`), then where most blocks of the first cache group are
-free. The first one may be passed only if it waits for something that is sure to come (`Wait.SKIPPED`). One that waits
-for a grammar slot is passed by those without a grammar: others would take each slot that is free before it. Texts to be
-pooled pass those that wait for slots or blocks, of which they need none.
+free. Other groups pass it only if it waits for something that is sure to come (`Wait.SKIPPED`). A group that waits
+for a grammar slot is passed only by groups without a grammar: one with a grammar would take the slot that it waits
+for. Texts to be pooled pass groups that wait for slots or blocks, because they need none.
 
 A dispatched group waits in the inbox of its planner until the planner decides its next step, which is soon. Until then
-
-- it goes back into the line if somebody comes whose turn is before it and who finds no room elsewhere, if the planner
-  is lost, leaves, or has been at a step for too long;
-- another planner takes it that has capacity, and where it costs less.
-
-A planner that is emptied (`ExecutorPlanner.is_draining`) gives up its groups one by one, in order, when others have
-room for them. They run on meanwhile, and yet stand in line before newcomers: room is kept for them.
-
-So order and shares hold for whoever comes later. A planner that decides a step is served: the line is dispatched until
-it has what it can take. Each call dispatches a bounded number of groups.
 
 Pure. Read next: `placement.py`, the choice; `capacity.py`, what a planner can take; `waiting_queue.py`, the order of
 the line.
@@ -52,7 +42,7 @@ class Dispatcher:
         holders: Which planner holds which registered block.
         inboxes: One for each planner, in the order in which they joined.
         num_grammar_waits: Groups that have waited for a grammar slot, so far.
-        unplaceable: Groups that none of these planners can ever take: they wait for another one, out of the line.
+        unplaceable: Groups that no planner can ever take: they wait for another planner, out of the line.
     """
 
     def __init__(self, queue: WaitingQueue, is_complete: Callable[[], bool] = lambda: True) -> None:
@@ -62,18 +52,18 @@ class Dispatcher:
         self.inboxes: list[Inbox] = []
         self.num_grammar_waits = 0
         self.unplaceable: set[SequenceGroup] = set()
-        self._takers: list[Inbox] | None = None  # at the last look; None: look anew
+        self._takers: list[Inbox] | None = None  # as last seen; None: look anew
         self._dispatched_to: set[ExecutorPlanner] = set()
 
     # Planners come and go ---------------------------------------------------------------------------
 
     def add(self, inbox: Inbox) -> None:
-        """A planner joins."""
+        """Add a planner that joins."""
         inbox.kind = next((other.kind for other in self.inboxes if other.kind == inbox.kind), inbox.kind)
         self.inboxes.append(inbox)
 
     def remove(self, planner: ExecutorPlanner) -> None:
-        """A planner is gone: what was dispatched to it stands in line again."""
+        """Remove a planner that is gone: groups that were dispatched to it stand in line again."""
         inbox = next(inbox for inbox in self.inboxes if inbox.planner is planner)
         self.inboxes.remove(inbox)
         self._dispatched_to.discard(planner)
@@ -81,19 +71,19 @@ class Dispatcher:
         if planner.blocks.prefix_cache is not None:
             planner.blocks.prefix_cache.leave()
         self._takers = None
-        del inbox.planner  # else they are a cycle, and megabytes wait for the garbage collector
+        del inbox.planner  # else the two form a cycle, and megabytes wait for the garbage collector
 
     def takers(self) -> list[Inbox]:
         """Return the inboxes of the planners that groups may be dispatched to; all of them if every planner is leaving.
 
-        To one that is emptied, those that have run and that no other planner can ever take.
+        A draining planner is among them for groups that have run and that no other planner can ever take.
         """
         if not any(inbox.planner.takes_groups for inbox in self.inboxes):
             return self.inboxes
         return [inbox for inbox in self.inboxes if inbox.planner.takes_groups or inbox.planner.is_draining]
 
     def withdraw(self, group: SequenceGroup) -> None:
-        """Take out a group that waits, wherever it does: nobody wants it any more."""
+        """Remove a waiting group, wherever it waits."""
         for inbox in self.inboxes:
             inbox.take_group(group)
         self.unplaceable.discard(group)
@@ -102,15 +92,12 @@ class Dispatcher:
     # Dispatching -------------------------------------------------------------------------------------
 
     def dispatch(self, now_s: float) -> set[ExecutorPlanner]:
-        """Give the first groups in line to planners that have room.
-
-        Return those that got new ones, which are to look.
-        """
+        """Give the first groups in line to planners with room; return the planners that got new groups."""
         if self.queue.num_in_line and self.inboxes:
             former = {inbox.planner: {given.group for given in inbox.assignments} for inbox in self.inboxes}
             for _ in self._groups_for(None, now_s):
-                raise AssertionError("a group was dispatched to nobody")
-            for inbox in self.inboxes:  # one that made way, and then got its place again, is nothing new
+                raise AssertionError("a group was yielded, though no planner is served")
+            for inbox in self.inboxes:  # a group that made way, and then came back, is not new
                 if former[inbox.planner].issuperset(given.group for given in inbox.assignments):
                     self._dispatched_to.discard(inbox.planner)
         return self.take_dispatched()
@@ -118,7 +105,7 @@ class Dispatcher:
     def serve(self, inbox: Inbox) -> Generator[SequenceGroup]:
         """Yield the groups that a planner is to admit in the step that it decides, and dispatch others on the way.
 
-        Those that it has not removed from the queue when the walk ends, or is closed, stand in line again.
+        Groups that it has not removed from the queue when the walk ends, or is closed, stand in line again.
         """
         inbox.refused.clear()
         offered: list[SequenceGroup] = []
@@ -134,7 +121,7 @@ class Dispatcher:
             self._recall(inbox, keeps_solo=True)
 
     def serve_solo(self, inbox: Inbox) -> Generator[SequenceGroup]:
-        """Yield the group in the inbox of a planner that is to have the next step for itself; none, if it just left."""
+        """Yield the group in the planner's inbox that is to have the next step for itself; none if it just left."""
         self._follow_takers()
         index = next((i for i, given in enumerate(inbox.assignments) if given.group.runs_alone), None)
         if index is None:
@@ -148,15 +135,12 @@ class Dispatcher:
                 inbox.refused.add(assignment.group)
 
     def take_dispatched(self) -> set[ExecutorPlanner]:
-        """Return the planners that found something in their inbox since the last call, while others were served."""
+        """Return the planners to which groups were dispatched since the last call."""
         dispatched_to, self._dispatched_to = self._dispatched_to, set()
         return dispatched_to
 
     def place(self, group: SequenceGroup, level: int, now_s: float) -> ExecutorPlanner | None:
-        """Return the planner that a group would be dispatched to if it stood first in line.
-
-        None: no planner has capacity.
-        """
+        """Return the planner that a group would be dispatched to if it stood first in line; None: none has capacity."""
         offer = self._placement(now_s).choose(self._turn_of(group, level))
         return offer.capacity.planner if isinstance(offer, Offer) else None
 
@@ -165,7 +149,7 @@ class Dispatcher:
         return [capacity.planner for capacity in self._placement(now_s).preferred(self._turn_of(group, level))]
 
     def why_capped(self, group: SequenceGroup) -> Obstacle | None:
-        """Return why a group waits until others of its tenant have ended; None: it does not."""
+        """Return why a group waits until other groups of its tenant have ended; None: it does not."""
         cap = self._tenant_cap()
         return None if cap is None else cap.obstacle(group)
 
@@ -181,17 +165,17 @@ class Dispatcher:
         return Placement(self.takers(), self.holders, None, self.judged_at_s(now_s))
 
     def judged_at_s(self, now_s: float) -> float:
-        """Return the time by which steps are overdue: never for a planner that is alone, which takes all."""
+        """Return the time to judge by whether a step is overdue: -inf, never, with one planner."""
         return now_s if len(self.inboxes) > 1 else -math.inf
 
     def _groups_for(self, server: Inbox | None, now_s: float) -> Iterator[SequenceGroup]:
-        """Dispatch groups; yield, held, those that the planner which asks is to have."""
+        """Dispatch groups; yield the groups for the planner that is served, each of them held."""
         self._follow_takers()
         takers = self.takers()
         if server is not None and server not in takers:
             return
         if not self.queue.num_in_line and not any(inbox.assignments for inbox in self.inboxes):
-            return  # nobody waits, as in most steps
+            return  # no group waits, as in most steps
         now_s = self.judged_at_s(now_s)
         self._recall_stalled(server, now_s)
         placement = Placement(takers, self.holders, server, now_s)
@@ -210,8 +194,8 @@ class Dispatcher:
         self, placement: Placement, skipped: list[SequenceGroup], closed: list[Turn], now_s: float
     ) -> Iterator[SequenceGroup]:
         queue, server, cap = self.queue, placement.server, self._tenant_cap()
-        lacking: set[str] = set()  # kinds of slots, for those in line before
-        lacks_room = False  # for one in line before: none but texts are dispatched
+        lacking: set[str] = set()  # kinds of slots that earlier groups in line lack
+        lacks_room = False  # an earlier group in line lacks room: only texts are dispatched
         kept = {inbox.planner: -math.inf for inbox in self.inboxes if inbox.planner.is_draining}
         for _ in range(MAX_DISPATCHED_GROUPS):
             turn = self._first_turn(cap, closed)
@@ -240,7 +224,7 @@ class Dispatcher:
                         return
                     lacks_room = True
                     continue
-                for group in skipped:  # the room may be for one that was passed over
+                for group in skipped:  # a group that was passed over may fit now
                     queue.release(group)
                 skipped.clear()
                 lacking.clear()
@@ -262,10 +246,10 @@ class Dispatcher:
                 else:
                     self._dispatched_to.add(offer.capacity.planner)
             elif offer is Wait.NEVER and self.has_no_hope(turn.group):  # for a planner to end it
-                if server is not None and _is_of_its_kind(server, turn.group):
+                if server is not None and _may_go_on(server, turn.group):
                     yield turn.group
                 else:
-                    inbox = next(inbox for inbox in placement.takers if _is_of_its_kind(inbox, turn.group))
+                    inbox = next(inbox for inbox in placement.takers if _may_go_on(inbox, turn.group))
                     inbox.put(Assignment(turn, 0, inbox.planner.blocks.nothing, 0, is_long=False))
                     self._dispatched_to.add(inbox.planner)
             elif offer is Wait.NEVER:
@@ -283,7 +267,7 @@ class Dispatcher:
         group.has_waited_for_grammar_slot = True
 
     def _first_turn(self, cap: TenantCap | None, closed: list[Turn]) -> Turn | None:
-        """Return the first turn of a tenant that is not at its cap; the lines of those that are have been closed."""
+        """Return the first turn of a tenant that is not at its cap; close the lines of tenants that are."""
         while (
             (turn := self.queue.first_turn()) is not None and cap is not None and cap.obstacle(turn.group) is not None
         ):
@@ -292,7 +276,7 @@ class Dispatcher:
         return turn
 
     def _make_way(self, placement: Placement, turn: Turn) -> SequenceGroup | None:
-        """Put the last group that was dispatched back into the line, and return it, if its turn is after this one."""
+        """Put the dispatched group with the last turn back into the line, and return it; None: none is after `turn`."""
         inboxes = [inbox for inbox in self.inboxes if inbox.assignments and inbox.assignments[-1].turn > turn]
         if not inboxes:
             return None
@@ -302,7 +286,7 @@ class Dispatcher:
         return group
 
     def _groups_of_others(self, placement: Placement) -> Iterator[SequenceGroup]:
-        """Yield groups of other inboxes that cost less where nobody is left in line."""
+        """Yield groups of other inboxes that cost less on the planner that is served; the line has no more for it."""
         server = placement.server
         while server is not None:
             others = [inbox for inbox in self.inboxes if inbox.assignments and inbox is not server]
@@ -315,17 +299,17 @@ class Dispatcher:
             yield busiest.take(0).group
             placement.look_at_server()
 
-    # Planners that are emptied ----------------------------------------------------------------------
+    # Draining planners ------------------------------------------------------------------------------
 
     def wanted_elsewhere(
         self, planner: ExecutorPlanner, groups: Iterable[SequenceGroup], now_s: float
     ) -> Iterator[SequenceGroup]:
-        """Yield, in order, those groups of a planner that is emptied for which others have room now.
+        """Yield, in order, the groups of a draining planner for which other planners have room now.
 
-        First come those that stand in line before them, and those that left before and still wait for late tokens.
+        Groups that stand in line before them come first, and groups that left before and still wait for late tokens.
         """
         for _ in self._groups_for(None, now_s):
-            raise AssertionError("a group was dispatched to nobody")
+            raise AssertionError("a group was yielded, though no planner is served")
         staying = [inbox for inbox in self.inboxes if inbox.planner.takes_groups]
         placement = Placement(staying, self.holders, None, self.judged_at_s(now_s))
         for emptied in (inbox.planner for inbox in self.inboxes if inbox.planner.is_draining):
@@ -348,13 +332,13 @@ class Dispatcher:
     def _must_wait_for_moves(
         self, placement: Placement, newcomer: Turn, now_s: float, kept: dict[ExecutorPlanner, float]
     ) -> bool:
-        """Keep room for the groups of planners that are emptied, which ran before a newcomer.
+        """Keep room for the groups of draining planners, which go before a newcomer.
 
         Args:
             placement: The planners with room.
-            newcomer: Whose turn it is.
+            newcomer: The turn of the newcomer.
             now_s: Monotonic time, in seconds; -inf: no planner is stalled.
-            kept: The first level of each planner that is emptied for whose groups no room was kept yet; it moves on.
+            kept: For each draining planner, the first level with groups for which no room was kept yet; updated.
 
         Returns: Whether one of these groups found no room: then the newcomer waits behind it.
         """
@@ -375,7 +359,7 @@ class Dispatcher:
         return False
 
     def _keep_room(self, placement: Placement, planner: ExecutorPlanner, group: SequenceGroup) -> Wait | None:
-        """Keep room elsewhere for a group of a planner that is emptied; return how it waits for that; None: not."""
+        """Keep room elsewhere for a group of a draining planner; return how it has to wait; None: it need not."""
         waiting = planner.batch.as_waiting(group)
         if not any(is_open_to(inbox.planner, waiting) for inbox in placement.takers if not inbox.planner.is_draining):
             return Wait.NEVER
@@ -388,7 +372,7 @@ class Dispatcher:
     # Back into the line --------------------------------------------------------------------------
 
     def _follow_takers(self) -> None:
-        """If other planners take groups than before, those that fitted none may fit, and no other has any."""
+        """If other planners take groups than before, retry unplaceable groups, and recall from leaving planners."""
         takers = [inbox for inbox in self.inboxes if inbox.planner.takes_groups]
         if takers == self._takers:
             if self.unplaceable and self._is_complete():
@@ -401,22 +385,22 @@ class Dispatcher:
                 self._recall(inbox)
 
     def _release(self, groups: list[SequenceGroup]) -> None:
-        """Groups that fitted no planner are to be looked at again."""
+        """Put unplaceable groups back into the line."""
         for group in groups:
             self.unplaceable.remove(group)
             self.queue.release(group)
 
     def has_no_hope(self, group: SequenceGroup) -> bool:
-        """Return whether a group that fits no planner fits none that may come.
+        """Return whether a group that fits no planner is too large for every planner that may come.
 
-        It grew too large for all there will be. One for which there are only planners of another kind waits.
+        A group that no planner may go on with, because their numerics or matchers differ, waits instead.
         """
         if not group.has_outgrown or not self._is_complete():
             return False
-        return any(_is_of_its_kind(inbox, group) for inbox in self.takers())
+        return any(_may_go_on(inbox, group) for inbox in self.takers())
 
     def _recall_stalled(self, server: Inbox | None, now_s: float) -> None:
-        """Recall what was dispatched to planners that have been at a step for too long, if there is another one."""
+        """Recall groups dispatched to planners that have been at a step for too long, if there is another planner."""
         for inbox in self.inboxes:
             if inbox.assignments and inbox is not server and inbox.planner.stalled_s(now_s) is not None:
                 self._recall(inbox)
@@ -427,6 +411,6 @@ class Dispatcher:
                 self.queue.release(inbox.take(index).group)
 
 
-def _is_of_its_kind(inbox: Inbox, group: SequenceGroup) -> bool:
-    """Return whether a group may go on at a planner if it has the room."""
+def _may_go_on(inbox: Inbox, group: SequenceGroup) -> bool:
+    """Return whether a group may go on at a planner if that has the room."""
     return not inbox.planner.admissions.must_not_go_on(group)

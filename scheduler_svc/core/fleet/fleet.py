@@ -1,11 +1,11 @@
 """The fleet: one waiting queue, one planner for each executor that is attached, and the dispatcher between them.
 
 When an executor is lost, the groups of its planner go back to the queue with all their known tokens; they
-have run, so they come before newcomers. What a planner knows of others it sees here and nowhere else.
+have run, so they come before newcomers.
 
-Whoever owns a fleet changes it, its planners and its groups by the methods of `Fleet` alone, so that the calls in
-their order, with `is_complete` at each decision, are all that its decisions depend on
-(`scheduler_svc/step_log/`). To look at it anywhere changes nothing.
+The owner of a fleet changes it, its planners and its groups only by the methods of `Fleet`. So its decisions depend
+only on these calls in their order, and on `is_complete` at each decision (`scheduler_svc/step_log/`). Reading any part
+of it changes nothing.
 
 Pure. Read next: `dispatcher.py`, `executor_planner.py`.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Int32Array, StepResult
-from scheduler_svc.core.blocks.block_holders import ALL_CORES
+from scheduler_svc.core.blocks.block_holders import ALL_PLANNERS
 from scheduler_svc.core.fleet.capacity import Footprint, is_open_to
 from scheduler_svc.core.fleet.dispatcher import Dispatcher
 from scheduler_svc.core.fleet.inbox import Inbox
@@ -41,8 +41,8 @@ class Fleet:
         queue: The one waiting queue.
         policy: The queue's policy; planners order their groups by it as well.
         prefix_key: Secret of the prefix caches.
-        is_complete: Says whether no other executor is expected back. As long as one is, a group that has outgrown those
-            here waits for it.
+        is_complete: Says whether no other executor is expected back. As long as one is, a group that has outgrown the
+            attached ones waits for it.
 
     Attributes:
         dispatcher: Gives waiting groups to planners.
@@ -56,14 +56,14 @@ class Fleet:
         is_complete: Callable[[], bool] = lambda: True,
     ) -> None:
         self.queue = queue
-        self.dispatcher = Dispatcher(queue, self.expects_nobody)
+        self.dispatcher = Dispatcher(queue, self.expects_no_executor)
         self.is_complete = is_complete
         self.planners: list[ExecutorPlanner] = []
         self._past_preemptions: Counter[PreemptionMode] = Counter()
         self._policy = policy
         self._prefix_key = prefix_key
 
-    def expects_nobody(self) -> bool:
+    def expects_no_executor(self) -> bool:
         """Return what `is_complete` says now."""
         return self.is_complete()
 
@@ -77,10 +77,7 @@ class Fleet:
         numerics: Numerics = UNKNOWN,
         info: ExecutorInfo | None = None,
     ) -> ExecutorPlanner:
-        """Return the planner of an executor that was attached, and what it said of itself.
-
-        It takes groups from now on.
-        """
+        """Return a planner for an executor that was attached; it takes groups from now on."""
         inbox = Inbox(limits)
         queue = InboxQueue(self.dispatcher, inbox)
         planner = inbox.planner = ExecutorPlanner(
@@ -91,19 +88,19 @@ class Fleet:
         return planner
 
     def adopt_blocks(self, planner: ExecutorPlanner, block_ids: Int32Array, names: bytes) -> None:
-        """Let a planner that has just joined find what its executor has kept: blocks, [n], and 16 bytes for each."""
+        """Give a planner that has just joined its executor's cached blocks: ids, [n], and names of 16 bytes each."""
         planner.blocks.adopt(block_ids, names)
 
     def leave(self, planner: ExecutorPlanner) -> list[SequenceGroup]:
-        """Forget the planner of an executor that is lost; return its groups, in order, with their known tokens.
+        """Forget the planner of a lost executor; return its groups, in order, with their known tokens.
 
-        Whoever calls queues them again, those that are to be computed again.
+        The caller queues the groups that are to go on.
         """
         self._forget(planner)
         return planner.evacuate()
 
     def forget(self, planner: ExecutorPlanner) -> None:
-        """Forget a planner without asking it any more; what was dispatched to it waits in line again."""
+        """Forget a planner and the groups that it has; groups that were dispatched to it wait in line again."""
         self._forget(planner)
 
     def _forget(self, planner: ExecutorPlanner) -> None:
@@ -116,7 +113,7 @@ class Fleet:
         planner.takes_groups = takes_groups
 
     def set_draining(self, planner: ExecutorPlanner, is_draining: bool) -> None:
-        """Say whether a planner gives its groups to others, as far as they have room: its executor is to be ended."""
+        """Say whether a planner gives its groups to others that have room: its executor is to be ended."""
         planner.is_draining = is_draining
 
     def set_probing(self, planner: ExecutorPlanner, is_probing: bool) -> None:
@@ -124,37 +121,34 @@ class Fleet:
         planner.is_probing = is_probing
 
     def set_step_cost(self, planner: ExecutorPlanner, step_cost: StepCost) -> None:
-        """Let a planner go on with what was learned of its executor in an earlier attachment."""
+        """Give a planner the step cost that was learned of its executor in an earlier attachment."""
         planner.step_cost = step_cost
 
     def note_hang(self, planner: ExecutorPlanner) -> None:
-        """The oldest step of a planner was called hung; if it was only slow, the next one gets more time."""
+        """Note that the oldest step of a planner was called hung; if it was only slow, the next one gets more time."""
         planner.step_cost.note_hang()
 
     @property
     def num_preemptions(self) -> dict[PreemptionMode, int]:
-        """Preemptions so far, those of planners that have left included."""
+        """Preemptions so far, of former planners too."""
         counts = self._past_preemptions.copy()
         for planner in self.planners:
             counts.update(planner.preemption.num_preemptions)
         return {mode: counts[mode] for mode in PreemptionMode}
 
     def set_tenant_shares(self, shares: TenantShares) -> None:
-        """Let tenants have other shares from now on; what runs goes on."""
+        """Let tenants have other shares from now on; running groups go on."""
         self.queue.set_shares(shares)
 
     # Decisions -----------------------------------------------------------------------------------
 
     def schedule(self, planner: ExecutorPlanner, now_s: float) -> tuple[Decision, set[ExecutorPlanner]]:
-        """Return what a planner decides, and the planners that groups were dispatched to meanwhile.
-
-        They are to look.
-        """
+        """Return what a planner decides, and the planners to which groups were dispatched meanwhile."""
         decision = planner.schedule(now_s)
         return decision, self.dispatcher.take_dispatched()
 
     def dispatch(self, now_s: float) -> set[ExecutorPlanner]:
-        """Give the first groups in line to planners that have room; return those planners, which are to look."""
+        """Give the first groups in line to planners with room; return the planners that got new groups."""
         return self.dispatcher.dispatch(now_s)
 
     def process(self, planner: ExecutorPlanner, result: StepResult) -> StepUpdates:
@@ -167,17 +161,17 @@ class Fleet:
     # Groups --------------------------------------------------------------------------------------
 
     def add(self, group: SequenceGroup) -> None:
-        """Let a group wait: a new one, or one that lost its executor or was withdrawn."""
+        """Queue a group: a new one, or one that lost its executor or was withdrawn."""
         self.queue.add(group)
 
     def withdraw(self, group: SequenceGroup) -> None:
-        """Take a group that waits out of the queue; it is live, and may be added again."""
+        """Take a waiting group out of the queue; it stays live, and may be added again."""
         self.dispatcher.withdraw(group)
 
     def finish(self, planner: ExecutorPlanner, sequence: Sequence) -> None:
-        """End a sequence that got a token of a planner with which its text holds a stop string.
+        """End a sequence whose text holds a stop string with a token that came from `planner`.
 
-        Its group may have left the planner since: preempted there, and dispatched to another one, or admitted by it.
+        Its group may have been preempted since, and dispatched to or admitted by another planner.
         """
         group = sequence.group
         holder = planner if group in planner.groups else self.planner_of(group)
@@ -187,11 +181,11 @@ class Fleet:
             (holder or planner).finish(sequence)
 
     def note_loss(self, group: SequenceGroup, executor: str) -> None:
-        """A group lost the executor of this name while it ran there: it goes elsewhere next, if it can."""
+        """Note that a running group lost the executor of this name: it is placed on another one next, if it can be."""
         group.lost_on = executor
 
     def forgive_loss(self, group: SequenceGroup) -> None:
-        """A group that lost an executor has had a token since."""
+        """Note that a group that lost an executor has had a token since."""
         group.lost_on, group.runs_alone = "", False
 
     def set_runs_alone(self, group: SequenceGroup, runs_alone: bool) -> None:
@@ -207,21 +201,18 @@ class Fleet:
         return any(planner.admissions.can_ever_admit(group) for planner in self._takers)
 
     def num_cached_tokens(self, group: SequenceGroup) -> int:
-        """Return how many tokens of a group that has not run some planner has in its prefix cache."""
+        """Return the most tokens of a group that a planner has in its prefix cache; the group has not run."""
         footprints = [Footprint.of(group, planner) for planner in self.planners]
-        depths = [self.dispatcher.holders.depths(footprint.block_names, ALL_CORES) for footprint in footprints]
+        depths = [self.dispatcher.holders.depths(footprint.block_names, ALL_PLANNERS) for footprint in footprints]
         counts = [held[0].num_blocks * it.block_size for held, it in zip(depths, footprints, strict=True) if held]
         return max(counts, default=0)
 
     def can_take(self, group: SequenceGroup) -> bool:
-        """Return whether some planner would take the group if it were empty.
-
-        One that leaves or drains, if it has run.
-        """
+        """Return whether some planner would take the group if it were empty; see `is_open_to`."""
         return any(is_open_to(planner, group) for planner in self._takers)
 
-    def lacks_its_kind(self, group: SequenceGroup) -> bool:
-        """Return whether a waiting group that requires one kind of executor finds none of it."""
+    def must_not_go_on(self, group: SequenceGroup) -> bool:
+        """Return whether there are planners, but none with the numerics and matcher that a waiting group requires."""
         return bool(self._takers) and all(planner.admissions.must_not_go_on(group) for planner in self._takers)
 
     def lacks_blocks_only(self, group: SequenceGroup) -> bool:
@@ -229,19 +220,19 @@ class Fleet:
         return any(planner.admissions.lacks_blocks_only(group) for planner in self._takers)
 
     def why_never(self, group: SequenceGroup) -> str:
-        """Say why no planner can ever take the group: the reason of the first one, if possible of its kind."""
+        """Say why no planner can ever take the group: the reason of the first that may go on with it, or the first."""
         takers = self._takers
         offering = [planner for planner in takers if planner.offers(group)] or takers
-        of_its_kind = (planner for planner in offering if not planner.admissions.must_not_go_on(group))
-        return next(of_its_kind, offering[0]).admissions.why_never(group)
+        may_go_on = (planner for planner in offering if not planner.admissions.must_not_go_on(group))
+        return next(may_go_on, offering[0]).admissions.why_never(group)
 
     def offers(self, group: SequenceGroup) -> bool:
-        """Return whether some executor does what a group is for, if maybe not with so many tokens."""
+        """Return whether some executor does the group's task, though perhaps not with so many tokens."""
         return any(planner.offers(group) for planner in self._takers)
 
     @property
     def _takers(self) -> list[ExecutorPlanner]:
-        """The planners that new groups may be placed on; all of them if every one is leaving."""
+        """The planners that groups may be dispatched to; all of them if every planner is leaving."""
         return [inbox.planner for inbox in self.dispatcher.takers()]
 
     def abort(self, group: SequenceGroup) -> None:
@@ -275,10 +266,7 @@ class Fleet:
         return obstacle
 
     def obstacles(self, group: SequenceGroup, now_s: float) -> list[tuple[ExecutorPlanner, Obstacle | None]]:
-        """Return what keeps a group from each planner, for people.
-
-        None: nothing but those ahead and the token budget.
-        """
+        """Return what keeps a group from each planner, for people; None: only groups ahead and the token budget."""
         leaving = Obstacle(Wait.IN_LINE, "the executor is leaving the fleet")
         judged_at_s, capped = self.dispatcher.judged_at_s(now_s), self.dispatcher.why_capped(group)
         takers, preferred = self._takers, self.dispatcher.preferred(group, self._policy.level(group), now_s)

@@ -1,7 +1,7 @@
-"""The inbox of a planner: groups that the dispatcher has given it and that its next step is to admit.
+"""The inbox of a planner: groups that were dispatched to it and that its next step is to admit.
 
-They wait still, held by the queue of the fleet: whoever counts or aborts waiting groups finds them there. An inbox
-lasts until its planner decides its next step; what that step does not admit goes back into the line, where it stood.
+They still wait, held by the queue of the fleet, where they are counted and aborted. A group that the planner's next
+step does not admit goes back into the line, where it stood.
 
 Pure. Read next: `dispatcher.py`.
 """
@@ -22,7 +22,7 @@ class Assignment(NamedTuple):
     """A group that was dispatched to a planner, and what it is expected to take there.
 
     Attributes:
-        turn: With which it was dispatched.
+        turn: Its turn when it was dispatched.
         num_slots: Slots of the batch.
         num_blocks: Free blocks of each cache group.
         num_tokens: Tokens to compute.
@@ -37,23 +37,22 @@ class Assignment(NamedTuple):
 
     @property
     def group(self) -> SequenceGroup:
-        """Whose assignment it is."""
+        """The group."""
         return self.turn.group
 
 
 class Inbox:
-    """What was dispatched to one planner, and the sums of it.
+    """The assignments of one planner, and their sums.
 
     Args:
-        limits: Of the planner.
+        limits: The planner's limits.
 
     Attributes:
-        planner: Whose inbox it is; set as soon as the planner is there.
-        kind: Equal for planners on which a group needs the same: their blocks are of one size, and live as long in
-            each cache group. Those of one dispatcher are then the same object.
+        planner: The planner; set as soon as it exists.
+        kind: Equal for planners on which a group needs the same blocks: of one size, and kept as long in each cache
+            group. Equal kinds of one dispatcher are the same object.
         assignments: In the order of their turns.
-        refused: Groups that the planner did not admit when it was to; they are not dispatched to it again before its
-            next decision.
+        refused: Groups that the planner did not admit; they are not dispatched to it again before its next decision.
     """
 
     planner: ExecutorPlanner
@@ -71,7 +70,7 @@ class Inbox:
         return len(self.assignments)
 
     def put(self, assignment: Assignment) -> None:
-        """Take what was dispatched."""
+        """Add an assignment."""
         if not self.assignments or self.assignments[-1].turn < assignment.turn:
             self.assignments.append(assignment)
         else:
@@ -79,18 +78,18 @@ class Inbox:
         self._count(assignment, 1)
 
     def take(self, index: int) -> Assignment:
-        """Give up the assignment at an index; return it."""
+        """Remove and return the assignment at an index."""
         assignment = self.assignments.pop(index)
         self._count(assignment, -1)
         return assignment
 
     @property
     def first_in_company(self) -> int | None:
-        """Index of the first group that does not wait for a step of its own; None: there is none."""
+        """Index of the first group that does not run alone; None: there is none."""
         return next((index for index, given in enumerate(self.assignments) if not given.group.runs_alone), None)
 
     def take_group(self, group: SequenceGroup) -> None:
-        """Give up the assignment of a group, if it has one here."""
+        """Remove the assignment of a group, if it has one here."""
         for index, assignment in enumerate(self.assignments):
             if assignment.group is group:
                 self.take(index)

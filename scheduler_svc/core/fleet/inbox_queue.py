@@ -1,4 +1,4 @@
-"""What a planner admits from: its inbox, and behind it the queue of the fleet. Pure."""
+"""The queue that a planner admits from: its inbox, and behind it the queue of the fleet. Pure."""
 
 from collections.abc import Generator, Iterable, Iterator
 
@@ -8,12 +8,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 
 
 class InboxQueue:
-    """The queue as one planner sees it (`AdmissionQueue`): what is dispatched to it stands first.
-
-    Args:
-        dispatcher: Of the fleet.
-        inbox: Of the planner.
-    """
+    """The queue as one planner sees it (`AdmissionQueue`): groups dispatched to it stand first."""
 
     def __init__(self, dispatcher: Dispatcher, inbox: Inbox) -> None:
         self._dispatcher = dispatcher
@@ -25,18 +20,15 @@ class InboxQueue:
         return any(given.group.runs_alone for given in self._inbox.assignments)
 
     def solo(self) -> Generator[SequenceGroup]:
-        """Yield it, for the planner to admit."""
+        """Yield that group, for the planner to admit."""
         return self._dispatcher.serve_solo(self._inbox)
 
     def in_order(self) -> Generator[SequenceGroup]:
-        """Yield what the planner is to admit in the step that it decides now.
-
-        What it leaves goes back into the line.
-        """
+        """Yield the groups to admit in the step that the planner decides now; the rest goes back into the line."""
         return self._dispatcher.serve(self._inbox)
 
     def wanted_elsewhere(self, groups: Iterable[SequenceGroup], now_s: float) -> Iterator[SequenceGroup]:
-        """Yield those of the planner's groups, in order, for which others have room now."""
+        """Yield, in order, groups of the planner for which other planners have room now."""
         return self._dispatcher.wanted_elsewhere(self._inbox.planner, groups, now_s)
 
     def add(self, group: SequenceGroup) -> None:
@@ -44,7 +36,7 @@ class InboxQueue:
         self._dispatcher.queue.add(group)
 
     def remove(self, group: SequenceGroup) -> None:
-        """Take out a group that is admitted here, or has ended."""
+        """Remove a group that is admitted here, or has ended."""
         self._dispatcher.queue.remove(group)
 
     def counter_of(self, group: SequenceGroup) -> float:

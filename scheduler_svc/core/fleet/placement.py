@@ -1,14 +1,14 @@
-"""One go through the line: which planner with capacity is the best place for the group that stands first.
+"""One pass through the line: which planner with capacity is best for the group that stands first.
 
-The cost of a place is what is computed there until the group has its last token, in tokens of a prompt:
+The cost of a planner is what it computes until the group has its last token, in prompt tokens:
 
     tokens before it + its tokens that are not cached + rows beside it * its expected tokens * what a row costs
 
-So a group goes where its prefix is cached, unless so many more decode there that to compute the prefix again is
-cheaper. What a row costs is learned by the planners (`StepCost.row_tokens`); all count with the median, so that equal
-ones stay equal.
+So a group goes where its prefix is cached, unless so many more sequences decode there that computing the prefix again
+is cheaper. The planners learn what a row costs (`StepCost.row_tokens`). All costs use the median, so that equal
+planners stay equal.
 
-Pure. Used by `dispatcher.py`; read next: `capacity.py`.
+Pure. Read next: `capacity.py`.
 """
 
 import bisect
@@ -31,7 +31,7 @@ Ranked = tuple[int, int, int, Capacity]
 
 
 class Offer(NamedTuple):
-    """Where a group is to be computed, what it takes there, and why there."""
+    """The planner that is best for a group, what the group takes there, and why."""
 
     capacity: Capacity
     assignment: Assignment
@@ -39,12 +39,12 @@ class Offer(NamedTuple):
 
 
 class Placement:
-    """What each planner with room can still take.
+    """The capacities of the planners with room, and the choice among them.
 
     Args:
         takers: The inboxes of the planners that groups may be dispatched to.
         holders: Which planner holds which registered block.
-        server: The inbox of the planner that asks; None: none does.
+        server: The inbox of the planner that is served; None: none is.
         now_s: Monotonic time, in seconds; -inf: no planner is stalled.
     """
 
@@ -65,10 +65,10 @@ class Placement:
         self._members = sum(capacity.bit for capacity in self._capacities.values())
 
     def choose(self, turn: Turn) -> Offer | Wait:
-        """Return where a group is to be computed that stands first in line, or how it waits.
+        """Return the best planner for a group that stands first in line, or how it waits.
 
-        A group that has output goes on at an executor of the kind that made it, if one has room, or has it as soon as
-        its next step is sent: only there it gets the tokens that it would have had.
+        A group that has output goes on at an executor with the same numerics, if one has room, or will have it as soon
+        as its next step is sent: only there does it get the tokens that it would have had.
         """
         row_cost = self._row_cost(turn.group)
         if preferred := self.preferred(turn):
@@ -79,12 +79,12 @@ class Placement:
         return self._choose(turn, row_cost, self._ranked[row_cost])
 
     def preferred(self, turn: Turn) -> list[Capacity]:
-        """Return the planners that a group goes on at, or waits for; empty: all planners are of one kind to it."""
+        """Return planners with a group's numerics that it goes on at, or waits for; empty: any will do."""
         alike = self._alike(turn.group) if turn.group.provenance.spans else []
         return [capacity for capacity in alike if self._will_take(capacity, turn)]
 
     def _alike(self, group: SequenceGroup) -> list[Capacity]:
-        """Return the planners that a group prefers if others are of another kind; empty: all are equal to it."""
+        """Return the planners with the group's numerics if others have different ones; empty: any will do."""
         capacities = self._capacities.values()
         numerics = {capacity.planner.numerics for capacity in capacities}
         if len(numerics) < 2 or (preferred := group.provenance.preferred(group.progress)) not in numerics:
@@ -92,7 +92,7 @@ class Placement:
         return [capacity for capacity in capacities if capacity.planner.numerics == preferred]
 
     def _will_take(self, capacity: Capacity, turn: Turn) -> bool:
-        """Return whether a planner lacks only the budget of the step that it is at, or waits for what is sure."""
+        """Return whether a planner can take a group now, with its next step, or after something sure to come."""
         group = turn.group
         if self._leaves_to_others(capacity.planner, group) or avoids(capacity.planner, group, self._staying):
             return False
@@ -102,7 +102,7 @@ class Placement:
         return capacity.with_budget().obstacle(turn, footprint, num_cached_blocks) in (None, Wait.SKIPPED)
 
     def _choose(self, turn: Turn, row_cost: int, ranked: Sequence[Ranked]) -> Offer | Wait:
-        """Return where a group is to be computed, of some planners, or how it waits."""
+        """Return the best of some planners for a group, or how it waits."""
         group, kind = turn.group, None
         best: tuple[Capacity, Assignment, Footprint] | None = None
         other: tuple[int, str] = 0, ""
@@ -115,7 +115,7 @@ class Placement:
                 depths = self._holders.depths(footprint.block_names, self._members)
             num_cached_tokens = depths[0].num_blocks * footprint.block_size if depths else 0
             if rank_cost + footprint.num_tokens - num_cached_tokens >= best_cost[0]:
-                break  # not even with the longest prefix; and those behind it have more to compute
+                break  # not even with the longest prefix; and later planners have more to compute
             num_cached_blocks = next((depth.num_blocks for depth in depths if depth.members & capacity.bit), 0)
             wait = self._obstacle(capacity, turn, footprint, num_cached_blocks)
             if wait is not None:
@@ -137,7 +137,7 @@ class Placement:
         return Wait.IN_LINE if any(is_open_to(inbox.planner, group) for inbox in self.takers) else Wait.NEVER
 
     def lacks_slot(self, group: SequenceGroup) -> bool:
-        """Return whether no planner with room has slots for the things of a group that waits, which uses some."""
+        """Return whether a group uses slotted things, and no planner with room has slots for them."""
         requires = group.requires
         return bool(kinds_of(requires)) and not any(
             is_open_to(capacity.planner, group) and capacity.obstacle_of_slots(requires) is None
@@ -151,15 +151,15 @@ class Placement:
         self._rank_anew(offer.capacity, offer.capacity)
 
     def keep(self, offer: Offer) -> None:
-        """Keep the room that was offered to a group, which is to come from another planner."""
+        """Keep the offered room for a group that is to come from another planner."""
         self._kept.append((offer.capacity.inbox, offer.assignment))
         offer.capacity.count(offer.assignment)
         self._rank_anew(offer.capacity, offer.capacity)
 
     def look_at_server(self) -> None:
-        """The planner that asks has admitted a group, or not: see what room it has now.
+        """Renew the capacity of the planner that is served, after it has admitted a group or not.
 
-        What the step computes that it decides goes before newcomers, so its load stays.
+        The tokens of the step that it decides go before newcomers, so its load stays.
         """
         assert self.server is not None
         former = self._capacities[self.server]
@@ -168,7 +168,7 @@ class Placement:
         self._rank_anew(former, capacity)
 
     def take_back(self, inbox: Inbox, index: int) -> Assignment:
-        """Take an assignment out of an inbox; what it took is free again, and so may be the watermark."""
+        """Take an assignment out of an inbox, and renew the capacity of its planner."""
         former = self._capacities.get(inbox)
         assignment = inbox.take(index)
         number = len(self._capacities) if former is None else former.number
@@ -183,14 +183,14 @@ class Placement:
         return assignment
 
     def claim(self, other: Inbox, turn: Turn) -> bool:
-        """Let the planner that asks have the first assignment of another inbox, if it has capacity, and it costs less.
+        """Claim the first assignment of another inbox for the served planner, if that can take it at less cost.
 
-        `turn` is that of its group at this moment.
+        `turn` is the turn of the group at this moment.
         """
         assert self.server is not None
         assignment, there = other.assignments[0], other.planner
         capacity = self._capacities[self.server]
-        if self._is_of_another_kind(assignment.group, capacity.planner):
+        if self._has_other_numerics(assignment.group, capacity.planner):
             return False
         footprint = Footprint.of(assignment.group, capacity.planner)
         depths = self._holders.depths(footprint.block_names, capacity.bit)
@@ -214,16 +214,16 @@ class Placement:
         return capacity
 
     def _row_cost(self, group: SequenceGroup) -> int:
-        """Return what a row costs a group beside it until that has its last token, in tokens."""
+        """Return what a row beside a group costs until the group has its last token, in tokens."""
         return max(1, round(self._row_tokens * num_expected_tokens(group)))
 
-    def _is_of_another_kind(self, group: SequenceGroup, planner: ExecutorPlanner) -> bool:
-        """Return whether a group has output that another kind of executor made than that of a planner."""
+    def _has_other_numerics(self, group: SequenceGroup, planner: ExecutorPlanner) -> bool:
+        """Return whether a group has output of other numerics than a planner's."""
         preferred = group.provenance.preferred(group.progress) if group.provenance.spans else None
         return preferred is not None and preferred != planner.numerics
 
     def _obstacle(self, capacity: Capacity, turn: Turn, footprint: Footprint, num_cached_blocks: int) -> Wait | None:
-        """Return how a group waits for a room; None: it can go there."""
+        """Return how a group waits for a planner; None: it can go there."""
         group = turn.group
         if self._waits_for_load(capacity.planner, footprint.requires):
             return Wait.SKIPPED
@@ -236,7 +236,7 @@ class Placement:
         return capacity.obstacle(turn, footprint, num_cached_blocks)
 
     def _waits_for_load(self, planner: ExecutorPlanner, requires: Requirements) -> bool:
-        """Return whether what a group uses is being loaded by a planner that must load it, or first by another one."""
+        """Return whether a planner would have to load what a group uses, and it or another planner is loading it."""
         if not planner.batch.things.waits_for_load(requires):
             return False
         return any(capacity.planner.batch.things.is_loading(requires) for capacity in self._capacities.values())
@@ -249,7 +249,7 @@ class Placement:
         return planner.is_draining and any(is_open_to(other, group) for other in self._staying)
 
     def _rank_anew(self, former: Capacity, capacity: Capacity) -> None:
-        """A room has become better or worse, or stands for a former one."""
+        """Replace a capacity in the rankings by one that has changed."""
         for row_cost, ranked in self._ranked.items():
             index = 0
             while ranked[index][-1] is not former:  # most often it was the first one
@@ -267,13 +267,13 @@ def _placed(
 
 
 def avoids(planner: ExecutorPlanner, group: SequenceGroup, takers: Iterable[ExecutorPlanner]) -> bool:
-    """Return whether a group is not to run on a planner after a loss, although it might.
+    """Return whether a group that lost its executor is not to run on a planner, because another one can take it.
 
-    Who was lost somewhere goes elsewhere next, and to no executor in doubt, as long as there is a choice.
+    A group that lost its executor is placed on another one, and on none in doubt, as long as there is a choice.
 
     Args:
-        planner: That it might run on.
-        group: Waits.
+        planner: The planner in question.
+        group: The waiting group.
         takers: The planners that groups may be dispatched to.
     """
     if not group.lost_on or not (planner.is_probing or planner.name == group.lost_on):

@@ -1,6 +1,6 @@
-"""How many sequences of one tenant run at a time, over all planners, and how many may.
+"""How many sequences of each tenant run, over all planners, and how many may.
 
-Pure. Used by `dispatcher.py`, for one go through the line.
+Pure. Used by `dispatcher.py`, for one pass through the line.
 """
 
 from collections import Counter
@@ -16,9 +16,8 @@ class TenantCap:
     """Counts the sequences that run, are to come back to their planner, or were dispatched to one. O(their groups).
 
     Args:
-        shares: They have the caps. A group of more sequences, accepted under a larger cap, may run where its tenant has
-            nothing else.
-        inboxes: Of all planners.
+        shares: The caps. A group of more sequences, accepted under a larger cap, may run if its tenant has no other.
+        inboxes: The inboxes of all planners.
     """
 
     def __init__(self, shares: TenantShares, inboxes: Iterable[Inbox]) -> None:
@@ -31,13 +30,13 @@ class TenantCap:
                 self.count(assignment.group)
 
     def count(self, group: SequenceGroup, sign: int = 1) -> None:
-        """A group was dispatched, or with `sign` -1 taken back."""
+        """Count a group that was dispatched, or with `sign` -1 taken back."""
         self._num_seqs_of[group.tenant] += sign * group.num_slots
 
     def obstacle(self, group: SequenceGroup) -> Obstacle | None:
-        """Return why no more of a tenant's groups are dispatched; None: this one may be."""
+        """Return why a group is not dispatched because of its tenant's cap; None: it may be."""
         num_seqs, most = self._num_seqs_of[group.tenant], self._shares.of(group.tenant).max_num_seqs
-        if most is None or not num_seqs or num_seqs + group.num_slots <= most:
+        if most is None or not (num_seqs and group.num_slots) or num_seqs + group.num_slots <= most:
             return None
         return Obstacle(
             Wait.SKIPPED,

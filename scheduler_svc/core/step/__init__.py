@@ -1,1 +1,1 @@
-"""A step: who enters, who decodes, who is prefilled, who makes room, and what came back."""
+"""A step: admissions, decodes, prefills, preemptions, and results."""

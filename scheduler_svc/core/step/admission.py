@@ -1,15 +1,15 @@
-"""Who enters the batch: groups that come back from the host pool, and groups of the waiting queue.
+"""Admissions: groups that come back from the host pool, and groups of the waiting queue, enter the batch.
 
-What ran before comes first within a tenant: while a group is swapped out, or waits for tokens in flight, only
-groups of a more urgent level are admitted, and those of tenants that got less than its own did. Else one tenant
-that fills the pool would stop all others. The head of the queue waits for slots and blocks, and everybody behind
-it waits too, or a large request would starve. Three kinds of groups are passed over instead, because
-what they wait for is sure to end: those whose prefix a step in flight computes, long prefills while
-`max_long_prefills` of them run, and those whose grammar is being loaded, or finds no slot while running groups use all.
-The rule is in `demand.py`.
+Groups that ran before come first within a tenant: while one is swapped out, or waits for tokens in flight, only
+groups of a more urgent level are admitted, and groups of tenants that got less than its own. Else one tenant that
+fills the pool would stop all others. While the head of the queue waits for slots and blocks, every group behind it
+waits too, or a large request would starve. Three kinds of groups are passed over instead, because their wait is sure
+to end: groups with a prefix that a step in flight computes, long prefills while `max_long_prefills` of them run, and
+groups with a grammar that is being loaded, or finds no slot while running groups use all. `demand.py` has the rule.
+
 Texts to be pooled need neither slots nor blocks, and so pass groups that wait for these. A step computes a text whole.
-While one is longer than what those that run leave of the budget, one step goes to texts alone; the next one has
-everybody else again, so that no stream waits for more than one such step.
+While a text is longer than the budget that running groups leave, one step goes to texts alone; the next step has all
+other groups again, so that no stream waits for more than one such step.
 """
 
 from collections.abc import Iterable
@@ -30,25 +30,17 @@ from scheduler_svc.core.step.swapping import SwappedGroups
 from scheduler_svc.request.life import EventKind
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 
-# Groups that a step passes over. A look costs the time of a prefix lookup, and the next step looks again.
+# Most groups that a step passes over: each costs a prefix lookup, in every step.
 MAX_PASSED_GROUPS = 64
 
 _ANSWERS = {PoolingTask.EMBED: "vectors", PoolingTask.SCORE: "scores"}
 
 
 class Admissions:
-    """Admits groups to one batch.
-
-    Args:
-        limits: Slots, budget, watermark.
-        queue: Where new groups come from.
-        running: Where they are admitted to.
-        swapped: The host pool.
-        groups: Those that come back first, or are computed again.
-        numerics: Of the executor.
+    """Admits groups to the batch of one executor.
 
     Attributes:
-        text_needs_step: Whether a text waits that is longer than what those that run leave of a step.
+        text_needs_step: Whether a text waits that is longer than the budget that running groups leave.
     """
 
     def __init__(
@@ -86,7 +78,7 @@ class Admissions:
             if not self._batch.num_rows and demand.obstacle_of_blocks is not None:
                 self._groups.recompute_swapped(plan, group)
                 return
-            if not self._can_ever_be_sent(group):  # it has grown out of a message; the queue ends it
+            if not self._can_ever_be_sent(group):  # it has outgrown a message; admission ends it
                 self._groups.recompute_swapped(plan, group)
                 continue
             if self.obstacle_to_swap_in(demand) is not None or not self._fits_step(plan, group):
@@ -94,7 +86,7 @@ class Admissions:
             self._swap_in_group(plan, group)
 
     def demand_to_swap_in(self, group: SequenceGroup) -> Demand:
-        """Return what the way back of a swapped group takes. While anything runs, the watermark is not free for it."""
+        """Return what the swap-in of a group takes. While any group runs, the watermark is not free for it."""
         num_free_blocks = [
             max(0, of.allocator.num_free_blocks - (of.num_watermark_blocks if self._batch.num_rows else 0))
             for of in self._blocks.groups
@@ -104,7 +96,7 @@ class Admissions:
         )
 
     def obstacle_to_swap_in(self, demand: Demand) -> Obstacle | None:
-        """Return what is in the way of a swapped group; None: nothing but budget and message."""
+        """Return why a swapped group cannot come back; None: only budget and message may keep it out."""
         requires = demand.requires
         obstacle = demand.obstacle_of_blocks or obstacle_of_batch(requires, self._batch.num_free_slots)
         obstacle = obstacle or self._things.obstacle_of_slots(requires)
@@ -133,12 +125,12 @@ class Admissions:
             self._admit_all(plan, groups)
 
     def admit_solo(self, plan: StepPlan) -> None:
-        """Admit the group that waits for a step of its own, which this one is then."""
+        """Admit the group that waits for a step of its own to this step."""
         with closing(self._queue.solo()) as groups:
             self._admit_all(plan, groups)
 
     def admit_texts(self, plan: StepPlan) -> None:
-        """Give the step to the texts that stand before everybody else, since one needs it; the next one is for all."""
+        """Give the step to the texts at the head of the queue, since one needs it; the next step is for all groups."""
         self.text_needs_step = False
         if not plan.is_closed:
             with closing(self._queue.in_order()) as groups:
@@ -169,7 +161,7 @@ class Admissions:
                 plan.fail(group, verdict.reason, flag)
 
     def _fits_step(self, plan: StepPlan, group: SequenceGroup) -> bool:
-        """Return whether the message of the step can carry the group as well, and the budget all of a text."""
+        """Return whether the step's message has room for the group, and its budget for the whole of a text."""
         if group.pooling is not None and group.num_prompt_tokens > plan.token_budget:
             self.text_needs_step = not plan.pooling_groups
             return False
@@ -180,7 +172,7 @@ class Admissions:
         return group.is_lone or self._message_bytes(group) <= self._limits.max_admitted_bytes
 
     def _message_bytes(self, group: SequenceGroup) -> int:
-        """Return a bound of what the group takes of the message of a step; of a text, with its answer."""
+        """Return an upper bound of the bytes of the group in a step's message; of a text, with its answer."""
         if group.pooling is not None:
             limits = self._limits
             num_values = limits.embedding_size if group.pooling is PoolingTask.EMBED else limits.num_scores
@@ -189,28 +181,28 @@ class Admissions:
         return num_bytes + self._things.load_bytes(group)
 
     def can_ever_admit(self, group: SequenceGroup) -> bool:
-        """Return whether the group may run here, and fits into an empty batch with one token more for each sequence."""
+        """Return whether the group may run here, and fits an empty batch with one token more for each sequence."""
         return not self.why_never(group)
 
     def lacks_blocks_only(self, group: SequenceGroup) -> bool:
-        """Return whether the sequences of a group need more than the whole cache, and nothing else keeps it out."""
+        """Return whether a group never fits only because its sequences need more than the whole cache."""
         if group.is_lone:
             return False
         return not self._why_never_but_for_blocks(group) and not self._blocks.can_ever_allocate(group)
 
     def must_not_go_on(self, group: SequenceGroup) -> bool:
-        """Return whether a group that waits needs another kind of executor.
+        """Return whether a waiting group needs an executor with another grammar matcher or other numerics.
 
-        One that follows its grammar as the one did that it began at; or the kind that made what there is of it, if it
-        requires that.
+        A group with a grammar needs the matcher that it began with. A group that requires the same numerics needs
+        those that made its tokens.
         """
         if not (group.requires_same_numerics or self._things.used_by(group)):
-            return False  # as most
+            return False  # as for most groups
         requires = group.requires
         return bool(self._things.why_never(requires)) or requires.numerics not in (None, self._numerics)
 
     def judge(self, group: SequenceGroup) -> Demand | Obstacle:
-        """Return what the group takes that could be admitted now, or why it cannot be."""
+        """Return what the group takes if it can be admitted now, or why it cannot."""
         if why := self.why_never(group):
             return Obstacle(Wait.NEVER, why)
         requires, uses_things = group.requires, bool(self._things.used_by(group))
@@ -224,7 +216,7 @@ class Admissions:
         )
 
     def demand_of(self, group: SequenceGroup, requires: Requirements) -> Demand:
-        """Return what a group that waits takes here, whether it has to wait or not."""
+        """Return what a waiting group takes here, whether it can be admitted or not."""
         plan, prefills = self._blocks.plan_admission(group), self._prefills
         lead = plan.sequences[0]
         is_long = prefills.is_long(len(lead.sequence.token_ids) - lead.num_cached * self._blocks.block_size)
@@ -245,7 +237,7 @@ class Admissions:
         if why := self._why_never_but_for_blocks(group):
             return why
         if group.is_lone or self._blocks.can_ever_allocate(group):
-            return ""  # `CoreLimits`: whoever has the pool for itself can grow to its end
+            return ""  # `CoreLimits`: a sequence that has the pool for itself can grow to its end
         num_needed, num_blocks, cache_group = self._blocks.scarcest_ever(group)
         return (
             f"the request needs {num_needed} blocks{cache_group}, but the whole KV cache has only "
@@ -310,7 +302,7 @@ class Admissions:
         return " and ".join([*offered, "generates"] if self._limits.is_generative else offered)
 
     def _admit_text(self, plan: StepPlan, group: SequenceGroup) -> None:
-        """Compute a text in this step: its only chunk is all of it."""
+        """Compute a whole text in this step."""
         num_tokens = group.num_prompt_tokens
         self._note_admission(plan, group, 0)
         self._batch.add(group)
@@ -344,7 +336,7 @@ class Admissions:
             lead = lead or prefill
 
     def _note_admission(self, plan: StepPlan, group: SequenceGroup, num_cached_tokens: int) -> None:
-        """A group is admitted, with so many tokens in the cache."""
+        """Note that a group is admitted with `num_cached_tokens` in the prefix cache."""
         if not group.has_run:
             group.has_run = True
             group.first_scheduled_at_s = plan.now_s

@@ -1,7 +1,7 @@
-"""The groups that a planner has admitted, and how they end, are given up, or move to another executor.
+"""The groups that a planner has admitted, and how they end or go back to the queue.
 
-An admitted group is in exactly one place, each of which has its own things to give back: it runs, it is swapped
-out, or it was preempted and waits for its last tokens in flight. From there it ends, or goes back to the queue.
+An admitted group runs, is swapped out, or was preempted and waits for its last tokens in flight. Each of these states
+has its own resources to give back. From there the group ends, or goes back to the queue.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -17,7 +17,7 @@ from scheduler_svc.request.life import EventKind
 
 
 class AdmissionQueue(Protocol):
-    """What a planner asks of the queue that it takes groups from, and gives them back to; `WaitingQueue` is one."""
+    """The queue that a planner takes groups from, and gives them back to; `WaitingQueue` is one."""
 
     @property
     def has_solo(self) -> bool:
@@ -27,16 +27,16 @@ class AdmissionQueue(Protocol):
         """Yield the group that waits for a step of its own; it may be removed. Closed at the end."""
 
     def in_order(self) -> Generator[SequenceGroup]:
-        """Yield the waiting groups in the order of admission; the yielded one may be removed. Closed at the end."""
+        """Yield the waiting groups in order of admission; the yielded group may be removed. Closed at the end."""
 
     def wanted_elsewhere(self, groups: Iterable[SequenceGroup], now_s: float) -> Iterator[SequenceGroup]:
-        """Yield, in order, those of a planner's groups for which other planners have room now."""
+        """Yield, in order, the groups of a planner for which other planners have room now."""
 
     def add(self, group: SequenceGroup) -> None:
         """Queue a group that has to be computed again."""
 
     def remove(self, group: SequenceGroup) -> None:
-        """Take out a group that is admitted."""
+        """Remove a group that is admitted."""
 
     def counter_of(self, group: SequenceGroup) -> float:
         """Return the virtual token counter of the tenant of a group on its level: the smaller one goes first."""
@@ -46,14 +46,7 @@ class AdmissionQueue(Protocol):
 
 
 class AdmittedGroups:
-    """Knows where each admitted group is; takes out those that end or are computed again.
-
-    Args:
-        running: Those that run.
-        swapped: Those that are swapped out.
-        preempted: Those that wait for tokens in flight.
-        queue: Where groups go that are to be computed again.
-    """
+    """Knows the state of each admitted group; removes groups that end or are to be computed again."""
 
     def __init__(
         self,
@@ -77,18 +70,18 @@ class AdmittedGroups:
 
     @property
     def returning(self) -> list[SequenceGroup]:
-        """Those that were preempted and are to come back here."""
+        """Preempted groups that are to come back here."""
         return [*self._swapped.groups, *self._preempted.groups]
 
     def turn_of(self, group: SequenceGroup) -> tuple[int, float]:
-        """Return the level and the counter of a group: where it stands among those of other tenants."""
+        """Return the level and the counter of a group: its order among the groups of other tenants."""
         return group.order[0], self._queue.counter_of(group)
 
     @property
     def first_return(self) -> tuple[int, float] | None:
-        """The first turn of those that are to come back: who has no earlier one waits for them. None: nobody is.
+        """The first turn of the groups that are to come back: groups with later turns wait. None: there is none.
 
-        For those that wait for the end of a load nobody does.
+        Groups that wait for a load do not count.
         """
         if not (returning := self.returning):
             return None
@@ -100,8 +93,8 @@ class AdmittedGroups:
     def finish_sequence(self, sequence: Sequence) -> None:
         """End one sequence of a group, and the group with its last one.
 
-        If it is still being computed again, its siblings may wait for blocks that it was to compute: so they are
-        computed again without it.
+        If it is still being computed again, its siblings may wait for blocks that it was to compute: then they
+        are preempted, and computed again without it.
         """
         group = sequence.group
         if group.is_last(sequence):
@@ -137,12 +130,12 @@ class AdmittedGroups:
     # To be computed again ------------------------------------------------------------------------
 
     def requeue(self) -> None:
-        """Give preempted groups back to the queue that have all their tokens."""
+        """Give preempted groups that have all their tokens back to the queue."""
         for group in self._preempted.take_complete():
             self._queue.add(group)
 
     def recompute_swapped(self, plan: StepPlan, group: SequenceGroup, cause: str = "") -> None:
-        """Give up the blocks of a swapped group, on both sides; it is computed again. `cause`: why, if not for room."""
+        """Free the blocks of a swapped group, on both sides; it is computed again. `cause`: why, if not for room."""
         plan.note(group, EventKind.DROPPED, cause=cause)
         self._swapped.drop(group)
         for sequence in group.live_sequences:
@@ -150,16 +143,16 @@ class AdmittedGroups:
         self._queue.add(group)
 
     def recompute_last_swapped(self, plan: StepPlan) -> bool:
-        """Give up the blocks of the last swapped group; return False if there is none."""
+        """Free the blocks of the last swapped group; return False if there is none."""
         if self._swapped.groups:
             self.recompute_swapped(plan, self._swapped.groups[-1])
             return True
         return False
 
     def evacuate(self) -> list[SequenceGroup]:
-        """Take out all groups, in order, with all tokens that are known.
+        """Remove and return all groups, in order, with their known tokens.
 
-        Their blocks are not given back: the executor is lost, and the planner goes with it.
+        Their blocks are not freed: the executor is lost, and the planner ends.
         """
         groups = sorted([*self._batch.running, *self.returning], key=BY_ORDER)
         for group in list(self._batch.running):

@@ -1,25 +1,24 @@
 """The batch: which groups run, and which slot of the batch table each of their sequences has.
 
-The batch table holds what the executor must know as well; the columns beside it here are the
-planner's own.
+The executor has a copy of the batch table; the other columns here are the planner's own.
 
 Words, here and in the modules around:
     vacated       a slot whose sequence ended, was preempted or was a beam that died; the next step releases it
-    in flight     a step that was sent and has no result yet, and a token that it will deliver
+    in flight     a step that was sent and has no result yet; a token that it will deliver
     pending fork  a sequence that has no slot yet: it forks off the lead of its group at the end of the prompt
     skipped       a block that fell out of the sliding window: freed, its entry in the block table is garbage
-    held back     a running sequence that gets no token in a step, since it lacks a block that is sure to come
+    held back     a running sequence that gets no token in a step, because it lacks a block that is sure to come
 
 Counters of the tokens of a slot:
     table.num_tokens            all, with those that sent steps may sample
-    table.num_known_tokens      those of them whose values have arrived; the others are still to come
-    table.num_scheduled_tokens  those whose keys and values the cache holds once the sent steps have run
-    table.num_open_tokens       of all and of scheduled ones those that may not come: the two are upper lengths, and
-                                lower ones without them; 0 while every allowance is 1
-    num_computed_tokens         those of them that a result acknowledged, or that the prefix cache had
+    table.num_known_tokens      tokens with known values; the others are still to come
+    table.num_scheduled_tokens  tokens whose keys and values the cache holds once the sent steps have run
+    table.num_open_tokens       tokens in num_tokens and num_scheduled_tokens that may not come: these two are upper
+                                lengths, and without open tokens lower lengths; 0 while every allowance is 1
+    num_computed_tokens         scheduled tokens that a result acknowledged, or that the prefix cache had
 
-Blocks, limits and the budget go by upper lengths: every token may come. Windows, names, swaps and ends go by lower
-ones: those came.
+Blocks, limits and the budget go by upper lengths, because every token may come. Windows, names, swaps and ends go by
+lower lengths.
 
 `sequence.token_ids` has one owner at a time: the waiting or swapped sequence itself, or, while it runs,
 its slot of the table; `Prefills.start` hands the tokens to the slot, `RunningGroups.remove` takes them back.
@@ -54,16 +53,16 @@ class Batch:
     Attributes:
         running: The groups, in order. Texts to be pooled are among them, without slots and blocks.
         num_computed_tokens: Tokens whose keys and values are computed, as acknowledged.
-        num_registered_blocks: Blocks that the prefix cache was told of.
+        num_registered_blocks: Blocks that are in the prefix cache.
         is_decoding: Slots that want a token in every step, until they reach their length limit.
         sequence_in_slot: The sequence that has the slot, or had it last.
         vacated_slots, is_vacated: Slots without a sequence that the next step releases, as a list and as a column.
         shares_last_block: Slots whose last, partial block may be shared, since they were forked.
         wants_logprobs: Slots whose tokens must come with their log-probability.
-        things: What is in the slots of the executor that sequences share.
+        things: The slotted things of the executor.
         in_flight: The steps that were sent and have no result yet.
-        num_claimed_slots: Free slots that running groups have a claim to: their sequences will fork into them.
-        solo: The running group that joined last of those that run alone; None: none does.
+        num_claimed_slots: Free slots that running groups claim: their sequences will fork into them.
+        solo: The running group that joined last among groups that run alone; None: none does.
     """
 
     def __init__(self, limits: CoreLimits, blocks: BlockManager, policy: Policy) -> None:
@@ -92,7 +91,7 @@ class Batch:
         self._windows = [group for group in blocks.groups if group.window]
         self.num_claimed_slots = 0
         self.solo: SequenceGroup | None = None
-        self._num_claimed_by: dict[SequenceGroup, int] = {}  # of the groups of several sequences
+        self._num_claimed_by: dict[SequenceGroup, int] = {}  # groups of several sequences only
         self._num_groups_of_tenant: Counter[str] = Counter()
         self._tenant_numbers: dict[str, int] = {}
         self._free_tenant_numbers: list[int] = []
@@ -101,11 +100,11 @@ class Batch:
     # Groups --------------------------------------------------------------------------------------
 
     def order_of(self, group: SequenceGroup) -> tuple[int, int]:
-        """Return `SequenceGroup.order` of a group, which may not have joined yet; the smaller one goes first."""
+        """Return the `SequenceGroup.order` of a group, even if it has not joined yet; the smaller one goes first."""
         return self._policy.level(group), group.arrival
 
     def add(self, group: SequenceGroup) -> None:
-        """Let a group run; its sequences enter slots of their own."""
+        """Let a group run; its sequences enter slots later."""
         group.order = self.order_of(group)
         bisect.insort(self.running, group, key=BY_ORDER)
         if group.runs_alone:
@@ -119,7 +118,7 @@ class Batch:
             self._tenant_numbers[group.tenant] = free.pop() if free else len(self._tenant_numbers)
 
     def remove(self, group: SequenceGroup) -> None:
-        """A group does not run any more; its sequences have vacated their slots."""
+        """Remove a group whose sequences have vacated their slots."""
         del self.running[self._position(group)]
         if group is self.solo:
             self.solo = None
@@ -141,25 +140,25 @@ class Batch:
 
     @property
     def with_slots(self) -> list[SequenceGroup]:
-        """The running groups that have slots: all but texts."""
+        """The running groups with slots: all but texts."""
         return [group for group in self.running if group.pooling is None]
 
     @property
     def num_rows(self) -> int:
-        """Sequences that run here, and those that will fork off them: each decodes, or will."""
+        """Running sequences and pending forks: each decodes, or will."""
         return len(self.sequence_in_slot) - self.num_free_slots
 
     @property
     def num_free_slots(self) -> int:
-        """Slots that nobody has and no running group still has a claim to."""
+        """Free slots that no running group claims."""
         return len(self.free_slots) - self.num_claimed_slots
 
     def give_up_claim(self, group: SequenceGroup) -> None:
-        """A sequence of a group has ended, and the group goes on: it needs one slot less."""
+        """Lower the claim of a group by one slot: one of its sequences has ended, and the group goes on."""
         self._claim(group, -1)
 
     def _claim(self, group: SequenceGroup, num_slots: int) -> None:
-        """Change the claim of a running group, if it can have one, by so many slots."""
+        """Change the claim of a running group of several sequences by `num_slots`."""
         if group in self._num_claimed_by:
             self._num_claimed_by[group] += num_slots
             self.num_claimed_slots += num_slots
@@ -180,9 +179,9 @@ class Batch:
     # Sequences -----------------------------------------------------------------------------------
 
     def enter(self, sequence: Sequence, num_computed_tokens: int, num_skipped_blocks: Seq[int]) -> int:
-        """Give a sequence a slot; return it.
+        """Give a sequence a slot; return the slot.
 
-        Of each cache group the first `num_skipped_blocks` are out of the window already.
+        The first `num_skipped_blocks` of each cache group are out of the window already.
         """
         slot = self.free_slots.pop()
         sequence.slot, sequence.generation = slot, next_generation(int(self.table.generation[slot]))
@@ -203,7 +202,7 @@ class Batch:
         return slot
 
     def vacate(self, sequence: Sequence) -> None:
-        """Take a sequence out of its slot; its blocks are the caller's business. The next step releases the slot."""
+        """Take a sequence out of its slot; the caller sees to its blocks. The next step releases the slot."""
         slot, cache = sequence.slot, self.blocks.prefix_cache
         self._claim(sequence.group, 1)
         if cache is not None:
@@ -227,7 +226,7 @@ class Batch:
         return np.array([slot for slot in slots if self.table.live[slot]], np.int32)
 
     def groups_with_prompt_logprobs(self, layout: StepLayout) -> tuple[tuple[int, SequenceGroup], ...]:
-        """Return the rows of the newest step that bring log-probabilities of prompts, and their groups."""
+        """Return the rows of the newest step that return log-probabilities of prompts, and their groups."""
         if layout.num_prompt_logprobs is None:
             return ()
         rows = layout.num_prompt_logprobs.nonzero()[0].tolist()
@@ -248,7 +247,7 @@ class Batch:
     # What a slot holds ---------------------------------------------------------------------------
 
     def known_tokens(self, slot: int) -> Int32Array:
-        """Return a copy of the tokens of a slot that are known."""
+        """Return a copy of the known tokens of a slot."""
         return self.table.token_ids[slot, : self.table.num_known_tokens[slot]].copy()
 
     def num_inflight_rows(self, sequence: Sequence) -> int:
@@ -261,29 +260,29 @@ class Batch:
         )
 
     def num_surely_scheduled(self) -> Int32Array:
-        """Return of how many tokens the cache is sure to hold keys and values once the sent steps have run."""
+        """Return the tokens whose keys and values the cache is sure to hold once the sent steps have run, by slot."""
         table = self.table
         scheduled = table.num_scheduled_tokens
         return scheduled - table.num_open_tokens if table.has_allowances else scheduled
 
     def first_blocks_of(self, slot: int) -> list[int]:
-        """Return how many blocks of a slot fell out of the window, of each cache group."""
+        """Return how many blocks of a slot fell out of the window, for each cache group."""
         return [int(group.first_blocks[slot]) for group in self.blocks.groups]
 
     def share_blocks(self, slot: int, num_references: int = 1) -> None:
-        """Count more block tables that have what a slot holds, of each cache group."""
+        """Add references to the blocks that a slot holds, in each cache group."""
         for group in self.blocks.groups:
             group.allocator.acquire(group.held(slot), num_references)
 
     def free_blocks(self, slot: int) -> None:
-        """Free what a slot holds, of each cache group."""
+        """Free the blocks that a slot holds, in each cache group."""
         for group in self.blocks.groups:
             group.allocator.free(group.held(slot))
 
     def slide_window(self, slot: int, position: int) -> None:
-        """Free the blocks of a slot that the token at `position`, its next one, does not see any more.
+        """Free the blocks of a slot that its next token, at `position`, does not see any more.
 
-        With a prefix cache only acknowledged ones: they are registered first, and stay until they are evicted.
+        With a prefix cache, only acknowledged blocks: they are registered first, and stay until they are evicted.
         """
         if self._windows and self.blocks.prefix_cache is not None:
             position = min(position, int(self.num_computed_tokens[slot]))
@@ -309,7 +308,7 @@ class Batch:
             group.free_below(slot, first, int(self.table.num_prompt_tokens[slot]) // group.block_size)
 
     def register_blocks(self, slot: int) -> None:
-        """Tell the prefix cache of the blocks of a slot that are full, computed and acknowledged."""
+        """Register the blocks of a slot that are full, computed and acknowledged in the prefix cache."""
         num_tokens = int(min(self.num_computed_tokens[slot], self.table.num_known_tokens[slot]))
         first = self.num_registered_blocks[slot]
         if num_tokens // self.blocks.block_size > first:
@@ -322,7 +321,7 @@ class Batch:
 
 
 def running_sequences(groups: list[SequenceGroup]) -> Iterator[Sequence]:
-    """Yield the sequences of groups that have a slot."""
+    """Yield the sequences of some groups that have a slot."""
     for group in groups:
         for sequence in group.sequences:
             if sequence.has_slot:

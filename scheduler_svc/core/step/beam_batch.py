@@ -1,14 +1,13 @@
 """The beam searches of the running groups: candidates come in, the next tokens of the beams go out.
 
 `beam_search.py` decides which beams live on; this module turns that into slots, forks and references
-on blocks. Between two of its steps a search is in one of these states:
+to blocks. Between two of its steps a search is in one of these states:
 
     computing ── every live beam has its candidates ──> ready ── the next step ──> computing
                           └───────── the search is over ──> finished
 
-A ready search holds one `Continuation` for each new live beam. A beam that continues one of the former
-beams alone, or as the first of several, keeps its slot; the others get theirs when the step is made.
-Every continuation has its references on blocks already.
+A ready search holds one `Continuation` for each new live beam. The first continuation of a former beam keeps
+its slot; further ones get theirs when the step is made. Every continuation has its references to blocks already.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from scheduler_svc.core.step.step_plan import StepPlan
 class Continuation:
     """One live beam of a ready search: the former beam in `parent_slot`, then `token_id`.
 
-    `sequence` has that slot itself, or none yet (-1).
+    `sequence` has this slot itself, or none yet (-1).
     """
 
     sequence: Sequence
@@ -33,14 +32,7 @@ class Continuation:
 
 
 class BeamBatch:
-    """Owns the candidates that came in and the continuations that are to go out.
-
-    Args:
-        batch: Slots and blocks.
-        max_model_len: Longest sequence, in tokens.
-        vocab_size: Number of different tokens.
-        eos_token_ids: The model's end-of-sequence tokens.
-    """
+    """Owns the received candidates and the continuations that the next step sends."""
 
     def __init__(self, batch: Batch, max_model_len: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._batch = batch
@@ -52,7 +44,7 @@ class BeamBatch:
         self.ready: dict[SequenceGroup, list[Continuation]] = {}
 
     def start(self, group: SequenceGroup) -> None:
-        """Begin the search of a group that is admitted, or go on with it under the length limit of this executor."""
+        """Begin the search of an admitted group, or go on with it under the length limit of this executor."""
         assert group.beam_search is not None
         conditions = group.stop_conditions
         max_num_tokens = conditions.length_limit(group.num_prompt_tokens, self._max_model_len)
@@ -76,20 +68,20 @@ class BeamBatch:
         return replace(group.sampling, num_candidates=group.beams.num_candidates)
 
     def is_in_flight(self, group: SequenceGroup) -> bool:
-        """Return whether a sent step is still to deliver candidates: the group cannot be preempted now."""
+        """Return whether a sent step is still to deliver candidates: then the group cannot be preempted."""
         return group in self._num_rows_in_flight
 
     def source_slots(self, group: SequenceGroup) -> list[tuple[Sequence, int]]:
-        """Return each running sequence of a group with the slot whose block table is its own.
+        """Return each running sequence of a group with the slot that has its block table.
 
-        That is its own slot, but for the forks of a ready search: they still have only their parent's.
+        That is its own slot; for forks of a ready search, it is their parent's.
         """
         if group in self.ready:
             return [(continuation.sequence, continuation.parent_slot) for continuation in self.ready[group]]
         return [(sequence, sequence.slot) for sequence in group.sequences if sequence.has_slot]
 
     def forget(self, group: SequenceGroup) -> None:
-        """A group is removed from the batch: drop what is known of its present step."""
+        """Drop the candidates and continuations of a group that leaves the batch."""
         self.ready.pop(group, None)
         self._num_rows_in_flight.pop(group, None)
         self._candidates.pop(group, None)
@@ -97,13 +89,13 @@ class BeamBatch:
     # A step goes out -----------------------------------------------------------------------------
 
     def expect_row(self, sequence: Sequence) -> None:
-        """A step with a row of this beam is sent."""
+        """Note that a step with a row of this beam is sent."""
         self._num_rows_in_flight[sequence.group] = self._num_rows_in_flight.get(sequence.group, 0) + 1
 
     def continue_beams(self, plan: StepPlan, group: SequenceGroup) -> list[tuple[int, int]]:
         """Put the continuations of a ready search into the step.
 
-        Returns (slot, slot whose block table it has until the step is applied) of each beam.
+        Returns for each beam its slot, and the slot that has its block table until the step is applied.
         """
         batch, writers = self._batch, []
         for continuation in self.ready.pop(group):
@@ -137,9 +129,9 @@ class BeamBatch:
         return not chosen
 
     def _branch(self, group: SequenceGroup, chosen: list[tuple[int, int]]) -> None:
-        """Make the chosen continuations the sequences of the group: forks first, then releases."""
+        """Make the chosen continuations the sequences of the group: forks first, then frees."""
         former, batch = group.sequences, self._batch
-        for beam in former:  # before forks share what is left
+        for beam in former:  # before forks share the blocks
             batch.slide_window(beam.slot, int(batch.table.num_scheduled_tokens[beam.slot]))
         continuations: list[Continuation] = []
         kept: set[int] = set()

@@ -1,11 +1,12 @@
-"""Blocks for the next tokens of everybody who decodes.
+"""Blocks for the next tokens of decoding sequences.
 
 A writer needs a block when its next token opens one, and a copy when the block that it writes into has
 other references: of several forks that share their last block, all but the last writer get a copy.
-With an allowance it writes into further blocks, which it has alone: only a slot without open tokens is forked. Those
-that it did not need stay with it.
-What a step needs is known before anything is taken, so that nobody is preempted half-way, and no copy
-reads a block that the same step gives to somebody else.
+With an allowance it writes into further blocks, which it does not share: only a slot without open tokens is forked.
+It keeps the blocks that it did not need.
+
+The needs of a step are known before any block is taken, so that no group is preempted half-way, and no copy
+reads a block that the same step gives to another sequence.
 """
 
 from collections import Counter
@@ -23,7 +24,7 @@ from scheduler_svc.core.step.step_plan import StepPlan
 
 @dataclass(slots=True)
 class Decodes:
-    """What is to decode in a step: slots, [max_num_seqs] bool, and groups whose beams are ready.
+    """The decodes of a step: slots, [max_num_seqs] bool, and groups whose beams are ready.
 
     `allowances`: how many tokens each slot may get, [max_num_seqs]; None: one.
     """
@@ -35,9 +36,9 @@ class Decodes:
 
 @dataclass(slots=True)
 class BlockNeeds:
-    """What the next tokens of decodes take of each cache group: `num_blocks` in all, copies and beams included.
+    """The blocks that the next tokens of decodes take of each cache group: `num_blocks`, copies and beams included.
 
-    `short_slots`, ascending, need one at their end.
+    `short_slots`, ascending, have each slot as often as it needs a block at its end.
     """
 
     num_blocks: int
@@ -45,12 +46,7 @@ class BlockNeeds:
 
 
 class BlockAppender:
-    """Says how many blocks decodes need, and gives them out.
-
-    Args:
-        limits: Block size.
-        running: Who may decode: slots, and the beams that are ready.
-    """
+    """Says how many blocks decodes need, and gives them out."""
 
     def __init__(self, limits: CoreLimits, running: RunningGroups) -> None:
         self._limits = limits
@@ -92,7 +88,7 @@ class BlockAppender:
             plan.appended_blocks = np.concatenate((plan.appended_blocks, np.array(appended, np.int32)))
 
     def hold_back(self, decodes: Decodes) -> None:
-        """Take out of `decodes`, last groups first, what the free blocks do not suffice for."""
+        """Remove decodes from `decodes`, last groups first, until the free blocks suffice."""
         num_free = min(of.allocator.num_free_blocks for of in self._batch.blocks.groups)
         needs = Counter(self._short_slots(decodes).tolist())
         needs.update(self._sharing_slots(decodes.slots))
@@ -112,7 +108,7 @@ class BlockAppender:
                         num_free -= needs[sequence.slot]
 
     def _short_slots(self, decodes: Decodes) -> IndexArray:
-        """Return the slots whose next tokens have no block: each as often as it needs one."""
+        """Return `BlockNeeds.short_slots`."""
         table, size, slots = self._batch.table, self._limits.block_size, decodes.slots
         if decodes.allowances is not None:
             num_blocks = -(-(table.num_scheduled_tokens + decodes.allowances) // size)
@@ -120,7 +116,7 @@ class BlockAppender:
         return (slots & (table.num_blocks * size <= table.num_scheduled_tokens)).nonzero()[0]
 
     def _sharing_slots(self, slots: BoolArray) -> list[int]:
-        """Return those of `slots` that write into a block that was shared when they were forked."""
+        """Return which of `slots` write into a block that was shared when they were forked."""
         return [slot for slot in sorted(self._batch.shares_last_block) if slots[slot]]
 
     def _num_copies(self, source_slots: list[int]) -> int:

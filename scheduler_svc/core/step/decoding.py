@@ -1,7 +1,7 @@
-"""Who decodes in a step. When there are too few blocks for all of them, the last groups make room.
+"""The decodes of a step. When there are too few blocks for all of them, the last groups make room.
 
 In this order: preempt the last running group, unless it is the only one; wait for the steps in flight, which may
-end a sequence; give up a swapped group, which may hold shared blocks; end the group that has the pool for itself.
+end a sequence; drop a swapped group, which may hold shared blocks; end the group that has the pool for itself.
 """
 
 import numpy as np
@@ -18,14 +18,7 @@ from scheduler_svc.core.step.step_plan import StepPlan
 
 
 class Decoding:
-    """Decides the decodes of a step, and gives them blocks.
-
-    Args:
-        limits: Size of pool and blocks.
-        running: Who may decode.
-        preemption: Takes groups out of the batch.
-        groups: Gives up swapped groups, and ends what can never go on.
-    """
+    """Decides the decodes of a step, and gives them blocks."""
 
     def __init__(
         self, limits: CoreLimits, running: RunningGroups, preemption: Preemption, groups: AdmittedGroups
@@ -39,7 +32,7 @@ class Decoding:
         self._block_appender = BlockAppender(limits, running)
 
     def decide(self, plan: StepPlan) -> Decodes:
-        """Decide who decodes, and give them blocks; preempt the last groups if there are too few."""
+        """Decide which sequences decode, and give them blocks; preempt the last groups if there are too few."""
         batch, slots = self._batch, self._wanted_slots(plan)
         decodes = Decodes(slots, sorted(filter(plan.computes, self._beam_batch.ready), key=BY_ORDER))
         batch.slide_windows(slots)
@@ -47,7 +40,7 @@ class Decoding:
             decodes.allowances = self._allowances(plan, slots)
         needs = self._block_appender.blocks_needed(decodes)
         if decodes.allowances is not None and not self._has_blocks_for(needs):
-            decodes.allowances = np.ones_like(decodes.allowances)  # nobody makes room for drafts
+            decodes.allowances = np.ones_like(decodes.allowances)  # no group is preempted for drafts
             needs = self._block_appender.blocks_needed(decodes)
         while not (plan.has_held_back or self._has_blocks_for(needs)):
             if self._make_room(plan):
@@ -69,11 +62,11 @@ class Decoding:
         return decodes
 
     def is_wanted(self, plan: StepPlan) -> bool:
-        """Return whether somebody wants a token whom the step may compute."""
+        """Return whether the step may compute a sequence that wants a token."""
         return any(map(plan.computes, self._beam_batch.ready)) or bool(np.count_nonzero(self._wanted_slots(plan)))
 
     def _wanted_slots(self, plan: StepPlan) -> BoolArray:
-        """Return the slots that want a token and may get one, [max_num_seqs]; not those of beams."""
+        """Return the slots that want a token and may get one, [max_num_seqs] bool; without slots of beams."""
         batch = self._batch
         slots = batch.is_decoding & ~batch.stop_checker.at_length_limit(batch.table.num_tokens)
         return slots if plan.solo is None else slots & batch.slots_of(plan.solo)
@@ -81,7 +74,7 @@ class Decoding:
     def _allowances(self, plan: StepPlan, slots: BoolArray) -> Int32Array:
         """Return how many tokens each of `slots` may get, [max_num_seqs].
 
-        No sequence passes its limit by them. They leave a token of the budget to every slot, so that prompts go on.
+        No sequence passes its limit by them. They leave each slot a token of the budget, so that prompts go on.
         """
         limits, batch = self._limits, self._batch
         most = np.clip(batch.stop_checker.num_left(batch.table.num_tokens), 1, limits.max_allowance)
@@ -92,7 +85,7 @@ class Decoding:
         return allowances
 
     def _has_blocks_for(self, needs: BlockNeeds) -> bool:
-        """Return whether the blocks suffice for decodes, and for one more of each prefill that is stuck."""
+        """Return whether the blocks suffice for the decodes, and for one more for each prefill that is stuck."""
         for group, num_stuck in zip(self._batch.blocks.groups, self._prefills.num_without_room(), strict=True):
             if needs.num_blocks + num_stuck > group.allocator.num_free_blocks:
                 return False
@@ -106,8 +99,8 @@ class Decoding:
         if others:
             self._preemption.preempt(plan, victim)
         elif plan.has_steps_in_flight:
-            return False  # what comes in may end a sequence
-        elif not self._groups.recompute_last_swapped(plan):  # it may hold shared blocks
+            return False  # a result may end a sequence
+        elif not self._groups.recompute_last_swapped(plan):  # a swapped group may hold shared blocks
             self._fail(plan, victim)
         return True
 

@@ -1,7 +1,7 @@
-"""What a group takes of a planner, and the one rule of what keeps it out.
+"""What a group takes of a planner, and the one rule that keeps groups out.
 
-Admissions know exactly what is cached (`Admissions.judge`). The dispatcher knows it in numbers, and counts what it
-dispatched before (`Capacity.obstacle`). Both ask `fit`, and explanations tell what it says.
+Admissions know exactly which blocks are cached (`Admissions.judge`). The dispatcher knows numbers only, and counts the
+groups that it dispatched before (`Capacity.obstacle`). Both call `fit`, and explanations to people come from it.
 
 Pure. Read next: `admission.py`, `core/fleet/capacity.py`.
 """
@@ -17,12 +17,12 @@ from scheduler_svc.core.sequence import Requirements
 
 
 class Wait(enum.Enum):
-    """How a group waits that is not admitted."""
+    """How a group that is not admitted waits."""
 
     IN_LINE = "in_line"
-    """With everybody behind it."""
+    """Groups behind it wait, too."""
     SKIPPED = "skipped"
-    """Others may pass it."""
+    """Other groups may pass it."""
     NEVER = "never"
     """For ever: it does not fit here."""
 
@@ -46,11 +46,11 @@ class Demand(NamedTuple):
     """What a group takes of a planner now.
 
     Attributes:
-        requires: What it takes of any executor.
-        blocks: That it takes, and those that are there for it.
-        has_too_many_long: Whether it is a long prefill, and so many run already.
+        requires: What it requires of any executor.
+        blocks: Blocks that it takes, and free blocks.
+        has_too_many_long: Whether it is a long prefill, and too many of these run already.
         is_prefix_coming: Whether a step in flight computes the next block of its prefix.
-        plan: How it would get its blocks; None: these are numbers only, or it is a text to be pooled, which takes none.
+        plan: How it would get its blocks; None: only numbers are known, or it is a text to be pooled.
     """
 
     requires: Requirements
@@ -85,15 +85,15 @@ def fit(
     things: Obstacle | None,
     has_budget: bool = True,
 ) -> Demand | Obstacle:
-    """Return what a group takes that fits, or why it does not fit now.
+    """Return what a group takes if it fits now, or why it does not fit.
 
     Args:
-        requires: What the group takes of any executor.
-        look: Looks for its blocks, which costs more than all else.
-        num_free_slots: Of the batch.
-        loads: Why its slotted things are not READY, as far as it waits for that.
-        returning: That others were preempted, and come back before it.
-        things: Why its slotted things find no slot.
+        requires: What the group requires of any executor.
+        look: Looks for its blocks, which costs more than everything else.
+        num_free_slots: Free slots of the batch.
+        loads: Why it waits for slotted things that are not READY; None: it does not.
+        returning: That preempted groups come back before it; None: none do.
+        things: Why its slotted things find no slot; None: they do.
         has_budget: Whether there are tokens left in the step.
     """
     if requires.pooling is not None:

@@ -1,8 +1,8 @@
-"""The step: who computes what, with which blocks, and what came out of it.
+"""The step: which sequences are computed, with which blocks, and what the results were.
 
 A caller drives the planner in a loop, with up to a few steps in flight:
 
-    decision = planner.schedule(now_s)     decide: a step, or none; which groups failed, what became of others
+    decision = planner.schedule(now_s)     decide: a step, or none; which groups failed; events of groups
     ... send the step, run it, receive its result ...
     updates = planner.process(result)      results come back in step order
 
@@ -14,18 +14,18 @@ sequence with some tokens computed and the rest not.
 
 The order of a decision:
 
-    0. a planner that is emptied gives away the groups that others have room for
-    1. decodes, and beams whose candidates are in; if blocks lack, the last groups are preempted
+    0. a draining planner gives away the groups that other planners have room for
+    1. decodes, and beams with all their candidates; if blocks lack, the last groups are preempted
     2. running prefills, chunk by chunk
-    3. swapped groups come back, unless somebody was preempted in this step
-    4. groups of the queue are admitted, unless somebody was preempted or is still swapped out; a text to be pooled
-       is computed whole at once, in what is left of the budget
+    3. swapped groups come back, unless a group was preempted in this step
+    4. groups of the queue are admitted, unless a group was preempted or is still swapped out; a text to be pooled
+       is computed whole at once, in the rest of the budget
 
-With `PrefillMode.FIRST`, 2 and 4 go first, and decodes run only in steps without prefill chunks; after
-`MAX_PREFILL_STEPS` in a row that kept somebody from decoding comes one without.
+With `PrefillMode.FIRST`, 2 and 4 go first, and decodes run only in steps without prefill chunks; a step of decodes
+follows after `MAX_PREFILL_STEPS` in a row that kept sequences from decoding.
 
-A group that runs alone (`SequenceGroup.runs_alone`) is admitted when no step is in flight, and until its token is there
-steps compute it and nobody else; those that run beside it keep their blocks and wait.
+A group that runs alone (`SequenceGroup.runs_alone`) is admitted when no step is in flight. Until it gets its token,
+steps compute only this group; other running groups keep their blocks and wait.
 
 Because the executor runs steps strictly in order, blocks freed while one result is processed may be
 given out in the next step that is sent, whatever is still in flight. A step's copies read their
@@ -33,15 +33,15 @@ sources before anything is written.
 
 Invariants, asserted by `integrity.py` and tested after every step:
  1. Every block is free, cached, or named by exactly the block tables that its reference count says.
- 2. A running sequence has a live slot; no two have the same one; every other slot is free.
+ 2. A running sequence has a live slot of its own; every other slot is free.
  3. Blocks cover the computed tokens: num_scheduled_tokens <= num_blocks * block_size.
  4. A step computes at most max_num_batched_tokens.
  5. No sequence is longer than max_model_len or its max_tokens.
  6. Every group that was admitted ends exactly once: by the updates, a failure, `finish` or `abort`.
- 7. A block that somebody writes into has one reference; those that a lead computes for its siblings are
+ 7. A block that is written into has one reference; blocks that a lead computes for its siblings are
     not read before they are full.
  8. A registered block holds what its hash says, in all tokens; only full blocks are registered.
- 9. A live slot names READY things only, each in the slot that its admission named; a thing that somebody uses, or
+ 9. A live slot names READY things only, each in the slot that its admission named; a thing that is in use, or
     whose load has not ended, is not dropped.
 
 Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `block_appender.py`, `prefills.py`,
@@ -77,7 +77,7 @@ from scheduler_svc.core.step.swapping import SwappedGroups
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 
-# How often an executor that computes nothing is asked for the loads that it is at.
+# How often an executor that computes nothing is asked about the loads that it does.
 POLL_INTERVAL_S = 0.02
 # Why a group leaves a planner, for people.
 DRAINING = "its executor is draining"
@@ -88,22 +88,22 @@ class ExecutorPlanner:
 
     Args:
         limits: The numbers and choices.
-        queue: Where groups come from, and go back to when they are to be computed again.
-            `takes_groups` False: none comes any more.
+        queue: Groups come from it, and go back to it when they are to be computed again.
         policy: Puts groups on levels; the same as the queue's.
         epoch: Goes into every step.
         prefix_key: Secret of the prefix cache.
         holders: The fleet's index of registered blocks; None: there is no fleet.
-        name: Of the executor, its address.
-        numerics: Its kind.
-        info: What the executor said of itself, for people; None: nobody asked.
+        name: The address of the executor.
+        numerics: The numerics of the executor.
+        info: What the executor said of itself, for people; None: it was not asked.
 
     Attributes:
-        is_probing: Whether it is in doubt that the executor works: it has one group at most, until somebody who
-            saw a step finish says otherwise.
-        is_draining: Whether it gives its groups to others, as far as they have room, so that its executor can be ended.
-        step_cost: What its steps take at most; may be replaced by what was learned in an earlier attachment.
+        is_probing: Whether it is in doubt that the executor works: it has at most one group, until the caller has
+            seen a step finish and clears this.
+        is_draining: Whether it gives its groups to other planners with room, so that its executor can be ended.
+        step_cost: What its steps take at most; may be replaced by the step cost of an earlier attachment.
         pace: What its steps take at least.
+        takes_groups: Whether new groups may be dispatched to it.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ExecutorPlanner:
         self.limits = limits
         self.epoch = epoch
         self.queue = queue
-        # Nothing below refers to the planner: one that is lost is free at once, and its tables with it.
+        # No part below refers to the planner, so a lost planner is freed at once, with its tables.
         self.blocks = BlockManager(limits, prefix_key, holders)
         self.batch = Batch(limits, self.blocks, policy or FcfsPolicy())
         self.table = self.batch.table
@@ -144,7 +144,7 @@ class ExecutorPlanner:
         self.now_s = 0.0
         self._progress_at_s = 0.0  # the first decision after the last result
         self._was_processed = False
-        self._num_prefill_steps = 0  # in a row that kept somebody from decoding
+        self._num_prefill_steps = 0  # in a row that kept sequences from decoding
         self.takes_groups = True
         self.last_scheduled_step_id = 0
         self.last_processed_step_id = 0
@@ -165,7 +165,7 @@ class ExecutorPlanner:
         plan.is_closed = plan.solo is not None
         if self.queue.has_solo and not plan.is_closed:
             if self.in_flight:
-                return Decision(None, [], plan.events)  # it is admitted when their results are in
+                return Decision(None, [], plan.events)  # the group is admitted when their results are in
             plan.is_closed = True
             self.admissions.admit_solo(plan)
         elif not is_mixed:
@@ -186,7 +186,7 @@ class ExecutorPlanner:
         return Decision(self._send(plan, decodes), plan.failures, plan.events)
 
     def _give_away(self, plan: StepPlan) -> None:
-        """Give groups to other executors, in order, as far as these have room: they compute them again."""
+        """Give groups, in order, to other executors with room, which compute them again."""
         for group in self.queue.wanted_elsewhere(self.movable, plan.now_s):
             if group in self.batch:
                 self.preemption.preempt(plan, group, DRAINING)
@@ -245,7 +245,7 @@ class ExecutorPlanner:
         return in_flight
 
     def _name_blocks(self, step: Step, plan: StepPlan) -> None:
-        """Tell the executor names of blocks that were registered since the last step, as many as its message holds."""
+        """Tell the executor the names of newly registered blocks, as many as the step's message holds."""
         if self.blocks.prefix_cache is not None:
             written = {block_id for _, block_id in plan.blocks_to_swap_in}
             max_names = plan.num_admissible_bytes // BYTES_OF_A_NAME
@@ -288,13 +288,13 @@ class ExecutorPlanner:
             self.groups.finish_sequence(sequence)
 
     def abort(self, group: SequenceGroup) -> None:
-        """End a group that this planner has or that waits in its queue: its client left."""
+        """End a group that this planner has or that waits in its queue."""
         self.groups.finish_group(group)
 
     def evacuate(self) -> list[SequenceGroup]:
-        """Return the groups that were admitted, in order, to be computed again; the executor is lost.
+        """Return the admitted groups, in order, to be computed again; the executor is lost.
 
-        Their sequences carry all tokens that are known. Nothing may be asked of this planner afterwards.
+        Their sequences carry all known tokens. This planner must not be used afterwards.
         """
         self.in_flight.clear()
         return self.groups.evacuate()
@@ -309,10 +309,7 @@ class ExecutorPlanner:
 
     @property
     def poll_due_s(self) -> float | None:
-        """When a step is sent though there is nothing to compute, for the executor to tell of its loads; None: never.
-
-        An idle executor answers nothing.
-        """
+        """When an empty step is sent, so that an idle executor can tell of its loads; None: never."""
         is_idle = not (self.in_flight or self._was_processed) and self.batch.things.num_loading
         return self._progress_at_s + POLL_INTERVAL_S if is_idle else None
 
@@ -324,14 +321,14 @@ class ExecutorPlanner:
 
     @property
     def movable(self) -> list[SequenceGroup]:
-        """The groups that can be given away now, in order: nobody waits for candidates or late tokens of theirs."""
+        """The groups that can be given away now, in order: no candidates or late tokens of them are in flight."""
         running = (group for group in self.batch.with_slots if not self.beam_batch.is_in_flight(group))
         swapped = (group for group in self.swapped if not group.has_inflight_rows)
         return sorted([*running, *swapped], key=BY_ORDER)
 
     @property
     def groups_in_flight(self) -> set[SequenceGroup | None]:
-        """Those that the steps in flight compute; None among them: one that has left."""
+        """The groups that the steps in flight compute; None stands for groups that have left."""
         groups: set[SequenceGroup | None] = set()
         for sent in self.in_flight:
             is_current = self.table.is_current(sent.layout.slots, sent.layout.generations)
@@ -343,7 +340,7 @@ class ExecutorPlanner:
         return groups
 
     def offers(self, group: SequenceGroup) -> bool:
-        """Return whether the executor does what a group is for: it generates, or pools texts for that task."""
+        """Return whether the executor does the group's task: it generates, or pools texts for this task."""
         return self.limits.is_generative if group.pooling is None else group.pooling in self.limits.pooling_tasks
 
     def obstacle(self, group: SequenceGroup, now_s: float) -> Obstacle | None:
@@ -370,18 +367,18 @@ class ExecutorPlanner:
     def running_s(self, now_s: float) -> float | None:
         """Return how long the oldest step in flight has been running; None: none is.
 
-        Time in which it waited for those before it does not count.
+        Time in which it waited for earlier steps does not count.
         """
         if not self.in_flight or self._was_processed:
             return None
         return now_s - max(self.in_flight[0].scheduled_at_s, self._progress_at_s)
 
     def longest_s(self) -> float | None:
-        """Return what the oldest step in flight should take at most; None: nothing is known of this executor."""
+        """Return what the oldest step in flight should take at most; None: no step has finished yet."""
         return self.step_cost.longest_s(self.in_flight[0].workload)
 
     def hangs(self, now_s: float, after_s: float) -> bool:
-        """Return whether the oldest step in flight takes more than `after_s` longer than it should, and may."""
+        """Return whether the oldest step in flight takes more than `after_s` longer than it may."""
         running_s = self.running_s(now_s)
         if running_s is None or running_s <= after_s:
             return False
@@ -391,13 +388,13 @@ class ExecutorPlanner:
 
     @property
     def num_claimed_tokens(self) -> int:
-        """What those that run still want of the budget: the rest of prefills, and a token for each slot."""
+        """Tokens that running sequences still want of the budget: the rest of prefills, and one for each slot."""
         return self.prefills.num_remaining_tokens + self.limits.max_num_seqs - len(self.batch.free_slots)
 
     @property
     def load(self) -> int:
-        """Tokens computed here before a newcomer's: what those that run want, and the chunks in flight.
+        """Tokens computed here before a newcomer's: those that running sequences want, and the chunks in flight.
 
-        A chunk counts until its result is in, whoever wanted it: the executor computes it even if its client has left.
+        A chunk counts until its result is in, even if its client has left: the executor computes it.
         """
         return self.num_claimed_tokens + sum(in_flight.num_chunk_tokens for in_flight in self.in_flight)

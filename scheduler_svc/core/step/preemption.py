@@ -1,9 +1,9 @@
 """How a running group makes room: its blocks are freed, or moved to the host pool.
 
-RECOMPUTE keeps the tokens and frees the blocks; full ones stay in the prefix cache until their place
-is needed. SWAP moves the blocks and keeps what is computed. A group goes as a whole. Either way it
-carries its known tokens, those that sent steps are still to deliver are appended when they arrive,
-and it comes back before newcomers do.
+RECOMPUTE keeps the tokens and frees the blocks; full blocks stay in the prefix cache until they are
+evicted. SWAP moves the blocks and keeps what is computed. A group is preempted as a whole. Either way it
+carries its known tokens, and comes back before newcomers. Tokens that sent steps are still to deliver are
+appended when they arrive.
 """
 
 import bisect
@@ -18,10 +18,10 @@ from scheduler_svc.request.life import EventKind
 
 
 class PreemptedGroups:
-    """Preempted sequences that wait for tokens in flight, and the groups that are queued again after the last one.
+    """Preempted sequences that wait for tokens in flight, and the groups that are queued again after the last token.
 
     Attributes:
-        groups: Those that are to be computed again, in order; swapped ones are in `SwappedGroups`.
+        groups: Groups that are to be computed again, in order; swapped groups are in `SwappedGroups`.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class PreemptedGroups:
         self._waiting_sequences: dict[tuple[int, int], Sequence] = {}
 
     def expect_tokens(self, group: SequenceGroup, batch: Batch) -> None:
-        """Let the sequences of a group, which still runs, wait for the tokens that sent steps deliver to them."""
+        """Let the sequences of a group that still runs wait for the tokens that sent steps deliver to them."""
         if group.beams is not None:
             return
         for sequence in group.live_sequences:
@@ -38,7 +38,7 @@ class PreemptedGroups:
                 self._waiting_sequences[sequence.slot, sequence.generation] = sequence
 
     def take(self, group: SequenceGroup, running: RunningGroups) -> None:
-        """Take a running group out of the batch; it is computed again once its tokens in flight are there."""
+        """Take a running group out of the batch; it is computed again once its tokens in flight have arrived."""
         self.expect_tokens(group, running.batch)
         running.free_blocks(group)
         running.remove(group, SequenceStatus.WAITING)
@@ -49,17 +49,14 @@ class PreemptedGroups:
         return self._waiting_sequences.get((slot, generation))
 
     def forget(self, sequence: Sequence) -> None:
-        """The last token in flight is there, or nobody waits for it any more."""
-        place = (
-            sequence.slot,
-            sequence.generation,
-        )  # of a sequence that ran on another planner: maybe somebody else's here
+        """Let a sequence wait for tokens no more: the last one has arrived, or the sequence has ended."""
+        place = sequence.slot, sequence.generation  # on another planner, if it ran there: here it may be another's
         if self._waiting_sequences.get(place) is sequence:
             del self._waiting_sequences[place]
         sequence.num_inflight_rows = 0
 
     def take_complete(self) -> list[SequenceGroup]:
-        """Return the groups that may be queued again: none of their tokens is in flight any more."""
+        """Remove and return the groups that may be queued again: none of their tokens is in flight any more."""
         if not self.groups:
             return []
         complete = [group for group in self.groups if not group.has_inflight_rows]
@@ -68,14 +65,7 @@ class PreemptedGroups:
 
 
 class Preemption:
-    """Preempts groups, and counts it.
-
-    Args:
-        limits: The preemption mode.
-        running: The groups that run.
-        swapped: Takes groups whose blocks move to the host pool.
-        preempted: Takes the others, and the sequences that wait for tokens in flight.
-    """
+    """Preempts groups, and counts preemptions."""
 
     def __init__(
         self, limits: CoreLimits, running: RunningGroups, swapped: SwappedGroups, preempted: PreemptedGroups
@@ -87,9 +77,9 @@ class Preemption:
         self.num_preemptions = dict.fromkeys(PreemptionMode, 0)
 
     def preempt(self, plan: StepPlan, group: SequenceGroup, cause_to_move: str = "") -> None:
-        """Take a running group out of the batch; it comes back when its blocks, or its tokens, are there.
+        """Take a running group out of the batch.
 
-        `cause_to_move`: why it is computed again by another executor, in words; empty: it makes room.
+        `cause_to_move`: why another executor is to compute it again, in words; empty: it makes room.
         """
         assert not self._running.beam_batch.is_in_flight(group), "its candidates would be lost"
         group.num_preemptions += 1
@@ -108,7 +98,7 @@ class Preemption:
         self.num_preemptions[PreemptionMode.RECOMPUTE if moves is None else PreemptionMode.SWAP] += 1
 
     def _mode_for(self, group: SequenceGroup) -> PreemptionMode:
-        """Return what is tried first: a group that has not caught up has little to save."""
+        """Return the mode to try first: a group that has not caught up has little to save."""
         if not self._swapped.is_possible or self._running.prefills.is_running(group):
             return PreemptionMode.RECOMPUTE
         if self._mode is not None:

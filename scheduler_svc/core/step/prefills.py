@@ -1,12 +1,12 @@
 """Running sequences that have more than one token to catch up with: they are computed in chunks.
 
 New prompts, recomputing after a preemption or a lost executor, and the first token after a swap-in are
-all the same: a sequence of which some tokens computed, and the rest is not. When its last chunk
-is sent the sequence decodes from then on. If it is the lead of a group that is not forked yet, the
-others fork off it in that step and sample their first token from the same logits.
+all the same: a sequence with some tokens computed and the rest not. Once its last chunk is sent, the
+sequence decodes. If it is the lead of a group that is not forked yet, the others fork off it in that step
+and sample their first token from the same logits.
 
 A sequence may share its first blocks with the lead of its group, which computes them in the same
-admission; it gets its first chunk once those are sent.
+admission; it gets its first chunk once these blocks are sent.
 """
 
 import bisect
@@ -48,7 +48,7 @@ class Prefill:
 
     @property
     def waits_for_lead(self) -> bool:
-        """Whether the blocks that it shares are not sent yet."""
+        """Whether the shared blocks are not sent yet."""
         return self.lead is not None and self.lead.num_scheduled_tokens < self.num_shared_tokens
 
 
@@ -60,14 +60,7 @@ class Shares(Protocol):
 
 
 class Prefills:
-    """Owns the prefills of a batch that have tokens left to send, in the order of their groups.
-
-    Args:
-        limits: Budget, long prefills, window.
-        batch: Slots and blocks.
-        beam_batch: Told of the rows of beams.
-        shares: Told of the tokens that a step computes for a tenant.
-    """
+    """Owns the prefills of a batch that have tokens left to send, in the order of their groups."""
 
     def __init__(
         self,
@@ -89,7 +82,7 @@ class Prefills:
         return sum(prefill.num_remaining_tokens for prefill in self.running)
 
     def is_long(self, num_tokens: int) -> bool:
-        """Return whether so many tokens to compute make a long prefill."""
+        """Return whether `num_tokens` to compute make a long prefill."""
         return 0 < self._limits.long_prefill_threshold < num_tokens
 
     @property
@@ -127,9 +120,9 @@ class Prefills:
             plan: The step.
             sequence: Has no slot yet, and the hashes of its full blocks if there is a prefix cache.
             tables: Its block tables, one a cache group.
-            num_computed_tokens: Tokens whose keys and values are in the blocks, or will be by `lead`.
+            num_computed_tokens: Tokens whose keys and values are in the blocks, or are computed by `lead`.
             num_skipped_blocks: Leading blocks that are out of the window already, of each cache group.
-            lead: Who computes the shared ones, if somebody still does.
+            lead: The prefill that computes its shared blocks; None: it has none.
             pending_forks: The sequences that fork off it.
         """
         group, token_ids = sequence.group, sequence.token_ids
@@ -169,10 +162,10 @@ class Prefills:
         return prefill
 
     def continue_all(self, plan: StepPlan) -> None:
-        """Send the next chunk of each, as far as the budget goes.
+        """Send the next chunk of each prefill, as far as the budget goes.
 
-        Those that end in this step go first, so that they decode in the next one. No prompt starves by
-        that: whoever passes it ends, and nobody is admitted while it takes all that is left.
+        Prefills that end in this step go first, so that they decode in the next one. No prompt starves by
+        that: each prefill that passes it ends, and no group is admitted while it takes the rest of the budget.
         """
         if not self.running:
             return
@@ -186,13 +179,13 @@ class Prefills:
         self.running = [prefill for prefill in self.running if prefill.num_remaining_tokens]
 
     def drop(self, group: SequenceGroup) -> None:
-        """A group leaves the batch."""
+        """Drop the prefills of a group that leaves the batch."""
         self.running = [prefill for prefill in self.running if prefill.sequence.group is not group]
 
     def num_without_room(self) -> list[int]:
-        """Return of each cache group how many prefills cannot go on because the next token has no block there.
+        """Return for each cache group how many prefills cannot go on because the next token has no block there.
 
-        That is under a window only. One that waits for a step in flight, which may free some, is not among them.
+        This happens with a window only. A prefill that waits for a step in flight is not counted: it may free blocks.
         """
         if not self._has_window:
             return self._none
@@ -207,7 +200,7 @@ class Prefills:
         return stuck
 
     def _send_chunk(self, plan: StepPlan, prefill: Prefill) -> None:
-        """Give a prefill its next chunk, maybe none."""
+        """Give a prefill its next chunk, if it can have one."""
         if prefill.waits_for_lead:
             return
         num_tokens = min(prefill.num_remaining_tokens, plan.token_budget)
@@ -230,7 +223,7 @@ class Prefills:
             self._catch_up(plan, prefill)
 
     def _take_room(self, plan: StepPlan, prefill: Prefill, num_tokens: int) -> int:
-        """Take blocks for the next tokens, as far as there are some; return for how many tokens there are."""
+        """Take blocks for the next tokens, as far as any are free; return how many tokens they have room for."""
         blocks, slot = self._batch.blocks, prefill.sequence.slot
         for index, group in enumerate(blocks.groups):
             num_missing = blocks.num_blocks_for(prefill.num_scheduled_tokens + num_tokens) - len(prefill.tables[index])
@@ -240,7 +233,7 @@ class Prefills:
         return min(map(len, prefill.tables)) * blocks.block_size - prefill.num_scheduled_tokens
 
     def _catch_up(self, plan: StepPlan, prefill: Prefill) -> None:
-        """The last chunk is sent: the sequence gets its token, and its siblings fork off."""
+        """Let a sequence whose last chunk is sent decode, and its siblings fork off."""
         sequence, group = prefill.sequence, prefill.sequence.group
         if group.beams is not None:
             self._beam_batch.expect_row(sequence)
@@ -251,7 +244,7 @@ class Prefills:
     def _fork(self, plan: StepPlan, prefill: Prefill) -> None:
         """Let the pending forks share all blocks of the lead, which is at the end of the prompt.
 
-        None of the lead's tokens is on its way then: a fork would copy a token that is not known.
+        No token of the lead is in flight then: a fork would copy an unknown token.
         """
         if not prefill.pending_forks:
             return

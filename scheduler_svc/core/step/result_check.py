@@ -1,8 +1,8 @@
-"""Whether what came back is the result of the step that was sent.
+"""Checks that a result fits the step that was sent.
 
 The twin of `octavo_shared/step_wire/delta_check.py`: there an executor refuses a step that does not fit its table, here
-the scheduler refuses a result that does not fit the step. Nothing of a refused result is used; the
-executor is given up, and its sequences are computed again elsewhere.
+the scheduler refuses a result that does not fit the step. No part of a refused result is used; the
+executor is given up, and its sequences are computed again on another one.
 """
 
 import numpy as np
@@ -33,9 +33,9 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, limits: C
     """Accept a result of the oldest step in flight.
 
     Args:
-        result: What came.
+        result: The result.
         sent: The step.
-        batch: Knows who asked for log-probabilities.
+        batch: Knows which slots asked for log-probabilities.
         limits: Token ids are 0 to `vocab_size` - 1. Without `flags_rows` all rows have numbers.
 
     Raises: ExecutorFaultError: it is not a result of that step.
@@ -73,11 +73,11 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, limits: C
         _check_pooled(result, sent, limits)
     if result.grammars_loaded and limits.tells_loads:  # else the wire lets none through
         _check_loads(result, batch)
-    _refuse_what_nobody_asked_for(result, layout)
+    _refuse_unrequested(result, layout)
 
 
-def _refuse_what_nobody_asked_for(result: StepResult, layout: StepLayout) -> None:
-    """Results are kept for a while: what is not looked at must not be there."""
+def _refuse_unrequested(result: StepResult, layout: StepLayout) -> None:
+    """Refuse values that were not requested: results are kept for a while, and these would be kept unchecked."""
     unasked = (
         ("beam candidates", layout.num_candidates, result.candidate_token_ids),
         ("alternatives", layout.num_alternatives, result.alternative_token_ids),
@@ -101,7 +101,7 @@ def _check_loads(result: StepResult, batch: Batch) -> None:
 
 
 def _check_counts(result: StepResult, counts: TokenCounts, layout: StepLayout) -> None:
-    """Accept counts within the allowances; 0 is for beams, and for rows whose flag says why. All else is as many."""
+    """Accept counts within the allowances, 0 only for beams and flagged rows, that add up to the tokens."""
     step_id, num_rows, num_tokens = result.step_id, len(layout.sample_slots), int(counts.sum())
     if len(counts) != num_rows:
         raise ExecutorFaultError(f"step {step_id} has {len(counts)} token counts for {num_rows} rows")
@@ -182,7 +182,7 @@ def _check_prompt_logprobs(result: StepResult, layout: StepLayout, limits: CoreL
 
 
 def _repeated(flags: RowFlags | None, counts: Int32Array) -> BoolArray:
-    """Return which tokens mean something, [sum of counts]; those of a row with a flag do not."""
+    """Return which tokens have a meaning, [sum of counts]; tokens of a flagged row have none."""
     return np.ones(int(counts.sum()), np.bool_) if flags is None else (flags == 0).repeat(counts)
 
 
@@ -194,7 +194,7 @@ def _check_tokens(
     step_id: int,
     vocab_size: int,
 ) -> None:
-    """Accept tokens with log-probabilities, as many as `means` says which mean something; None stands for none."""
+    """Accept tokens with log-probabilities, [len(means)], that are numbers where `means`; None stands for no token."""
     expected = len(means)
     if token_ids is None and logprobs is None and not expected:
         return
@@ -208,5 +208,5 @@ def _check_tokens(
 
 
 def _are_token_ids(numbers: Int32Array, vocab_size: int) -> bool:
-    """Return whether all are 0 to `vocab_size` - 1. As unsigned numbers, negative ones are too large as well."""
+    """Return whether all are 0 to `vocab_size` - 1. As unsigned numbers, negative ones are too large."""
     return not np.count_nonzero(numbers.view(np.uint32) >= vocab_size)

@@ -1,7 +1,7 @@
-"""What a step brought: tokens for sequences, candidates for beams, blocks for the prefix cache.
+"""Takes results of steps: tokens for sequences, candidates for beams, blocks for the prefix cache.
 
-A result may come after its sequence vacated the slot. Then the row is void, unless the sequence was
-preempted and still waits for the token, which was in flight. A row with a flag has no token, and its group ends.
+A result may come after a sequence vacated its slot. Then its row is void, unless the sequence was
+preempted and still waits for the token. A row with a flag has no token, and its group ends.
 """
 
 from collections.abc import Collection, Iterable
@@ -27,7 +27,7 @@ _ANSWERS = {PoolingTask.EMBED: "the vector of the text", PoolingTask.SCORE: "the
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """The log-probabilities of the next tokens of a group's prompt, and their alternatives, maybe none."""
+    """The log-probabilities of the next tokens of a group's prompt, and their alternatives, if any."""
 
     group: SequenceGroup
     logprobs: list[float]
@@ -36,17 +36,17 @@ class PromptLogprobs:
 
 @dataclass(slots=True)
 class StepUpdates:
-    """What one processed step brought, as parallel lists.
+    """The updates of one processed step, as parallel lists.
 
-    `counts`: how many tokens each of `sequences` got, one sequence after the other; None: one each. What lies behind
-    the end of a sequence is cut off.
+    `counts`: how many tokens each of `sequences` got, one sequence after the other; None: one each. Tokens behind
+    the end of a sequence are cut off.
     `finished` maps an index of `sequences` to the reason why that sequence ended with its last token.
-    `advanced_searches` are groups whose beams got their next tokens, `finished_searches` those whose
+    `advanced_searches` are groups whose beams got their next tokens, `finished_searches` groups whose
     search is over; `SequenceGroup.beams` has the hypotheses. `alternatives` maps an index of `token_ids` to
-    the likeliest tokens in that place, where they were asked for. `prompt_logprobs` come before all tokens.
-    `failures`: groups that have a row with a flag, and where. They have ended, or wait elsewhere and are to be ended.
+    the likeliest tokens in that place, where they were requested. `prompt_logprobs` come before all tokens.
+    `failures`: groups that have a row with a flag, and where. They have ended, or are in a queue for the caller to end.
     `pooled`: groups that have ended with an answer, and their vectors or scores.
-    `num_void_rows`: rows of sequences that had ended or lost their beam when the result came.
+    `num_void_rows`: rows of sequences or beams that had ended when the result came.
     """
 
     sequences: list[Sequence]
@@ -64,11 +64,11 @@ class StepUpdates:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that it brought; of a search that goes on, one for each beam."""
+        """Tokens of the step; for a search that goes on, one for each beam."""
         return len(self.token_ids) + sum(group.num_slots for group in self.advanced_searches)
 
     def row_of_each_token(self) -> Iterable[int]:
-        """Return for each of `token_ids` the index of its sequence."""
+        """Return the index of the sequence of each of `token_ids`."""
         return count() if self.counts is None else np.arange(len(self.counts)).repeat(self.counts).tolist()
 
     def last_places(self) -> Collection[int]:
@@ -80,13 +80,7 @@ class StepUpdates:
 
 
 class Results:
-    """Takes checked results into the batch.
-
-    Args:
-        running: Gets tokens and candidates.
-        preempted: Get the tokens that were in flight.
-        groups: Ends what is complete.
-    """
+    """Takes checked results into the batch."""
 
     def __init__(self, running: RunningGroups, preempted: PreemptedGroups, groups: AdmittedGroups) -> None:
         self._batch = running.batch
@@ -95,7 +89,7 @@ class Results:
         self._groups = groups
 
     def take(self, sent: StepInFlight, result: StepResult) -> StepUpdates:
-        """Take the result of a step that is not in flight any more; end what is complete."""
+        """Take the result of a step; end sequences and groups that are complete."""
         layout, batch = sent.layout, self._batch
         prompt_logprobs, failures = _take_prompt_logprobs(sent, result)
         for failure in failures:
@@ -132,7 +126,7 @@ class Results:
     def _failures(
         self, layout: StepLayout, current: BoolArray | None, flags: RowFlags, positions: Int32Array
     ) -> list[FlaggedGroup]:
-        """Return the groups that have rows with a flag, each once; the rows of others are void."""
+        """Return the groups that have rows with a flag, each once; flags of void rows do not count."""
         failed: dict[SequenceGroup, FlaggedGroup] = {}
         for row in flags.nonzero()[0].tolist():
             slot, generation = int(layout.sample_slots[row]), int(layout.sample_generations[row])
@@ -150,12 +144,12 @@ class Results:
         return list(failed.values())
 
     def _end(self, group: SequenceGroup) -> None:
-        """End a group, if it is here and has not ended."""
+        """End a group if it is here and has not ended."""
         if group in self._groups:
             self._groups.finish_group(group)
 
     def _current_rows(self, sent: StepInFlight) -> BoolArray | None:
-        """Return which rows of a step still belong to the sequence they were sent for; None: all of them."""
+        """Return which rows of a step still belong to the sequence that they were sent for; None: all of them."""
         batch, layout = self._batch, sent.layout
         if sent.num_vacated == batch.num_vacated:
             return None
@@ -163,10 +157,10 @@ class Results:
         return current & ~batch.is_vacated[layout.slots]
 
     def _acknowledge(self, layout: StepLayout, current: BoolArray | None) -> None:
-        """Count what was computed; register the blocks that prefill chunks filled."""
+        """Count computed tokens; register the blocks that prefill chunks filled."""
         batch, ends = self._batch, layout.starts + layout.lengths
         slots = layout.sample_index if layout.slots is layout.sample_slots else layout.slots.astype(np.intp)
-        if layout.allowances is not None:  # of a decode with drafts as much as it proved
+        if layout.allowances is not None:  # a decode with drafts counts the accepted ones
             spans = layout.allowances[: layout.num_decodes].nonzero()[0]
             ends[spans] = batch.table.num_known_tokens[slots[spans]] - 1
         if current is None:
@@ -186,7 +180,7 @@ class Results:
     def _collect_updates(
         self, layout: StepLayout, result: StepResult, current: BoolArray | None, is_flagged: BoolArray | None
     ) -> StepUpdates:
-        """Say who got which token; end the sequences that are complete."""
+        """Return which sequence got which token; end the sequences that are complete."""
         batch = self._batch
         slots = layout.sample_index
         positions, token_ids, logprobs = layout.sample_positions, result.sampled_token_ids, result.logprobs
@@ -218,12 +212,12 @@ class Results:
     def _collect_spans(
         self, layout: StepLayout, result: StepResult, current: BoolArray | None, begins: Int32Array
     ) -> StepUpdates:
-        """Say who got which tokens of a step whose rows may have several; end the sequences that are complete.
+        """Return which sequence got which tokens of a step with several tokens a row; end sequences that are complete.
 
         Args:
             layout: The step.
             result: Has counts.
-            current: Which rows belong to who they were sent for, [num_samples]; None: all.
+            current: Which rows still belong to the sequence that they were sent for, [num_samples]; None: all.
             begins: How many tokens each row's slot had, [num_samples].
         """
         counts, widths = result.token_counts, layout.num_alternatives
@@ -267,7 +261,7 @@ class Results:
         return updates
 
     def _append_inflight_tokens(self, sequence: Sequence, token_ids: Int32Array) -> tuple[int, FinishReason | None]:
-        """Append the tokens of a late row to a preempted sequence; return how many there are to its end, and why."""
+        """Append a late row's tokens, up to the end, to a preempted sequence; return how many, and why it ends."""
         group, before = sequence.group, sequence.token_ids
         for num_taken in range(1, len(token_ids) + 1):
             known = np.concatenate((before, token_ids[:num_taken]))
@@ -306,7 +300,7 @@ class Results:
     def _take_candidates(
         self, layout: StepLayout, result: StepResult, current: BoolArray | None, updates: StepUpdates
     ) -> None:
-        """Give the candidates of beam rows to their searches; end those that are over."""
+        """Give the candidates of beam rows to their searches; end searches that are over."""
         assert layout.num_candidates is not None
         assert result.candidate_token_ids is not None
         assert result.candidate_logprobs is not None
@@ -326,7 +320,7 @@ class Results:
                 updates.advanced_searches.append(sequence.group)
 
     def _take_answers(self, sent: StepInFlight, result: StepResult, updates: StepUpdates) -> None:
-        """End the texts of a step with their answers; those of texts that have ended meanwhile are dropped."""
+        """End the texts of a step with their answers; drop answers to texts that have ended meanwhile."""
         pooled: list[tuple[SequenceGroup, Float32Array]] = []
         for group, output in zip(sent.pooling_groups, result.pooling_outputs, strict=True):
             if group not in self._groups:
@@ -360,7 +354,7 @@ def _alternatives_of(
 def _alternatives_in(
     result: StepResult, span: slice, width: int, num_tokens: int, first_index: int
 ) -> dict[int, Alternatives]:
-    """Return the alternatives of the first tokens of a row, `width` each, which has those in `span`."""
+    """Return the alternatives of the first tokens of a row, `width` each; `span` has the row's alternatives."""
     token_ids, logprobs = result.alternative_token_ids, result.alternative_logprobs
     assert token_ids is not None
     assert logprobs is not None
@@ -372,7 +366,7 @@ def _alternatives_in(
 
 
 def _with_counts(layout: StepLayout, result: StepResult) -> StepResult:
-    """Return a result in the form with counts: without the entries of beam rows, and of rows with a flag."""
+    """Return a result with counts: without the entries of beam rows and of rows with a flag."""
     if result.token_counts is not None:
         return result
     has_token = layout.most_tokens > 0
@@ -390,10 +384,10 @@ def _with_counts(layout: StepLayout, result: StepResult) -> StepResult:
 
 
 def _take_prompt_logprobs(sent: StepInFlight, result: StepResult) -> tuple[list[PromptLogprobs], list[FlaggedGroup]]:
-    """Return what of the prompts' log-probabilities is new, and count it; and the groups that have one of NaN.
+    """Return the new log-probabilities of prompts, and count them; and the groups with one that is NaN.
 
-    They depend on the prompt alone, so that they are good whatever became of the slot since. What was
-    handed out before, when the prompt was computed for the first time, is dropped.
+    They depend on the prompt alone, so they are valid even if the slot was vacated since. Values that were
+    handed out before, when the prompt was computed for the first time, are dropped.
     """
     layout, found, failures = sent.layout, [], []
     counts, num_alternatives = layout.num_prompt_logprobs, layout.num_prompt_alternatives

@@ -1,6 +1,6 @@
-"""The running groups as wholes: slots and blocks, what is still to be prefilled, and beams.
+"""The running groups: their slots and blocks, their prefills, and their beams.
 
-A group joins the batch sequence by sequence, as admissions and forks go; it is taken out of it here, at once.
+A group joins the batch sequence by sequence, by admissions and forks. Here it is removed as a whole.
 """
 
 from scheduler_svc.core.limits import CoreLimits
@@ -11,13 +11,7 @@ from scheduler_svc.core.step.prefills import Prefills, Shares
 
 
 class RunningGroups:
-    """Owns what is known of running groups.
-
-    Args:
-        limits: The numbers and choices.
-        batch: Slots and blocks.
-        shares: Told of the tokens that a step computes for a tenant.
-    """
+    """Owns the prefills and beams of running groups."""
 
     def __init__(self, limits: CoreLimits, batch: Batch, shares: Shares) -> None:
         self.batch = batch
@@ -31,11 +25,11 @@ class RunningGroups:
             self.batch.free_blocks(slot)
 
     def remove(self, group: SequenceGroup, status: SequenceStatus) -> None:
-        """Take the sequences of a group out of their slots; their blocks are gone already.
+        """Take the sequences of a group out of their slots; their blocks must have been freed or moved.
 
         Args:
             group: The group. Unless it has finished, it carries its known tokens from now on.
-            status: What its live sequences are from now on.
+            status: The new status of its live sequences.
         """
         batch = self.batch
         for sequence in group.live_sequences:

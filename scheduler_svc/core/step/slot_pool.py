@@ -1,15 +1,15 @@
-"""Slots of an executor that hold one thing each, which many sequences use: which is where, and how many use it.
+"""Slots of an executor that hold one thing each, such as a grammar, and how many sequences use each.
 
-Equal things, those with equal digests, share a slot. One that nobody uses any more stays loaded, so that the next
-request with it finds it there. When no slot is empty, the thing that nobody has used for the longest time makes room:
-one step drops it and loads the other one. A thing that somebody uses is never dropped.
+Things with equal digests share a slot. An unused thing stays loaded, so that the next request with it finds it there.
+When no slot is empty, the thing that has been unused for longest makes room: one step drops it and loads the new one.
+A thing in use is never dropped.
 
-A slot is EMPTY, then LOADING, then READY. Where the executor tells the end of a load (`tells_loads`), a thing is loaded
-in a step before those that admit who uses it: only once it is told are they. Until then the slot is nobody else's,
-whoever has left meanwhile. Elsewhere the load ends in its step, and the slot is READY at once.
+A slot is EMPTY, then LOADING, then READY. Where the executor tells the end of a load (`tells_loads`), sequences that
+use a thing are admitted only once its load has ended. Until then the slot is not given to another thing, even if these
+sequences have ended meanwhile. Elsewhere the load ends in its step, and the slot is READY at once.
 
-A sequence counts from the moment it gets a slot of the batch until it vacates it, so what is counted is what is live
-once the next step has released its slots; executors drop and load right behind that.
+A sequence counts from the moment it gets a slot of the batch until it vacates it. So the counts are those after the
+next step has released its slots; executors drop and load right after that.
 
 Pure. Read next: `slotted_things.py`, what is special to each kind of thing.
 """
@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 
 class SlotState(enum.Enum):
-    """What may be done with what is in a slot: whoever uses a thing waits until it is READY."""
+    """The state of the thing in a slot: sequences that use it wait until it is READY."""
 
     EMPTY = "empty"
     LOADING = "loading"
@@ -29,7 +29,7 @@ class SlotState(enum.Enum):
 
 
 class HasDigest(Protocol):
-    """What a slot may hold."""
+    """A thing that a slot may hold."""
 
     @property
     def digest(self) -> bytes:
@@ -40,7 +40,7 @@ Key = TypeVar("Key", bound=HasDigest)
 
 
 class Taken(NamedTuple):
-    """The slot of a thing. `is_new`: a step has to load it, and to drop what was there before if `is_dropped`."""
+    """The slot of a thing. `is_new`: a step has to load it, and if `is_dropped` to drop the former thing."""
 
     slot: int
     is_new: bool = False
@@ -51,14 +51,14 @@ class SlotPool(Generic[Key]):
     """Owns the slots of one kind of thing of one executor.
 
     Args:
-        num_slots: How many there are; 0: the executor has none of that kind.
+        num_slots: How many there are; 0: the executor has none of this kind.
         tells_loads: Whether the executor tells the end of each load.
 
     Attributes:
-        keys: What each slot holds; None: it is empty.
-        states: How far its load is, for each slot.
-        num_followers: Sequences that run and use it, for each slot.
-        errors: Why nobody can use what was loaded, for each slot; empty: that is not known.
+        keys: The thing in each slot; None: it is empty.
+        states: The state of each slot.
+        num_followers: Running sequences that use the thing in each slot.
+        errors: Why the thing in each slot cannot be used; empty: no error is known.
         num_loads: Things that were loaded so far.
         num_loading: Slots whose load has not ended.
     """
@@ -71,22 +71,22 @@ class SlotPool(Generic[Key]):
         self.errors = [""] * num_slots
         self.num_loads = self.num_loading = 0
         self._slot_of: dict[bytes, int] = {}  # by digest
-        # What nobody uses, and what is empty; the next one to be taken comes first.
+        # Unused and empty slots; the next one to be taken comes first.
         self._unused: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_slots))
 
     @property
     def num_slots(self) -> int:
-        """How many there are."""
+        """How many slots there are."""
         return len(self.keys)
 
     @property
     def num_loaded(self) -> int:
-        """Slots that hold something."""
+        """Slots that hold a thing."""
         return len(self._slot_of)
 
     @property
     def num_in_use(self) -> int:
-        """Slots whose thing some running sequence uses, or that are being loaded."""
+        """Slots that running sequences use, or that are being loaded."""
         return len(self.keys) - len(self._unused)
 
     def slot_of(self, key: Key) -> int | None:
@@ -99,22 +99,22 @@ class SlotPool(Generic[Key]):
         return SlotState.EMPTY if slot is None else self.states[slot]
 
     def waits_for(self, key: Key) -> bool:
-        """Return whether who uses a thing has to wait for the end of its load, which may not have begun."""
+        """Return whether users of a thing have to wait for the end of its load, which may not have begun."""
         return self.tells_loads and self.state_of(key) is not SlotState.READY
 
     def error_of(self, key: Key) -> str:
-        """Return why a thing that was loaded cannot be used; empty: that is not known."""
+        """Return why a loaded thing cannot be used; empty: no error is known."""
         slot = self._slot_of.get(key.digest)
         return "" if slot is None else self.errors[slot]
 
     def have_room_for(self, keys: Iterable[Key]) -> bool:
-        """Return whether these can be used beside those that are in use."""
+        """Return whether these things can be used beside those in use."""
         slots = {key.digest: self._slot_of.get(key.digest) for key in keys}
         num_wanted = sum(slot is None or slot in self._unused for slot in slots.values())
         return num_wanted <= len(self._unused)
 
     def take(self, key: Key) -> Taken:
-        """Return the slot of a thing that a sequence is about to use; there must be room for it."""
+        """Return the slot for a thing that a sequence is about to use; there must be room for it."""
         slot = self._slot_of.get(key.digest)
         if slot is not None:
             return Taken(slot)
@@ -132,19 +132,19 @@ class SlotPool(Generic[Key]):
         return Taken(slot, is_new=True, is_dropped=former is not None)
 
     def end_load(self, slot: int, error: str = "") -> None:
-        """The executor tells the end of a load; `error`: why nobody can use it; empty: all can."""
+        """Note the end of a load; `error`: why the thing cannot be used; empty: it can."""
         self.states[slot], self.errors[slot] = SlotState.READY, error
         self.num_loading -= 1
         self._unused[slot] = None
 
     def follow(self, key: Key) -> None:
-        """A sequence that uses a loaded thing got a slot of the batch."""
+        """Count a sequence that uses a loaded thing and got a slot of the batch."""
         slot = self._slot_of[key.digest]
         self._unused.pop(slot, None)
         self.num_followers[slot] += 1
 
     def leave(self, key: Key) -> None:
-        """A sequence that used a thing vacated its slot of the batch."""
+        """Discount a sequence that used a thing and vacated its slot of the batch."""
         slot = self._slot_of[key.digest]
         self.num_followers[slot] -= 1
         if not self.num_followers[slot]:

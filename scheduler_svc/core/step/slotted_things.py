@@ -1,4 +1,4 @@
-"""The slotted things of one executor: a pool for each kind, and all that is special to a kind.
+"""The slotted things of one executor: a pool for each kind, and what is special to a kind.
 
 A kind is a class beside `GrammarSlots`, and an entry in `kinds_of`, `used_by`, `load` and `told`.
 
@@ -26,17 +26,17 @@ from scheduler_svc.core.step.slot_pool import SlotPool, SlotState
 from scheduler_svc.core.step.step_plan import StepPlan
 from scheduler_svc.core.step.step_size import grammar_bytes
 
-# Whoever may use things: what a group requires says the same as the group.
+# A user of things. The requirements of a group say the same as the group.
 User: TypeAlias = SequenceGroup | Requirements
 
 
 def kinds_of(user: User) -> tuple[str, ...]:
-    """Return the kinds of slots that somebody needs."""
+    """Return the kinds of slots that a group needs."""
     return () if user.grammar is None else (GrammarSlots.kind,)
 
 
 class GrammarSlots(SlotPool[Grammar]):
-    """The grammars that outputs follow; `limits` are those of the executor."""
+    """The grammars that outputs follow; `limits` are the executor's."""
 
     kind = "grammar slot"
     failed_flag = RowFlag.GRAMMAR_FAILED
@@ -50,7 +50,7 @@ class GrammarSlots(SlotPool[Grammar]):
         )
 
     def in_table(self, table: BatchTable) -> tuple[Int32Array, list[Grammar | None]]:
-        """Return the column that names the slot of each sequence, and what the slots hold."""
+        """Return the column with the grammar slot of each sequence, and the grammars in the slots."""
         return table.grammar_slot, table.grammars
 
     def why_never(self, requires: Requirements, grammar: Grammar) -> str:
@@ -68,11 +68,11 @@ class GrammarSlots(SlotPool[Grammar]):
         return ""
 
     def bind(self, group: SequenceGroup) -> None:
-        """A group is admitted: from now on only an equal matcher may go on with it."""
+        """Bind an admitted group to the matcher of this executor."""
         group.matcher_id = self._limits.matcher_id
 
     def load(self, plan: StepPlan, grammar: Grammar) -> int:
-        """Return the slot of a grammar, for which there is room; the step loads it if it is not there."""
+        """Return the slot of a grammar, for which there must be room; the step loads it if it is not there."""
         taken = self.take(grammar)
         if taken.is_dropped:
             plan.grammar_drops.append(taken.slot)
@@ -82,23 +82,23 @@ class GrammarSlots(SlotPool[Grammar]):
         return taken.slot
 
     def load_bytes(self, grammar: Grammar) -> int:
-        """Return a bound of what a step's message takes to load a grammar; 0: it is there."""
+        """Return an upper bound of the bytes in a step's message that load a grammar; 0: it is there."""
         return grammar_bytes(grammar) if self.slot_of(grammar) is None else 0
 
 
 class SlottedThings:
-    """Owns the pools of one executor; `limits` are its own."""
+    """Owns the pools of one executor; `limits` are the executor's."""
 
     def __init__(self, limits: CoreLimits) -> None:
         self.grammars = GrammarSlots(limits)
         self.pools = (self.grammars,)
 
     def used_by(self, user: User) -> tuple[tuple[GrammarSlots, Grammar], ...]:
-        """Return what somebody uses, each thing with its pool."""
+        """Return the things that a group uses, each with its pool."""
         return () if user.grammar is None else ((self.grammars, user.grammar),)
 
     def load(self, plan: StepPlan, group: SequenceGroup) -> Resources:
-        """Return the slots of what a sequence is about to use; the step loads what is not there."""
+        """Return the slots of the things that a group is about to use; the step loads those that are not there."""
         return NO_RESOURCES if group.grammar is None else Resources(self.grammars.load(plan, group.grammar))
 
     def told(self, result: StepResult) -> tuple[tuple[GrammarSlots, tuple[GrammarLoaded, ...]], ...]:
@@ -108,19 +108,19 @@ class SlottedThings:
     # The same for each kind ------------------------------------------------------------------------
 
     def why_never(self, requires: Requirements) -> str:
-        """Say why the executor can never do what is required of it; empty: it can."""
+        """Say why the executor can never serve a group; empty: it can."""
         return next((why for pool, key in self.used_by(requires) if (why := pool.why_never(requires, key))), "")
 
     def waits_for_load(self, user: User) -> bool:
-        """Return whether the end of a load is to be told first."""
+        """Return whether a group waits for the end of a load."""
         return any(pool.waits_for(key) for pool, key in self.used_by(user))
 
     def is_loading(self, user: User) -> bool:
-        """Return whether something is being loaded that somebody uses."""
+        """Return whether a thing that a group uses is being loaded."""
         return any(pool.state_of(key) is SlotState.LOADING for pool, key in self.used_by(user))
 
     def obstacle_of_loads(self, user: User) -> Obstacle | None:
-        """Return why things are not READY where the executor tells the ends of loads; None: they are."""
+        """Return why a group's things cannot be used yet, or never; None: they can be."""
         for pool, key in self.used_by(user):
             if error := pool.error_of(key):
                 return Obstacle(Wait.NEVER, error)
@@ -129,7 +129,7 @@ class SlottedThings:
         return None
 
     def obstacle_of_slots(self, user: User, others: Iterable[User] = ()) -> Obstacle | None:
-        """Return why things find no slot beside those in use, and those of others who are about to come."""
+        """Return why a group's things find no slot beside those in use and those of `others`; None: they do."""
         for pool, key in self.used_by(user):
             coming = [thing for other in others for place, thing in self.used_by(other) if place is pool]
             if not pool.have_room_for([key, *coming]):
@@ -137,25 +137,25 @@ class SlottedThings:
         return None
 
     def failed_flag(self, user: User) -> RowFlag | None:
-        """Return the flag that the rows of a group would have because of what could not be loaded; None: none."""
+        """Return the flag that a group's rows would have because a thing could not be loaded; None: none."""
         return next((pool.failed_flag for pool, key in self.used_by(user) if pool.error_of(key)), None)
 
     def load_bytes(self, user: User) -> int:
-        """Return a bound of what a step's message takes to load what is not there yet."""
+        """Return an upper bound of the bytes in a step's message that load a group's things."""
         num_bytes = 0
         for pool, key in self.used_by(user):
             num_bytes += pool.load_bytes(key)
         return num_bytes
 
     def load_ahead(self, plan: StepPlan, user: User) -> None:
-        """Have the step begin the loads that somebody waits for, if there are slots and the bytes for them."""
+        """Let the step begin the loads that a group waits for, if there are slots and bytes for them."""
         for pool, key in self.used_by(user):
             is_wanted = pool.waits_for(key) and pool.state_of(key) is SlotState.EMPTY and pool.have_room_for([key])
             if is_wanted and pool.load_bytes(key) <= plan.num_admissible_bytes:
                 pool.load(plan, key)
 
     def end_loads(self, result: StepResult) -> None:
-        """The executor tells the ends of loads."""
+        """Note the ends of loads that a result tells."""
         for pool, ends in self.told(result):
             for end in ends:
                 pool.end_load(end.slot, end.error)
@@ -164,6 +164,6 @@ class SlottedThings:
     def num_loading(self) -> int:
         """Loads that have not ended."""
         num_loading = 0
-        for pool in self.pools:  # every step asks: no generator
+        for pool in self.pools:  # a loop, because every step asks and a generator is slower
             num_loading += pool.num_loading
         return num_loading

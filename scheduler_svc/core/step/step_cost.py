@@ -1,17 +1,17 @@
 """What the steps of an executor take at most: the one rule by which a step is overdue.
 
-A step costs time with its tokens and with the tokens that those attend to. Steps are sorted by these two numbers into
-classes a few percent wide; each remembers its slowest recent step. A step should take no longer than the slowest one
-with as much of both, nor than one with less, scaled up. The least of these bounds is the estimate, with some slack. A
-step of a kind that the executor has not run yet may have to compile: it does not hang before COLD_START_S more.
+The time of a step grows with its tokens and with the tokens that these attend to. Steps are sorted by these two numbers
+into classes a few percent wide; each class remembers its slowest recent step. A step should take no longer than the
+slowest step with as much of both, nor than a smaller one, scaled up. The least of these bounds, with some slack, is the
+estimate. The first step of a kind may have to compile: it does not count as hung before COLD_START_S more.
 
 An executor that was called hung, and was only slow, would be lost again and again at the same step. So each such
 verdict doubles the slack, and results bring it back.
 
-What a decode costs beside a prompt token is learned as well: how the time of a step grows with its tokens, and that of
-a step without prefill with its rows. The dispatcher prices the rows of an executor by it.
+The cost of a decode beside that of a prompt token is learned as well: how the time of a step grows with its tokens, and
+the time of a step without prefill with its rows. The dispatcher prices the rows of an executor by it.
 
-Pure: the durations are those that the executor measured.
+Pure: the executor measures the durations.
 """
 
 import math
@@ -24,16 +24,16 @@ LEAST_SLACK = 1.25
 COLD_START_S = 10.0
 
 _CLASSES_PER_DOUBLING = 8
-# Of the slowest step of a class after each further one, and of the slack above the least.
+# After each step, the share that is kept of its class's slowest time, and of the slack.
 _KEPT = 0.97
 
-# Of the steps before, in the two lines, after each further step.
+# After each step, the weight that earlier steps keep in the two fitted lines.
 _KEPT_OF_LINES = 0.995
-# A row costs as much as a token until steps say otherwise whose rows vary by so much, as a sum of squares.
+# The weight of the assumption that a row costs as much as a token, as a sum of squares of rows.
 _PRIOR_VARIANCE = 64.0
 LEAST_ROW_TOKENS, MOST_ROW_TOKENS = 0.25, 4.0
 
-# Of steps, of their sizes, of their durations in seconds, of their squared sizes, and of the products of both.
+# Sums over steps: their number, sizes, durations in seconds, squared sizes, and products of size and duration.
 Sums = tuple[float, float, float, float, float]
 NO_STEPS: Sums = (0.0, 0.0, 0.0, 0.0, 0.0)
 _Class = tuple[int, int]
@@ -44,12 +44,12 @@ class StepCost:
     """Learns from the steps of one executor process; starts knowing nothing.
 
     Attributes:
-        slack: Factor on what the slowest recent steps took.
+        slack: Factor on the time of the slowest recent steps.
         slowest_s: The slowest recent step of each class, in seconds.
-        kinds: The kinds of steps that were run.
-        token_sums: Of steps by their tokens.
-        row_sums: Of steps without prefill by their rows.
-        row_tokens: What a row that decodes costs in a step, in tokens of a prompt.
+        kinds: The kinds of steps that have run.
+        token_sums: Of all steps; size is their tokens.
+        row_sums: Of steps without prefill; size is their rows.
+        row_tokens: What a decoding row costs in a step, in prompt tokens.
     """
 
     def __init__(self) -> None:
@@ -60,14 +60,14 @@ class StepCost:
         self.row_tokens = 1.0
 
     def copy(self) -> "StepCost":
-        """Return one that has learned the same, and learns by itself from now on."""
+        """Return an independent copy."""
         twin = StepCost()
         twin.slack, twin.slowest_s, twin.kinds = self.slack, self.slowest_s.copy(), self.kinds.copy()
         twin.token_sums, twin.row_sums, twin.row_tokens = self.token_sums, self.row_sums, self.row_tokens
         return twin
 
     def learn(self, layout: StepLayout, duration_s: float) -> None:
-        """A step with these rows took so long."""
+        """Learn from a step that has run."""
         known = _class_of(layout)
         self.slowest_s[known] = max(duration_s, self.slowest_s.get(known, 0.0) * _KEPT)
         kind = _kind_of(layout)
@@ -80,7 +80,7 @@ class StepCost:
         self.slack = max(LEAST_SLACK, self.slack * _KEPT)
 
     def longest_s(self, layout: StepLayout) -> float | None:
-        """Return what a step with these rows should take at most; None: no step has finished yet."""
+        """Return what a step should take at most; None: no step has finished yet."""
         if not self.slowest_s:
             return None
         tokens, attended = _class_of(layout)
@@ -91,7 +91,7 @@ class StepCost:
         return bound_s * self.slack
 
     def allowance_s(self, layout: StepLayout) -> float:
-        """Return what a step with these rows may take beyond `longest_s` because it is the first of its kind."""
+        """Return what a step may take beyond `longest_s` because it is the first of its kind."""
         return 0.0 if _kind_of(layout) in self.kinds else COLD_START_S
 
     def _learned_row_tokens(self) -> float:
@@ -104,7 +104,7 @@ class StepCost:
         return min(max(learned, LEAST_ROW_TOKENS), MOST_ROW_TOKENS)
 
     def note_hang(self) -> None:
-        """A step was given up as hung; if it was only slow, the next one gets more time."""
+        """Note that a step was given up as hung; if it was only slow, the next one gets more time."""
         self.slack *= 2.0
 
 
@@ -120,7 +120,7 @@ def _kind_of(layout: StepLayout) -> _Kind:
 
 
 def _with_step(sums: Sums, size: int, duration_s: float) -> Sums:
-    """Return the sums with one step more; those before count a little less."""
+    """Return the sums with one step more; earlier steps count a little less."""
     num, sizes, durations, squares, products = sums
     return (
         num * _KEPT_OF_LINES + 1.0,

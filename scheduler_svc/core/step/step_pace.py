@@ -1,9 +1,9 @@
-"""How fast the steps of an executor are at their best: what seconds are estimated with that nobody has measured yet.
+"""How fast the steps of an executor are at their best; waits are estimated with it.
 
-Beside `step_cost.py`, which knows what steps take at most. The shortest of the recent steps counts, so that an
-estimate errs towards too little. The first step of a kind may have to compile, and does not count.
+`step_cost.py` knows what steps take at most. Here the shortest recent step counts, so that estimates err towards too
+little. The first step of a kind may have to compile, and does not count.
 
-Pure: the durations are those that the executor measured.
+Pure: the executor measures the durations.
 """
 
 from collections import deque
@@ -14,11 +14,7 @@ _NUM_RECENT = 16
 
 
 class StepPace:
-    """Learns from the steps of one attachment; starts knowing nothing.
-
-    Args:
-        max_num_tokens: That a step computes.
-    """
+    """Learns from the steps of one attachment, each of at most `max_num_tokens`; starts knowing nothing."""
 
     def __init__(self, max_num_tokens: int) -> None:
         self._max_num_tokens = max_num_tokens
@@ -27,7 +23,7 @@ class StepPace:
         self._kinds: set[tuple[bool, bool]] = set()
 
     def learn(self, layout: StepLayout, duration_s: float) -> None:
-        """A step with these rows took so long."""
+        """Learn from a step that has run."""
         is_large = 2 * layout.num_tokens >= self._max_num_tokens
         kind = layout.num_decodes < len(layout.slots), is_large
         if kind not in self._kinds:
@@ -39,10 +35,10 @@ class StepPace:
 
     @property
     def step_s(self) -> float | None:
-        """What a step takes at least, in seconds; None: nothing was measured."""
+        """What a step takes at least, in seconds; None: no step was measured."""
         return min(self._recent, default=None)
 
     @property
     def large_step_s(self) -> float | None:
-        """The same of a step with half of the tokens that there may be, or more; where none came, that of any step."""
+        """The same of a step with at least half of the token budget; if there was none, of any step."""
         return min(self._recent_large, default=self.step_s)

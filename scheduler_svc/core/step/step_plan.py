@@ -1,4 +1,4 @@
-"""A step while it is being decided, lists that grow; what was decided; and a step that was sent."""
+"""A step while it is being decided, the decision, and a step in flight."""
 
 from dataclasses import dataclass, field, replace
 
@@ -26,13 +26,12 @@ from scheduler_svc.request.life import EventKind
 
 @dataclass(slots=True)
 class StepPlan:
-    """What `ExecutorPlanner.schedule` has decided so far. `token_budget` is what is left of it.
+    """What `ExecutorPlanner.schedule` has decided so far. `token_budget` is the rest of the budget.
 
-    `now_s` is the time of the decision. `num_admissible_bytes` is what is left of
-    `CoreLimits.max_admitted_bytes`. `has_steps_in_flight`: results are still to come. `preempted` groups
-    make the step one without admissions. `solo`: the one group that is computed; None: all are.
-    `is_closed`: nobody else is admitted.
-    `pooling_groups`: those whose texts it computes. `events` and `failures` are for the caller.
+    `now_s` is the time of the decision. `num_admissible_bytes` is the rest of
+    `CoreLimits.max_admitted_bytes`. `has_steps_in_flight`: results are still to come. With `preempted` groups
+    the step has no admissions. `solo`: the one group that is computed; None: all are. `is_closed`: no other group is
+    admitted. `pooling_groups`: the texts that it computes. `events` and `failures` are for the caller.
     """
 
     token_budget: int
@@ -77,12 +76,12 @@ class StepPlan:
         return self.solo is None or self.solo is group
 
     def note(self, group: SequenceGroup, kind: EventKind, num_computed_tokens: int = 0, cause: str = "") -> None:
-        """Note what is being done to a group, for people."""
+        """Note an event of a group, for people."""
         num_tokens = len(group.live_sequences[0].token_ids)
         self.events.append(GroupEvent(group, kind, num_tokens, num_computed_tokens, cause))
 
     def fail(self, group: SequenceGroup, message: str, flag: RowFlag | None = None) -> None:
-        """Tell that a group has ended because it can never go on; `flag`: see `GroupFailure`."""
+        """Note that a group has ended because it can never go on; `flag`: see `GroupFailure`."""
         self.failures.append(GroupFailure(group, message, flag))
 
     def to_step(self, epoch: int, step_id: int) -> Step:
@@ -121,12 +120,12 @@ class StepPlan:
 
 @dataclass(slots=True, eq=False)
 class StepInFlight:
-    """A step that was scheduled, at `scheduled_at_s`, and is not acknowledged.
+    """A step that was scheduled at `scheduled_at_s` and is not acknowledged.
 
     `num_vacated` counts the slots that were vacated before it: if none was since, all its rows are current.
-    `prompt_groups` are those whose prompt's log-probabilities it brings, by row of the layout, in order.
-    `num_chunk_tokens` counts those that it computes beyond one for each row.
-    `pooling_groups` are those whose texts it computes, in their order.
+    `prompt_groups` are the groups for which it returns log-probabilities of the prompt, by row of the layout, in order.
+    `num_chunk_tokens` counts the tokens that it computes beyond one for each row.
+    `pooling_groups` are the texts that it computes, in their order.
     """
 
     step: Step
@@ -139,7 +138,7 @@ class StepInFlight:
 
     @property
     def workload(self) -> StepLayout:
-        """All that it computes, for what it costs: the rows of the layout, and one for each text."""
+        """The layout, with a row more for each text, to estimate the cost of the step."""
         if not self.pooling_groups:
             return self.layout
         layout, lengths = self.layout, [group.num_prompt_tokens for group in self.pooling_groups]
@@ -155,12 +154,12 @@ class StepInFlight:
 class Decision:
     """What a call of `ExecutorPlanner.schedule` decided.
 
-    The caller ends the requests of `failures`, then sends the step. Groups that are to be computed again are in the
+    The caller ends the requests of `failures`, then sends the step. Groups to be computed again are in the
     queue already.
 
     Attributes:
         in_flight: The step, which is in flight from now on; None: there is nothing to do.
-        failures: Groups that turned out to be unable ever to go on.
+        failures: Groups that can never go on.
         events: What was done to groups, in order.
     """
 

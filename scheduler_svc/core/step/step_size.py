@@ -1,15 +1,14 @@
-"""Upper bounds of the size of a step's message, field by field, so that none is made that gRPC refuses.
+"""Upper bounds of the size of a step's message, field by field, so that gRPC refuses none.
 
-Pure, and as fast as a few additions: the scheduler asks while it decides. `tests/property/test_step_size.py` compares
-the bounds with real messages; a field of the proto that is not counted here fails there.
+Pure, and as fast as a few additions: every decision needs them. `tests/property/test_step_size.py` compares
+the bounds with real messages, and fails for a field of the proto that is not counted here.
 """
 
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import BLOCK_NAME_BYTES, Admission, Step
 from octavo_shared.step_wire.token_rules import NO_TOKEN, TokenRules
 
-# A number that is not negative, as a varint of up to 32 bits; a field of such a number; the tag and length in front of
-# a list, bytes or a message.
+# A non-negative number of up to 32 bits as a varint; a field with one; the tag and length of a list, bytes or message.
 _NUMBER = 5
 _FIELD = 1 + _NUMBER
 _HEADER = 1 + _NUMBER
@@ -23,21 +22,21 @@ FORK_BYTES = _HEADER + 3 * _FIELD + _SAMPLING
 # Slot, generation, two counts of tokens, alternatives of the prompt, grammar slot; tokens, blocks; sampling; the salt.
 _ADMISSION = _HEADER + 6 * _FIELD + 2 * _HEADER + _SAMPLING + 9
 
-# Of `00-<32 hexadecimal digits>-<16>-01`, with room for a later version of W3C Trace Context.
+# `00-<32 hexadecimal digits>-<16>-01`, with room for a later version of W3C Trace Context.
 MAX_TRACEPARENT_BYTES = 256
 
 # Epoch, step id, digest and feature bits, the headers of all lists, and what is around a step on the stream.
 _STEP = 2 * 11 + 11 + 12 + 20 * (_HEADER + 1)
 
 
-# Of the load of a grammar but its body: slot and digest; and of the drop of the one before.
+# The load of a grammar without its body: slot and digest; and the drop of the former grammar.
 GRAMMAR_LOAD_BYTES = 1 + _HEADER + _FIELD + 2 + 32 + _HEADER + _NUMBER
 
-# Of a text to be pooled: number and task, tokens, their types; and of its answer: number and flag, values.
+# A text to be pooled: number and task, tokens, their types; and its answer: number and flag, values.
 _POOLING_INPUT = _HEADER + 2 * _FIELD + 2 * _HEADER
 _POOLING_OUTPUT = _HEADER + 2 * _FIELD + _HEADER
 
-# Of a registered block and its name.
+# A registered block and its name.
 BYTES_OF_A_NAME = _NUMBER + BLOCK_NAME_BYTES
 
 
@@ -55,7 +54,7 @@ def rules_bytes(rules: TokenRules) -> int:
 
 
 def max_rules_bytes(*, num_ids: int, num_biases: int, num_words: int, num_word_tokens: int, num_mask_bytes: int) -> int:
-    """Return a bound of the size of token rules with so many numbers."""
+    """Return a bound of the size of token rules with these counts."""
     return 8 * _HEADER + _NUMBER * (num_ids + num_words + num_word_tokens) + 4 * num_biases + num_mask_bytes
 
 
@@ -75,7 +74,7 @@ def pooling_bytes(num_tokens: int) -> int:
 
 
 def pooled_bytes(num_values: int) -> int:
-    """Return a bound of the size of an answer of so many values."""
+    """Return a bound of the size of an answer of `num_values`."""
     return _POOLING_OUTPUT + 4 * num_values
 
 
@@ -83,11 +82,11 @@ def other_bytes(*, num_slots: int, num_block_appends: int, num_block_moves: int,
     """Return a bound of the size of everything in a step but its admissions, their grammars, and texts.
 
     Args:
-        num_slots: Of the batch table: each may be released, deactivated, activated, forked twice, have a block
-            replaced, a block copied, a token and a prefill chunk.
+        num_slots: Slots of the batch table: each may be released, deactivated, activated, forked twice, and get a
+            replaced block, a copied block, a token and a prefill chunk.
         num_block_appends: Blocks that block tables may get.
         num_block_moves: Blocks that may be swapped.
-        num_allowances: Of slots that may change.
+        num_allowances: Slots whose allowance may change.
     """
     numbers = 3 + 3 + 2 + 2 + 2
     num_pairs = num_block_appends + num_block_moves + num_allowances

@@ -1,12 +1,12 @@
 """Groups whose blocks are in the executor's host pools.
 
 A group moves as a whole, out of all cache groups or out of none, and keeps its sharing: a block that
-several of its sequences name becomes one host block with as many references. Blocks that others name too
-stay on the device, with the group's references on them. Only what is computed, and did not fall out of the
-window, moves; the slots are given up, and taken anew at swap-in.
+several of its sequences name becomes one host block with as many references. Blocks that other groups name too
+stay on the device, with the references of this group. Only computed blocks inside the window move. The
+sequences vacate their slots, and get new ones at swap-in.
 
-The device blocks that a group leaves stay in the prefix cache like those of a group that ends. What of
-them is still there when the group comes back is used as it is; the others move, and are registered again.
+The device blocks that a group leaves stay in the prefix cache like those of a group that ends. Blocks that are
+still cached when the group comes back are used as they are; the others move, and are registered again.
 At swap-in each sequence gets a last, partial block of its own, read from the same host block:
 they are about to write into it, so copying it now is copy-on-write in advance.
 
@@ -34,8 +34,8 @@ NO_BLOCK = -1
 class SwappedTable:
     """The block table of a swapped sequence in a cache group; both arrays are [num_blocks].
 
-    Each logical block is on the device or on the host; the other entry is NO_BLOCK. Both are where it
-    fell out of the sliding window.
+    Each logical block is on the device or on the host; the other entry is NO_BLOCK. Both entries are NO_BLOCK where
+    it fell out of the sliding window.
     """
 
     device_blocks: Int32Array
@@ -53,9 +53,9 @@ class _SwapInPlan:
     """What the swap-in of a group takes of a cache group, the same in every step in which it waits.
 
     Attributes:
-        host_blocks: Those that are never written again, each once, ascending, [n].
+        host_blocks: Host blocks that are full, each once, ascending, [n].
         hashes: Their names in the prefix cache, in the same order; empty: there is no prefix cache.
-        num_own_blocks: Blocks that each sequence gets for itself, over all: to write into, next token included.
+        num_own_blocks: Blocks to write into that the sequences get for themselves, next tokens included.
     """
 
     host_blocks: Int32Array
@@ -68,9 +68,9 @@ class _SwapOutPlan:
     """What the swap-out of a group moves of a cache group.
 
     Attributes:
-        held: The blocks of each member that hold computed tokens still in the window.
-        moved: Those that nobody else names, each once, [n].
-        references: How many members name each, [n].
+        held: The blocks of each sequence that hold computed tokens still in the window.
+        moved: The blocks that no other group names, each once, [n].
+        references: How many sequences of the group name each, [n].
     """
 
     held: list[Int32Array]
@@ -82,7 +82,7 @@ class _SwapOutPlan:
 class SwappedIn:
     """A sequence that is swapped in: `tables`, one a cache group, each [num_blocks], have room for its next token.
 
-    Of each the first `num_skipped_blocks` are out of the window and named 0; nobody reads them.
+    The first `num_skipped_blocks` of each are out of the window: they are 0, and never read.
     """
 
     sequence: Sequence
@@ -92,15 +92,7 @@ class SwappedIn:
 
 
 class SwappedGroups:
-    """Owns the host pools and the groups that have their blocks in them.
-
-    Args:
-        limits: Sizes of the host pools.
-        batch: Slots, and the device pools.
-
-    Attributes:
-        pools: The host pool of each cache group.
-    """
+    """Owns the host pools, one for each cache group, and the swapped groups."""
 
     def __init__(self, limits: CoreLimits, batch: Batch) -> None:
         self.groups: list[SequenceGroup] = []
@@ -128,9 +120,10 @@ class SwappedGroups:
         return self.pools[0].tables
 
     def try_swap_out(self, group: SequenceGroup, members: list[tuple[Sequence, int]]) -> list[tuple[int, int]] | None:
-        """Move the blocks of a group to the host pools; `members` are its sequences and whose table each has.
+        """Move the blocks of a group to the host pools.
 
-        The device blocks are free at once: the step moves them before anything is written.
+        `members` are its sequences, each with the slot of its block table. The device blocks are free at once: the
+        step moves them before it writes any block.
 
         Returns the (device block, host block) pairs of the step, as on the wire, None if a host pool is too full.
         """
@@ -146,14 +139,11 @@ class SwappedGroups:
         return pairs
 
     def num_blocks_to_swap_in(self, group: SequenceGroup) -> list[int]:
-        """Return the free device blocks that the swap-in takes of each cache group.
-
-        The next token of each sequence is included.
-        """
+        """Return the free device blocks that the swap-in takes of each cache group, with those for next tokens."""
         return [pool.num_blocks_to_swap_in(group) for pool in self.pools]
 
     def swap_in(self, group: SequenceGroup) -> tuple[list[tuple[int, int]], list[SwappedIn]]:
-        """Take device blocks for a group and forget it here; there must be enough, and no token on its way.
+        """Take device blocks for a group and forget it here; there must be enough, and no token of it in flight.
 
         Returns the (host block, device block) pairs of the step, as on the wire, and its sequences.
         """
@@ -179,13 +169,13 @@ class SwappedGroups:
 
 
 class HostPool:
-    """The host pool of a cache group, and what swapped sequences have of the group, on both sides.
+    """The host pool of a cache group, and the blocks of swapped sequences in the cache group, on both sides.
 
     Args:
         batch: Slots.
-        of: The group's device blocks.
+        of: The device blocks of the cache group.
         num_blocks: Size of the host pool.
-        first_id: Of its first block on the wire.
+        first_id: The id of its first block on the wire.
     """
 
     def __init__(self, batch: Batch, of: GroupBlocks, num_blocks: int, first_id: int) -> None:
@@ -199,11 +189,11 @@ class HostPool:
     # Out -----------------------------------------------------------------------------------------
 
     def plan_swap_out(self, members: list[tuple[Sequence, int]], num_computed: list[int]) -> _SwapOutPlan:
-        """Say which blocks of a group would move; nothing is taken yet.
+        """Return which blocks of a group would move; nothing is taken yet.
 
         Args:
-            members: Its sequences, and whose table each has.
-            num_computed: Tokens of each that the cache is sure to hold.
+            members: Its sequences, each with the slot of its block table.
+            num_computed: Tokens of each sequence that the cache is sure to hold.
         """
         held = [self._held_blocks(slot, tokens) for (_, slot), tokens in zip(members, num_computed, strict=True)]
         distinct, num_references = np.unique(np.concatenate(held), return_counts=True)
@@ -213,7 +203,7 @@ class HostPool:
     def swap_out(
         self, plan: _SwapOutPlan, members: list[tuple[Sequence, int]], num_computed: list[int]
     ) -> list[tuple[int, int]]:
-        """Give the blocks of a plan host blocks, for which there is room; return the pairs, as on the wire."""
+        """Move the blocks of a plan to host blocks, which must be free; return the pairs, as on the wire."""
         device, host_blocks = self._group.allocator, self.host.allocate(len(plan.moved))
         self.host.ref_counts[host_blocks] = plan.references
         host_of = dict(zip(plan.moved.tolist(), host_blocks.tolist(), strict=True))
@@ -244,7 +234,7 @@ class HostPool:
     # In ------------------------------------------------------------------------------------------
 
     def num_blocks_to_swap_in(self, group: SequenceGroup) -> int:
-        """Return the free device blocks that the swap-in takes, the next token of each sequence included."""
+        """Return the free device blocks that the swap-in takes, with those for next tokens."""
         swap_in_plan = self._swap_in_plan_of(group)
         found = self._find_on_device(swap_in_plan)
         num_moved = int(np.count_nonzero(found == NO_BLOCK))
@@ -278,11 +268,11 @@ class HostPool:
         return self._as_on_wire(pairs, self.first_id, self._group.first_id)
 
     def _bring_whole_blocks(self, swap_in_plan: _SwapInPlan) -> tuple[IndexArray, BoolArray]:
-        """Return the device block for each, and which of them have to be moved there. The caller frees each once."""
+        """Return the device block for each host block, and which have to be moved there. The caller frees each once."""
         device, cache = self._group.allocator, self._group.prefix_cache
         device_blocks = self._find_on_device(swap_in_plan)
         moved: BoolArray = device_blocks == NO_BLOCK
-        device.acquire(np.unique(device_blocks[~moved]))  # first of all: they must not be evicted for the others
+        device.acquire(np.unique(device_blocks[~moved]))  # first of all: the allocation must not evict them
         device_blocks[moved] = device.allocate(int(np.count_nonzero(moved)))
         if cache is not None:
             hashes = [swap_in_plan.hashes[index] for index in moved.nonzero()[0].tolist()]
@@ -290,7 +280,7 @@ class HostPool:
         return device_blocks, moved
 
     def _find_on_device(self, swap_in_plan: _SwapInPlan) -> IndexArray:
-        """Return the device blocks that hold what the host blocks hold, NO_BLOCK where none does, [n]."""
+        """Return the cached device blocks with the content of the host blocks, NO_BLOCK where there is none, [n]."""
         cache, num_blocks = self._group.prefix_cache, len(swap_in_plan.host_blocks)
         return np.full(num_blocks, NO_BLOCK, np.intp) if cache is None else cache.blocks_of(swap_in_plan.hashes)
 
@@ -320,7 +310,7 @@ class HostPool:
         return self._batch.blocks.num_blocks_for(len(sequence.token_ids))
 
     def _num_whole_blocks(self, sequence: Sequence) -> int:
-        """Return how many of its first blocks are full of tokens that are computed and known."""
+        """Return how many of its first blocks are full of computed, known tokens."""
         num_tokens = min(self.tables[sequence].num_computed_tokens, len(sequence.token_ids))
         return num_tokens // self._batch.blocks.block_size
 

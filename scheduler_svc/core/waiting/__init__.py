@@ -1,1 +1,1 @@
-"""The groups that wait: one queue, lines of tenants, who goes first."""
+"""The groups that wait: one queue, with a line for each tenant, and its order."""

@@ -1,13 +1,13 @@
-"""Who goes first: levels, and fair shares among the tenants of a level.
+"""The order of waiting groups: levels, and fair shares among the tenants of a level.
 
 A `Policy` puts each group on a level. Lower levels are served first; victims of preemption are taken
 from the other end of the total order `(level, arrival)`.
 
 `FairShare` orders the tenants of a level by *virtual token counters* (Sheng et al. 2024, "Fairness in
 Serving Large Language Models"): the tokens that were computed for a tenant, divided by its weight.
-The least counter goes first. A tenant that starts to wait is lifted to the least counter of those who
-wait, so that nobody gathers credit by asking for nothing; a tenant that runs but waits for nothing
-asks for nothing too. If nobody waits, it is lifted to the counter of the last one that stopped to.
+The least counter goes first. The counter of a tenant that starts to wait is lifted to the least counter of
+the waiting tenants, so that no tenant gathers credit while none of its groups waits. If no tenant waits, it is
+lifted to the counter of the tenant that stopped waiting last.
 
 Pure arithmetic. Read next: `waiting_queue.py`, which keeps the groups.
 """
@@ -20,9 +20,9 @@ from typing import Protocol
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.tenant_shares import EQUAL_SHARES, TenantShares
 
-# How many counters are kept of tenants that do not wait; the one that left longest ago goes first.
+# How many counters are kept of tenants that do not wait; the tenant that left longest ago is forgotten first.
 MAX_IDLE_COUNTERS = 1024
-# A heap with stale entries is made anew when it has so many more entries than four for each one that it is about.
+# A heap with stale entries is rebuilt when it has so many more entries than four for each waiting tenant.
 MAX_STALE_ENTRIES = 64
 
 
@@ -52,16 +52,16 @@ class PriorityPolicy:
 @dataclass(slots=True)
 class _Tenant:
     weight: float
-    served: float = 0.0  # tokens per weight, since it is known
+    served: float = 0.0  # tokens per weight
     num_counters: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class VirtualTokenCounter:
-    """What a tenant was served on one level: `base`, and what came since the counter had that value.
+    """What a tenant was served on one level: `base`, and what was served since the counter had that value.
 
-    A difference, so that `charge` touches one number however many levels the tenant uses, and so that
-    a counter that was just lifted equals the one it was lifted to, to the last bit.
+    It is a difference, so that `charge` touches one number however many levels the tenant uses, and so that
+    a counter that was just lifted equals `floor` to the last bit.
     """
 
     tenant: _Tenant
@@ -74,7 +74,7 @@ class VirtualTokenCounter:
         return self.base + (self.tenant.served - self.served_at_base)
 
     def value_after(self, num_tokens: int) -> float:
-        """Return the value if so many more tokens were charged."""
+        """Return the value as if `num_tokens` more were charged."""
         return self.value + num_tokens / self.tenant.weight
 
     def lift(self, floor: float) -> None:
@@ -85,7 +85,7 @@ class VirtualTokenCounter:
 
 @dataclass(slots=True)
 class _Level:
-    """The counters of a level. `lowest` is a heap of those that wait, by (value, number), with stale entries."""
+    """The counters of a level. `lowest` is a heap of waiting tenants, by (value, number), with stale entries."""
 
     counters: dict[str, VirtualTokenCounter] = field(default_factory=dict)
     waiting: dict[str, VirtualTokenCounter] = field(default_factory=dict)
@@ -111,9 +111,9 @@ class _Level:
 
     @property
     def floor(self) -> float:
-        """The least counter of those that wait; if nobody does, that of the last one that did.
+        """The least counter of the waiting tenants; if none waits, that of the tenant that waited last.
 
-        The counter of who waits only grows, so an entry is stale if it is less, and the least one is found behind it.
+        Counters of waiting tenants only grow: an entry with a smaller value is stale, and is replaced.
         """
         while self.lowest:
             value, number, tenant = self.lowest[0]
@@ -130,13 +130,13 @@ class FairShare:
     """The virtual token counters, one per tenant and level.
 
     Levels are lifted apart, because only tenants of one level compete: a tenant that starves on a low
-    level must not lend its small counter to newcomers on a high one. Tokens count on every level that
-    the tenant uses, whichever they were computed on.
+    level must not lend its small counter to newcomers on a high one. A token counts on every level that
+    the tenant uses.
 
-    What is kept of tenants that do not wait is bounded; a forgotten tenant comes back as a new one.
+    The number of tenants that are known but do not wait is bounded; a forgotten tenant comes back as a new one.
 
     Args:
-        shares: They have the weights.
+        shares: The weights of the tenants.
     """
 
     def __init__(self, shares: TenantShares = EQUAL_SHARES) -> None:
@@ -146,7 +146,7 @@ class FairShare:
         self._idle: OrderedDict[tuple[int, str], None] = OrderedDict()
 
     def set_shares(self, shares: TenantShares) -> None:
-        """Divide by other weights what is computed from now on."""
+        """Use other weights for tokens that are computed from now on."""
         self._shares = shares
         for name, tenant in self._tenants.items():
             tenant.weight = shares.of(name).weight
@@ -166,14 +166,14 @@ class FairShare:
         return counter
 
     def leave(self, level: int, tenant: str) -> None:
-        """Note that a tenant has no group left that waits on a level. Its counter stays, and goes on counting."""
+        """Note that a tenant has no waiting group left on a level. Its counter stays, and goes on counting."""
         self._levels[level].leave(tenant)
         self._idle[level, tenant] = None
         if len(self._idle) > MAX_IDLE_COUNTERS:
             self._forget(*self._idle.popitem(last=False)[0])
 
     def value_of(self, level: int, tenant: str) -> float:
-        """Return the counter of a tenant on a level, waiting or not; of one that is not known, as if it were new."""
+        """Return the counter of a tenant on a level, waiting or not; an unknown tenant counts as new."""
         known = self._levels.get(level)
         if known is None:
             return 0.0
@@ -181,7 +181,7 @@ class FairShare:
         return known.floor if counter is None else counter.value
 
     def charge(self, tenant: str, num_tokens: int) -> None:
-        """Count tokens that are computed for a tenant. Those of a tenant that is not known are nobody's."""
+        """Count tokens that are computed for a tenant; tokens of an unknown tenant are not counted."""
         assert num_tokens >= 0
         charged = self._tenants.get(tenant)
         if charged is not None:

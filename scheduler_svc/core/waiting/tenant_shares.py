@@ -1,4 +1,4 @@
-"""What the planners give to each tenant: a weight among those that wait, and slots for what runs. Pure."""
+"""The share of each tenant: its weight in the queue, and the slots that its groups may use. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class TenantShare:
 
     Attributes:
         weight: Finite and above 0.
-        max_num_seqs: Sequences that run at most, over all planners; None: any number.
+        max_num_seqs: Most running sequences, over all planners; None: any number.
 
     Raises: InvalidFieldError: the weight is no such number.
     """
@@ -29,7 +29,7 @@ class TenantShare:
 
 @dataclass(frozen=True)
 class TenantShares:
-    """The shares of all tenants: those of `named` ones, and that of each of the `others`."""
+    """The shares of the `named` tenants, and the share of each other one."""
 
     named: Mapping[str, TenantShare] = field(default_factory=dict)
     others: TenantShare = field(default_factory=TenantShare)
@@ -44,5 +44,4 @@ class TenantShares:
         return any(share.max_num_seqs is not None for share in (self.others, *self.named.values()))
 
 
-# All tenants have the same.
 EQUAL_SHARES = TenantShares()

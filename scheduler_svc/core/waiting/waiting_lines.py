@@ -1,6 +1,6 @@
-"""The lines in which groups of one level wait: one for each tenant, those that ran before in front.
+"""The lines in which groups of one level wait: one for each tenant, with groups that ran before in front.
 
-Pure. Used by `waiting_queue.py`, whose docstring has the order.
+Pure. The docstring of `waiting_queue.py` has the order.
 """
 
 import bisect
@@ -18,18 +18,18 @@ _BY_ARRIVAL = attrgetter("arrival")
 # Counter of the tenant, whether the group is a newcomer, its arrival: the smaller turn comes first.
 LineTurn: TypeAlias = tuple[float, bool, int]
 
-# Room in front of a line is given back when it is so large, and half of the list.
+# Room in front of a line is given back when it is larger than this and than half of the list.
 _MAX_ROOM_IN_FRONT = 1024
 
 
 class GroupsByArrival:
-    """Groups by arrival. Taking the first one, and putting it back, moves nobody else."""
+    """Groups by arrival. Removing the first group, and adding it again, moves no other group."""
 
     __slots__ = ("_begin", "_groups")
 
     def __init__(self) -> None:
         self._groups: list[SequenceGroup] = []
-        self._begin = 0  # what is before was taken, and is garbage
+        self._begin = 0  # entries before it are garbage
 
     def __len__(self) -> int:
         return len(self._groups) - self._begin
@@ -39,11 +39,11 @@ class GroupsByArrival:
 
     @property
     def first(self) -> SequenceGroup:
-        """The one that arrived first; there is one."""
+        """The group that arrived first; it must exist."""
         return self._groups[self._begin]
 
     def add(self, group: SequenceGroup) -> None:
-        """Put a group where it belongs by its arrival."""
+        """Insert a group by its arrival."""
         if self._begin and (not len(self) or group.arrival < self.first.arrival):
             self._begin -= 1
             self._groups[self._begin] = group
@@ -61,7 +61,7 @@ class GroupsByArrival:
             self._begin = 0
 
     def position(self, group: SequenceGroup) -> int:
-        """Return how many are before a group that is among them."""
+        """Return how many groups are before a group that is among them."""
         return bisect.bisect_left(self._groups, group.arrival, lo=self._begin, key=_BY_ARRIVAL) - self._begin
 
     def first_after(self, last: SequenceGroup | None) -> SequenceGroup | None:
@@ -74,10 +74,10 @@ class GroupsByArrival:
 
 @dataclass(slots=True)
 class Line:
-    """The groups of a tenant on one level that stand in line, and the number and tokens of those held.
+    """The groups of a tenant on one level that stand in line, and the number and tokens of its held groups.
 
-    `returned` ran before, and go before the `newcomers`; what is held of these does not count against them.
-    While it is closed nobody in it has a turn. `serial` is that of its entry in the heap; -1: it has none.
+    `returned` groups ran before, and go before the `newcomers`, so that held newcomers do not count against them.
+    No group in a closed line has a turn. `serial` is the number of its entry in the heap; -1: it has none.
     """
 
     counter: VirtualTokenCounter
@@ -97,19 +97,19 @@ class Line:
         return self.newcomers if is_newcomer else self.returned
 
     def hold(self, num_tokens: int, *, is_newcomer: bool, sign: int = 1) -> None:
-        """A group of so many tokens is held, or with `sign` -1 no more."""
+        """Count a group of `num_tokens` as held; with `sign` -1, as held no more."""
         self.num_held += sign
         self.num_held_tokens += sign * num_tokens
         if not is_newcomer:
             self.num_held_returned_tokens += sign * num_tokens
 
     def num_tokens_before(self, *, is_newcomer: bool) -> int:
-        """Return the tokens of those held that count in the turn of a group."""
+        """Return the tokens of held groups that count in the turn of a group."""
         return self.num_held_tokens if is_newcomer else self.num_held_returned_tokens
 
     @property
     def turn(self) -> LineTurn:
-        """That of its first group; there is one."""
+        """The turn of its first group; it must have one."""
         is_newcomer = not len(self.returned)
         counter = self.counter.value_after(self.num_tokens_before(is_newcomer=is_newcomer))
         return counter, is_newcomer, self.groups(is_newcomer=is_newcomer).first.arrival
@@ -119,9 +119,9 @@ class Line:
 class Level:
     """The lines of the tenants on one level.
 
-    A line stays while it holds somebody. `heap` has an entry (turn, serial, tenant) for each line in which
-    somebody stands, and stale ones. A counter that was charged is greater than its entry says; whatever else
-    changes a turn makes a new entry.
+    A line stays while it has groups, in line or held. `heap` has an entry (turn, serial, tenant) for each line
+    with a group that can have a turn, and stale entries. A charge makes the counter greater than its entry says;
+    every other change of a turn makes a new entry.
     """
 
     lines: dict[str, Line] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Level:
     num_entries: int = 0
 
     def renew_entry(self, tenant: str, line: Line) -> None:
-        """The turn of a line has changed."""
+        """Make a new entry for a line whose turn has changed."""
         if not len(line) or line.is_closed:
             line.serial = -1
             return
@@ -142,7 +142,7 @@ class Level:
         heapq.heappush(self.heap, (line.turn, line.serial, tenant))
 
     def first_turn(self) -> tuple[LineTurn, SequenceGroup]:
-        """Return the group whose turn it is, and its turn; somebody stands in line."""
+        """Return the first turn and its group; a group must stand in line."""
         while True:
             turn, serial, tenant = entry = self.heap[0]
             if not self._is_of_line(entry):

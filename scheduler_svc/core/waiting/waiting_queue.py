@@ -1,24 +1,24 @@
-"""The groups that wait to be admitted, and the order in which they will be.
+"""The groups that wait to be admitted, and the order in which they are.
 
 The order: by the level of the policy; on a level, tenant against tenant by their virtual token counters
-(`FairShare`); within a tenant, groups that have run before come first, then by arrival. Equal counters:
-those that have run before, then by arrival. With one tenant that is plain first come, first served.
+(`FairShare`); within a tenant, and between tenants with equal counters, groups that have run before come first,
+then by arrival. With one tenant that is plain first come, first served.
 
-So what was preempted waits for its tenant's turn like everything else: a tenant that got more than its share
-holds nobody up, and nobody who got less passes what others were preempted of for longer than it takes to catch up.
+So a preempted group waits for its tenant's turn like any other: a tenant that got more than its share delays no
+other tenant, and one that got less passes preempted groups of others only until it has caught up.
 
-The one who dispatches them asks for the first group, and takes it out of the line:
+The dispatcher asks for the first group, and takes it out of the line:
 
-    turn = queue.first_turn()                      None: nobody stands in line
+    turn = queue.first_turn()                      None: no group stands in line
     queue.hold(turn.group)                         it still waits, but its turn is used up
-    queue.remove(turn.group)                       it was admitted, or nobody wants it any more
+    queue.remove(turn.group)                       it was admitted, or was aborted
     queue.release(turn.group)                      or: it stands in line again, where it stood before
 
-The tokens of a held group count in its tenant's turn, as if its prompt had been computed. `charge` is told of
-what is really computed. Each of these calls costs O(log tenants), however many groups wait.
+The tokens of a held group count in its tenant's turn, as if its prompt had been computed; `charge` counts
+tokens that really are. Each of these calls costs O(log tenants), however many groups wait.
 
-Whether a tenant has groups running is nobody's business here: nothing is called when a group ends,
-and a group that comes back is just added.
+The queue does not know which groups run: no call tells it that a group ends, and a group that comes back is
+just added.
 
 Pure: not even a clock. Read next: `dispatcher.py`.
 """
@@ -41,7 +41,7 @@ from scheduler_svc.core.waiting.waiting_work import WaitingWork, Work
 class Turn(NamedTuple):
     """Where a group stands in line; the smaller turn comes first. No two are equal, by arrival.
 
-    Turns of one tenant may be of different moments: their counters tell nothing, who came first does.
+    Turns of one tenant may be of different moments, so their counters say nothing: the earlier arrival comes first.
     """
 
     level: int
@@ -76,11 +76,10 @@ class WaitingQueue:
 
     Args:
         policy: Puts groups on levels.
-        shares: What tenants may have. What they may run is kept for the dispatcher, which closes lines.
+        shares: The shares of tenants. The dispatcher keeps their caps, by closing lines.
 
     Attributes:
-        work: What there is to compute for those that wait.
-        shares: As above.
+        work: What there is to compute for the waiting groups.
         num_texts: Groups that are to be pooled.
     """
 
@@ -91,7 +90,7 @@ class WaitingQueue:
         self._places: dict[int, _Place] = {}  # by arrival
         self._levels: dict[int, Level] = {}
         self._level_numbers: list[int] = []  # sorted keys of `_levels`
-        self._open_level_numbers: list[int] = []  # those in which somebody stands in line
+        self._open_level_numbers: list[int] = []  # levels with a group that can have a turn, sorted
         self._held: dict[int, SequenceGroup] = {}  # by arrival
         self._num_waiting_of: Counter[str] = Counter()
         self.work = WaitingWork()
@@ -117,7 +116,7 @@ class WaitingQueue:
         return (place.group for place in self._places.values())
 
     def __reversed__(self) -> Iterator[SequenceGroup]:
-        """Yield all groups, those first that were added last."""
+        """Yield all groups, the last added first."""
         return (place.group for place in reversed(self._places.values()))
 
     @property
@@ -128,7 +127,7 @@ class WaitingQueue:
     # Groups come and go --------------------------------------------------------------------------
 
     def add(self, group: SequenceGroup) -> None:
-        """Let a group wait: a new one, or with `has_run` set one that was preempted or lost its executor."""
+        """Add a group: a new one, or with `has_run` set a group that was preempted or lost its executor."""
         assert group.arrival not in self._places, f"a group with arrival {group.arrival} waits already"
         self.num_texts += group.pooling is not None
         number = self._policy.level(group)
@@ -144,7 +143,7 @@ class WaitingQueue:
         self._enter_line(place)
 
     def remove(self, group: SequenceGroup) -> None:
-        """Take a waiting group out, because it is admitted or because nobody wants it any more."""
+        """Remove a waiting group, because it was admitted or aborted."""
         assert group in self, f"the group with arrival {group.arrival} does not wait"
         self.num_texts -= group.pooling is not None
         place = self._places[group.arrival]
@@ -169,12 +168,12 @@ class WaitingQueue:
     def charge(self, tenant: str, num_tokens: int) -> None:
         """Count tokens that are computed for a tenant, prompt and output alike.
 
-        Tokens of a tenant that never waited, or left so long ago that it is forgotten, are not counted.
+        Tokens of a tenant that never waited, or that was forgotten since, are not counted.
         """
         self._fair_share.charge(tenant, num_tokens)
 
     def set_shares(self, shares: TenantShares) -> None:
-        """Let tenants have other shares from now on. O(those that wait)."""
+        """Let tenants have other shares from now on. O(tenants that wait)."""
         self.shares = shares
         self._fair_share.set_shares(shares)
         for level in self._levels.values():
@@ -184,7 +183,7 @@ class WaitingQueue:
     # Dispatching ---------------------------------------------------------------------------------
 
     def first_turn(self) -> Turn | None:
-        """Return the first one that stands in line, by the counters of this moment; None: nobody does."""
+        """Return the first turn, by the counters of this moment; None: no group stands in line."""
         if not self._open_level_numbers:
             return None
         number = self._open_level_numbers[0]
@@ -209,14 +208,14 @@ class WaitingQueue:
         self._enter_line(place)
 
     def close_line(self, turn: Turn) -> None:
-        """Let nobody of a group's tenant have a turn on its level, until `open_line`."""
+        """Let no group of the tenant have a turn on this level, until `open_line`."""
         level, line = self._levels[turn.level], self._levels[turn.level].lines[turn.group.tenant]
         line.is_closed = True
         level.renew_entry(turn.group.tenant, line)
         self._count_in_line(turn.level, -len(line))
 
     def open_line(self, turn: Turn) -> None:
-        """Let those of a closed line have their turns again."""
+        """Let the groups of a closed line have their turns again."""
         level = self._levels.get(turn.level)
         line = None if level is None else level.lines.get(turn.group.tenant)
         if level is not None and line is not None and line.is_closed:
@@ -247,7 +246,7 @@ class WaitingQueue:
         level.renew_entry(group.tenant, line)
 
     def _count_in_line(self, number: int, change: int) -> None:
-        """So many more can have a turn on a level."""
+        """Change the number of groups that can have a turn on a level."""
         level = self._levels[number]
         was_open = level.num_in_line > 0
         level.num_in_line += change
@@ -259,14 +258,13 @@ class WaitingQueue:
     # The order of admission ----------------------------------------------------------------------
 
     def in_order(self) -> Generator[SequenceGroup]:
-        """Yield the groups in the order of admission, lazily; nothing is taken out. Those that are held come first.
+        """Yield the groups in the order of admission, lazily; nothing is taken out. Held groups come first.
 
         The next group is chosen when it is asked for, by the counters of that moment. A group that was
-        yielded and still waits then is passed over: its tenant's turn is used up, for the rest of the
-        walk, as if its prompt had been computed. So a walk that only looks sees the order of one that
-        takes every group and charges its prompt.
+        yielded and still waits then uses up its tenant's turn for the rest of the walk, as if its prompt
+        had been computed. So a walk that takes no group sees the order of a walk that takes every group.
 
-        The queue may change during a walk: what is removed is not yielded any more, what is added may
+        The queue may change during a walk: removed groups are not yielded any more, added groups may
         be left out, and no group is yielded twice.
         """
         yield from list(self._held.values())
@@ -282,7 +280,7 @@ class WaitingQueue:
         return False
 
     def solo(self) -> Generator[SequenceGroup]:
-        """Yield it."""
+        """Yield that group."""
         yield from ()
 
     def wanted_elsewhere(self, groups: Iterable[SequenceGroup], now_s: float) -> Iterator[SequenceGroup]:
@@ -311,9 +309,9 @@ class WaitingQueue:
         return self._fair_share.value_of(self._policy.level(group), group.tenant)
 
     def work_ahead_of(self, group: SequenceGroup) -> Work:
-        """Return what surely is computed before a newcomer that does not wait yet: others may be, too.
+        """Return the least work that is computed before a newcomer that does not wait yet.
 
-        That is what waits on earlier levels, and of its tenant on its own. O(levels x tenants).
+        That is the work that waits on earlier levels, and of its tenant on its own level. O(levels x tenants).
         """
         return self.work.ahead_of(self._policy.level(group), group.tenant)
 
@@ -330,7 +328,7 @@ class WaitingQueue:
             line = None if level is None else level.lines.get(tenant)
             if line is None:
                 return None
-            for is_newcomer in (True,) if (tenant, True) in last_of else (False, True):  # nobody twice, who comes back
+            for is_newcomer in (True,) if (tenant, True) in last_of else (False, True):  # none twice, if it comes back
                 group = line.groups(is_newcomer=is_newcomer).first_after(last_of.get((tenant, is_newcomer)))
                 if group is not None:
                     num_passed_tokens = line.num_tokens_before(is_newcomer=is_newcomer) + num_passed_tokens_of[tenant]
@@ -359,7 +357,7 @@ class WaitingQueue:
 
 
 def _turns_of(line: Line) -> Iterator[LineTurn]:
-    """Yield the turns of those that stand in a line if nobody is charged meanwhile but for the prompts before them."""
+    """Yield the turns of the groups in a line, as if each prompt before a group were charged and nothing else."""
     num_passed_tokens = 0
     for is_newcomer in (False, True):
         num_tokens_before = line.num_tokens_before(is_newcomer=is_newcomer)

@@ -1,7 +1,7 @@
-"""Asks at the beginning of each call who makes it, before the request is decoded (`StatusInterceptor`).
+"""Identifies the caller at the beginning of each call, before the request is decoded (`StatusInterceptor`).
 
-Who it is comes from a bearer token, or from the client certificate that gRPC verified. The answer reaches the
-servicers by `identity.py`. Health stays open: probes have neither.
+The identity comes from a bearer token, or from the client certificate that gRPC verified. Servicers read it through
+`identity.py`. Health needs none: probes have no credentials.
 """
 
 import logging
@@ -26,7 +26,7 @@ _HOW_TO_SEND = "send the metadata authorization: Bearer TOKEN (octavo: --token-f
 
 
 class AccessControl:
-    """Knows who may call.
+    """Knows which callers are let in.
 
     Args:
         tokens: The tokens, read again when they change; None: there are none.
@@ -40,14 +40,14 @@ class AccessControl:
     def identify(
         self, authorizations: Sequence[str | bytes], certificate_names: Callable[[], Collection[str]], how_to_send: str
     ) -> Identity:
-        """Return who makes a call.
+        """Return the identity of a caller.
 
         Args:
-            authorizations: What the call says under the key `authorization`, value by value.
+            authorizations: The values that the call has for the key `authorization`.
             certificate_names: Returns the names in its verified client certificate.
-            how_to_send: How a call has a token, for who sent none.
+            how_to_send: How a call sends a token, for the error when there is none.
 
-        Raises: UnauthenticatedError: nothing says so, or a token that is not known.
+        Raises: UnauthenticatedError: there is no credential, or the token is unknown.
         """
         if self._trusted_clients and not self._trusted_clients.isdisjoint(certificate_names()):
             return ANYBODY
@@ -65,10 +65,9 @@ class AccessControl:
 
 
 class AccessInterceptor(HandlerInterceptor):
-    """Lets calls of known clients through, and tells the servicers whose they are.
+    """Lets calls of known callers through, and tells the servicers the caller's identity.
 
     Args:
-        control: Who may call.
         operator_services: Full names of services that need an identity for all tenants.
         on_refused: Called with the full name of the method and the error of each call that is refused.
     """
@@ -84,7 +83,7 @@ class AccessInterceptor(HandlerInterceptor):
         self._on_refused = on_refused
 
     def wrap(self, method: str, handler: Handler) -> Handler:
-        """Return the handler with its callers checked."""
+        """Return the handler behind a check of its caller."""
         service = method.rpartition("/")[0].lstrip("/")
         if service == health.SERVICE_NAME:
             return handler
@@ -113,10 +112,7 @@ class AccessInterceptor(HandlerInterceptor):
 
 
 def access_control(config: ClientSideConfig) -> AccessControl | None:
-    """Return who may call a scheduler; None: everybody may.
-
-    Raises: TokensFileError: the file of tokens cannot be used.
-    """
+    """Return the check of callers; None: all may call. Raises TokensFileError: the tokens file cannot be used."""
     path = config.tokens_file
     if path is None and not config.trusted_clients:
         return None

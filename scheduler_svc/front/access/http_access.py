@@ -1,4 +1,4 @@
-"""Asks at the beginning of a request over HTTP who sends it, as `access_control.py` does over gRPC."""
+"""Identifies the sender of an HTTP request, as `access_control.py` does for gRPC."""
 
 import logging
 from collections.abc import Collection
@@ -21,15 +21,15 @@ HOW_TO_SEND = "send the header Authorization: Bearer TOKEN"
 def identify(
     access: AccessControl | None, request: "web.BaseRequest", *, is_for_operators: bool, how_to_send: str = HOW_TO_SEND
 ) -> None:
-    """Find out who sends a request, for the servicers.
+    """Identify the sender of a request for the servicers.
 
     Args:
-        access: Who may call; None: everybody.
-        request: As aiohttp has it.
-        is_for_operators: Whether it needs an identity for all tenants.
-        how_to_send: How a request has a token.
+        access: Checks callers; None: all may call.
+        request: The request.
+        is_for_operators: Whether the request needs an identity for all tenants.
+        how_to_send: How a request sends a token.
 
-    Raises: OctavoServiceError: they may not; the log says so.
+    Raises: OctavoServiceError: the caller is refused; this is logged.
     """
     if access is None:
         set_identity(ANYBODY)
@@ -48,7 +48,7 @@ def identify(
 
 
 def _authorizations(request: "web.BaseRequest") -> list[str]:
-    """Return what a request says of its token; Anthropic's clients have a header of their own."""
+    """Return the credentials of a request; Anthropic's clients send them in a header of their own."""
     keys = (f"Bearer {key}" for key in request.headers.getall("x-api-key", []))
     return request.headers.getall("Authorization", []) or list(keys)
 

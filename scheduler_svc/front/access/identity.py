@@ -1,7 +1,7 @@
-"""Who makes a call, and what they may do.
+"""The identity of a caller, and what it may do.
 
-`access_control.py` finds out at the beginning of each call; servicers ask `current_identity()`. Where nobody
-is asked who they are, everybody may act for any tenant.
+`access_control.py` sets it at the beginning of each call; servicers read it with `current_identity()`. Where callers
+are not checked, every caller may act for any tenant.
 """
 
 from collections.abc import Iterator
@@ -14,27 +14,27 @@ from octavo_shared.errors import NoExecutorError, PermissionDeniedError, Unavail
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who makes a call.
+    """The identity of a caller.
 
     Attributes:
-        tenant: Whom they act for; None: any tenant, and they may use what is for operators.
+        tenant: The tenant that it acts for; None: any tenant, and it may call what is for operators.
     """
 
     tenant: str | None
 
     @property
     def is_operator(self) -> bool:
-        """Whether they may act for any tenant."""
+        """Whether the caller may act for any tenant."""
         return self.tenant is None
 
     def may_act_for(self, tenant: str) -> bool:
-        """Return whether what belongs to a tenant is theirs to use."""
+        """Return whether the caller may use what belongs to a tenant."""
         return self.tenant is None or self.tenant == tenant
 
     def tenant_for(self, requested: str) -> str:
-        """Return the tenant of a request that names `requested`; empty: it names none.
+        """Return the tenant of a request that names `requested`; empty: the request names none.
 
-        Raises: PermissionDeniedError: they may not act for that tenant.
+        Raises: PermissionDeniedError: the caller may not act for that tenant.
         """
         if self.tenant is None:
             return requested
@@ -53,18 +53,18 @@ _identity: ContextVar[Identity] = ContextVar("identity", default=ANYBODY)
 
 
 def current_identity() -> Identity:
-    """Return who makes the call that runs."""
+    """Return the identity of the current caller."""
     return _identity.get()
 
 
 def set_identity(identity: Identity) -> None:
-    """Say, at the beginning of a call, who makes it."""
+    """Set the identity of the caller, at the beginning of a call."""
     _identity.set(identity)
 
 
 @contextmanager
 def private_deployment() -> Iterator[None]:
-    """Tell tenants that there is no executor, but not why: addresses and files are the operators' business."""
+    """Hide from tenants why there is no executor: addresses and files are for operators only."""
     try:
         yield
     except NoExecutorError as error:

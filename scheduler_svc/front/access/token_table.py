@@ -22,10 +22,10 @@ class TokensFileError(OctavoServiceError):
 
 
 class TokenTable:
-    """Whose token it is. Tokens are kept as digests.
+    """Finds the identity that belongs to a token. Tokens are kept as digests.
 
     Args:
-        entries: Tenant and token each.
+        entries: Pairs of tenant and token.
     """
 
     def __init__(self, entries: Sequence[tuple[str, str]]) -> None:
@@ -34,9 +34,9 @@ class TokenTable:
         ]
 
     def find(self, token: str) -> Identity | None:
-        """Return whose token it is; None: nobody's.
+        """Return the identity that belongs to a token; None: the token is unknown.
 
-        Every entry is compared, each in constant time: how long it takes says nothing about any token.
+        Every entry is compared, each in constant time, so the time says nothing about any token.
         """
         digest, found = _digest(token), None
         for own, identity in self._entries:

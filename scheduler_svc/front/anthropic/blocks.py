@@ -1,7 +1,7 @@
-"""The content of an answer in blocks: what the model thinks, its text, and its calls of tools, one behind the other.
+"""The content of an answer as blocks, in order: the model's thinking, its text and its tool calls.
 
-A call that breaks off is no block, and what was told of a block cannot be taken back: so a call is told once it is
-whole, and an answer has the same blocks however it comes.
+A call that breaks off becomes no block, and a block that was sent cannot be taken back. So a call is sent only once
+it is complete, and an answer has the same blocks with and without streaming.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from scheduler_svc.front.tool_calls.events import (
     ToolCallBroken,
 )
 
-# Clients want one, and send it back unread: nobody checks here that this server wrote the thoughts.
+# Clients require one, and send it back unread. Nothing here checks that this server wrote the thinking.
 SIGNATURE = "octavo"
 
 
@@ -57,10 +57,7 @@ class Blocks:
     """Makes the blocks of one answer.
 
     Args:
-        tells_thinking: Whether it has what the model thinks.
-
-    Attributes:
-        has_calls: Whether it calls tools.
+        tells_thinking: Whether the answer includes the model's thinking.
     """
 
     def __init__(self, *, tells_thinking: bool) -> None:
@@ -72,7 +69,7 @@ class Blocks:
         self.has_calls = False
 
     def add(self, events: Iterable[OutputEvent]) -> list[BlockEvent]:
-        """Return what the next events of the output make certain."""
+        """Return the block events that the next output events make certain."""
         made: list[BlockEvent] = []
         for event in events:
             match event:
@@ -95,7 +92,7 @@ class Blocks:
         return made
 
     def end(self) -> list[BlockEvent]:
-        """Return the rest: the output has ended."""
+        """Return the remaining events: the output has ended."""
         made: list[BlockEvent] = []
         self._tell_call(made)
         self._close(made)
@@ -107,7 +104,7 @@ class Blocks:
         made.append(BlockDelta(self._index, kind, text))
 
     def _tell_call(self, made: list[BlockEvent]) -> None:
-        """Tell of the call that is held, if there is one: it is whole, as something else comes."""
+        """Send the call that is held, if any: something else follows, so it is complete."""
         if self._call is None:
             return
         self._open(made, "tool_use", self._call.id, self._call.name)

@@ -1,4 +1,4 @@
-"""The messages of the Messages API as those of a chat: results of tools are messages of their own there."""
+"""The messages of the Messages API as chat messages: there, each tool result is a message of its own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,10 +22,10 @@ _BLOCKS = {
 # Between the texts of two messages of one role.
 _BETWEEN_MESSAGES = "\n\n"
 
-# Around instructions in the middle: few chat templates take a system message there. Claude Code wrote them so before.
+# Around system messages in the middle: few chat templates allow them there. Claude Code used this form.
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 
-# In front of what a tool said of its failure: chats have no flag for it.
+# Before the message of a tool that failed: chats have no flag for a failure.
 _FAILED = "Error: "
 
 
@@ -34,8 +34,7 @@ class ChatConversation:
     """A conversation as a chat has it.
 
     Attributes:
-        messages: Of the chat.
-        places: Where each came from, as errors call it.
+        places: The path of each in the request, for errors.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -71,7 +70,7 @@ def chat_conversation(fields: ConversationFields) -> ChatConversation:
 
 
 def _add_user(chat: ChatConversation, turns: Sequence[tuple[int, Turn]], calls: Sequence[str]) -> None:
-    """Add what the user and the system say in a row: first the results of the assistant's last calls, then texts."""
+    """Add consecutive messages of user and system: first the results of the assistant's last calls, then texts."""
     texts, open_calls = [], list(calls)
     num_results = 0
     for place, turn in turns:
@@ -95,7 +94,7 @@ def _add_user(chat: ChatConversation, turns: Sequence[tuple[int, Turn]], calls: 
 
 
 def _add_assistant(chat: ChatConversation, turns: Sequence[tuple[int, Turn]]) -> list[str]:
-    """Add what the assistant says in a row; return the ids of its calls."""
+    """Add consecutive messages of the assistant; return the ids of its calls."""
     texts, thoughts, calls = [], [], {}
     for place, turn in turns:
         said: list[str] = []

@@ -18,7 +18,7 @@ from scheduler_svc.front.openai.errors import ApiError, api_error
 PATH = "/v1/messages"
 VERSION_HEADER = "anthropic-version"
 
-# Of a server that cannot answer now; no other API has it.
+# The status of an overloaded server; no other API has it.
 OVERLOADED = 529
 
 _TYPES = {
@@ -38,22 +38,22 @@ _CHOICES = {'"required"': '"any"', "a function": '"tool"'}
 
 @dataclass(eq=False)
 class MessagesError(ApiError):
-    """A request is answered with an error that Anthropic's clients read; `request_id` is that of the call."""
+    """An error in the shape that Anthropic's clients read; `request_id` is that of the call."""
 
     request_id: str = ""
 
     @property
     def body(self) -> bytes:
-        """The JSON that they read."""
+        """The JSON body."""
         other = "api_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
         error: dict[str, object] = {"type": _TYPES.get(self.status, other), "message": self.message}
-        if self.param == THREAD:  # by this code Anthropic's clients send the whole conversation instead
+        if self.param == THREAD:  # after this code Anthropic's clients send the whole conversation
             error["details"] = {"error_code": "thread_unsupported_request"}
         return to_json({"type": "error", "error": error, "request_id": self.request_id})
 
 
 def speaks_anthropic(request: web.BaseRequest) -> bool:
-    """Return whether a client of Anthropic's API sends a request."""
+    """Return whether a request comes from a client of Anthropic's API."""
     return request.path.startswith(PATH) or VERSION_HEADER in request.headers
 
 
@@ -75,12 +75,12 @@ def messages_error(
 
     Args:
         error: See `api_error`.
-        places: Where each message of the chat came from.
+        places: The path of each message of the chat in the request.
         numbers: Sampling parameters as they were sent.
     """
     if isinstance(error, PromptTooLongError):
         size, answer = error.size, api_error(error)
-        if size.endswith(" tokens"):  # clients look for these words, and shorten the conversation
+        if size.endswith(" tokens"):  # at these words clients shorten the conversation
             message = f"prompt is too long: {size} > {error.limits.max_prompt_tokens} maximum"
             return replace(answer, message=message)
         return answer

@@ -16,7 +16,7 @@ from scheduler_svc.front.openai.other_fields import FieldRule
 # A block's mark for Anthropic's prompt cache. Here prefixes are found by their content.
 CACHE_CONTROL = "cache_control"
 
-# A conversation that Anthropic's servers hold. The tool runner of Anthropic's client asks for one unless told not to.
+# A conversation stored on Anthropic's servers. The tool runner of Anthropic's client asks for one by default.
 THREAD = "thread"
 
 # The blocks that are carried, and the fields that each may have.
@@ -35,7 +35,7 @@ _OBJECT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "output_config": ("format", "effort"),
 }
 
-# Of a tool; the last two change what Anthropic's servers do with it.
+# Fields of a tool; the last two change only what Anthropic's servers do with it.
 TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", CACHE_CONTROL, "eager_input_streaming")
 
 
@@ -134,7 +134,7 @@ REFUSED: Mapping[str, FieldRule] = {
 
 
 def unknown_inside(fields: RequestFields, notes: Collection[str]) -> Iterator[str]:
-    """Yield the paths of unknown fields inside the others; `notes` are known in blocks."""
+    """Yield the paths of unknown fields inside known ones; `notes` are known in blocks."""
     assert isinstance(fields, ConversationFields)
     for place, turn in enumerate(fields.messages):
         yield from (f"messages[{place}].{name}" for name in turn.model_extra or {})

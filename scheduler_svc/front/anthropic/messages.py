@@ -42,8 +42,8 @@ class AskedChat:
 
     Attributes:
         fields: In OpenAI's words.
-        places: Where each of its messages came from.
-        asked: In the terms of the native API.
+        places: The path of each of its messages in the request.
+        asked: The same as native requests.
     """
 
     fields: ChatFields
@@ -55,8 +55,6 @@ class Messages:
     """Answers both endpoints.
 
     Args:
-        models: What runs their requests.
-        answering: Reads their fields.
         formats: How the model writes tool calls and reasoning.
     """
 
@@ -66,7 +64,7 @@ class Messages:
         self._formats = formats
 
     def routes(self) -> Mapping[str, Route]:
-        """Return them by path."""
+        """Return the routes by path."""
         return {
             PATH: Route("POST", self._answer, "messages"),
             f"{PATH}/count_tokens": Route("POST", self._count_tokens, "count_tokens"),
@@ -103,7 +101,7 @@ class Messages:
         name_ignored(call.headers, ["output_config.effort"] if unread_by_template(chat.fields, model) else [])
 
         def count(model: TextModel, limits: RequestLimits) -> int:
-            self._formats.outputs(chat.fields, chat.asked, model)  # refuses its tools, or leaves them out
+            self._formats.outputs(chat.fields, chat.asked, model)  # refuses the tools, or leaves them out
             [request] = chat.asked.requests
             return len(tokenization.tokenize_messages(request.messages, model, limits))
 
@@ -121,7 +119,7 @@ def _asked_chat(fields: ConversationFields, limits: RequestLimits) -> AskedChat:
 
 
 def _message(model_name: str, response: Response, outputs: ChatOutputs) -> bytes:
-    """Return an answer that is complete."""
+    """Return the body of a complete answer."""
     [output] = response.outputs
     blocks = Blocks(tells_thinking=outputs.tells_reasoning)
     parser = None if outputs.are_plain else outputs.parser(response, 0)
@@ -134,7 +132,7 @@ def _message(model_name: str, response: Response, outputs: ChatOutputs) -> bytes
 async def _in_own_words(
     doing: Awaitable[_T], places: Sequence[str] = (), numbers: Mapping[str, float] | None = None
 ) -> _T:
-    """Return what comes of something; its errors have the names of the Messages API."""
+    """Return the result of an awaitable; errors name fields as the Messages API does."""
     try:
         return await doing
     except OctavoServiceError as error:

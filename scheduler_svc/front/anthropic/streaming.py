@@ -2,7 +2,7 @@
 
     message_start, {content_block_start, content_block_delta..., content_block_stop}..., message_delta, message_stop
 
-A ping follows the first content_block_start. The text of an event that comes with every token is written once.
+A ping follows the first content_block_start. The constant text of an event that comes with every token is built once.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,15 +32,7 @@ _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class MessageStream(EventStream):
-    """Sends one answer as it comes.
-
-    Args:
-        call: What is answered.
-        waits_for: See `EventStream`.
-        model_name: Of the model.
-        response: Brings the deltas.
-        outputs: Parses them.
-    """
+    """Sends one answer as it comes."""
 
     def __init__(
         self, call: Call, waits_for: Callable[[], str], model_name: str, response: Response, outputs: ChatOutputs
@@ -69,11 +61,11 @@ class MessageStream(EventStream):
         return await self.end(_frame("error", in_shape_of(self._call, error).body))
 
     async def finish(self) -> web.StreamResponse:
-        """End."""
+        """End the stream."""
         return await self.end(_event({"type": "message_stop"}))
 
     def _start(self) -> bytes:
-        """Return the first event; what was in the prefix cache is known at the end."""
+        """Return the first event; how much of the prompt was cached is known only at the end."""
         head, ending = message_head(self._answer, self._model_name), {"stop_reason": None, "stop_sequence": None}
         counts = _usage(len(self._answer.request.prompt_token_ids), 0, 0)
         return _event({"type": "message_start", "message": {**head, "content": [], **ending, "usage": counts}})
@@ -85,7 +77,7 @@ def message_head(response: Response, model_name: str) -> dict[str, Any]:
 
 
 def parsed_events(parser: OutputParser | None, text: str, ended: Output | None = None) -> list[OutputEvent]:
-    """Return what more text of an output means, and with `ended` its rest; `parser` None: all text is content."""
+    """Return the events of more text, and with `ended` the last ones; `parser` None: all text is content."""
     if parser is None:
         return [ContentDelta(text)] if text else []
     events = parser.feed(text)
@@ -95,7 +87,7 @@ def parsed_events(parser: OutputParser | None, text: str, ended: Output | None =
 
 
 def ended_by(output: Output, blocks: Blocks) -> dict[str, str | None]:
-    """Return why an output ended."""
+    """Return the fields that say why an output ended."""
     reason = "tool_use" if blocks.has_calls else "end_turn"
     if output.finish_reason is FinishReason.LENGTH:
         reason = "max_tokens"

@@ -13,7 +13,7 @@ _THINKING = ("enabled", "disabled", "adaptive")
 
 
 def chat_tools(fields: ConversationFields) -> dict[str, Any]:
-    """Return the fields of a chat that say the same of tools. Raises InvalidFieldError: one is wrong."""
+    """Return the chat's fields for tools. Raises InvalidFieldError: a field is wrong."""
     choice, is_single = _choice(fields.tool_choice)
     if not fields.tools:
         if choice not in (None, "none"):
@@ -25,7 +25,7 @@ def chat_tools(fields: ConversationFields) -> dict[str, Any]:
 
 
 def chat_thinking(fields: ConversationFields) -> dict[str, Any]:
-    """Return the fields of a chat that say the same of thinking. Raises InvalidFieldError: it is wrong."""
+    """Return the chat's fields for thinking. Raises InvalidFieldError: a field is wrong."""
     thinking = {"type": "disabled"} if fields.thinking is None else _object(fields.thinking, "thinking")
     kind = thinking.get("type")
     if kind not in _THINKING:
@@ -44,7 +44,7 @@ def chat_thinking(fields: ConversationFields) -> dict[str, Any]:
 
 
 def chat_format(fields: ConversationFields) -> dict[str, Any]:
-    """Return the fields of a chat that hold its answer to a schema. Raises InvalidFieldError: it is wrong."""
+    """Return the chat's fields that make an answer follow a schema. Raises InvalidFieldError: the schema is wrong."""
     if fields.output_config is None:
         return {}
     config = _object(fields.output_config, "output_config")
@@ -59,7 +59,7 @@ def chat_format(fields: ConversationFields) -> dict[str, Any]:
 
 
 def _choice(sent: Any) -> tuple[Any, bool]:
-    """Return the choice of a chat, and whether the answer has one call at most."""
+    """Return the chat's tool choice, and whether the answer has one call at most."""
     if sent is None:
         return None, False
     kind = _object(sent, "tool_choice").get("type")

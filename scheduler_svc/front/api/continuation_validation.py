@@ -1,6 +1,6 @@
-"""Check what a client says to have of an answer that was cut.
+"""Check what a client says it has of an answer that was interrupted.
 
-What a request could not have brought is refused: nothing else would be the answer that it had without the cut.
+What the request could not have produced is refused: the continued answer would differ from an uninterrupted one.
 `request_validation.py` calls this.
 """
 
@@ -23,14 +23,14 @@ from scheduler_svc.request.provenance import Numerics
 
 _FIELD = "continuation"
 
-# Of a numerics id or a digest of weights; no executor may have longer ones.
+# Longest numerics id or digest of weights; no executor has longer ones.
 MAX_ID_CHARS = 256
 
 
 def accepted_limits(request: pb.GenerateRequest, served: RequestLimits) -> RequestLimits:
-    """Return what bounds a request: the longest sequence is the one that it was first accepted for.
+    """Return the limits of a request; its longest sequence is the one that it was first accepted with.
 
-    Raises: InvalidFieldError: it cannot have been accepted for that.
+    Raises: InvalidFieldError: it cannot have been accepted with that.
     """
     max_model_len = request.continuation.max_model_len
     shortest = len(request.token_ids.ids) + 1
@@ -47,16 +47,16 @@ def validate_continuation(
     limits: RequestLimits,
     tokenizer: Tokenizer,
 ) -> tuple[Continuation, ContinuedAnswer]:
-    """Return a request's continuation, as the engine and as the front need it; may take long.
+    """Return a continuation as the engine needs it and as the front needs it; may take long.
 
     Args:
-        request: With a continuation; the rest of it was checked.
-        engine: The same for the engine.
+        request: A request with a continuation; all else in it was checked.
+        engine: The same request for the engine.
         options: What the answer consists of.
-        limits: What bounds it.
-        tokenizer: Of the model.
+        limits: The limits of the request.
+        tokenizer: The model's.
 
-    Raises: InvalidFieldError: the first thing that cannot be.
+    Raises: InvalidFieldError: for the first impossible value.
     """
     message = request.continuation
     rule = "token_ids: the prompt token ids from `accepted` (include_prompt_token_ids)"
@@ -109,7 +109,7 @@ class _Check:
         self._limits = limits
 
     def text(self, tokenizer: Tokenizer) -> ContinuedText:
-        """Return it, with its text made again."""
+        """Return the output, with its text decoded again."""
         output = self._output
         token_ids = list(output.token_ids)
         reason = self._end_by_tokens(token_ids)
@@ -169,7 +169,7 @@ class _Check:
 
 
 def _prompt_logprobs(message: pb.Continuation, engine: EngineRequest) -> tuple[list[float], Alternatives]:
-    """Return what is known of the prompt's log-probabilities."""
+    """Return the log-probabilities of the prompt that the client has."""
     given = message.prompt_logprobs
     width = engine.num_prompt_logprobs
     most = 0 if width == NO_LOGPROBS else len(engine.prompt_token_ids) - 1

@@ -1,6 +1,6 @@
-"""The way of a request through the front, whatever protocol it came by: checked, submitted, answered by a `Response`.
+"""The path of a request through the front, whatever its protocol: it is checked, submitted, answered by a `Response`.
 
-`servicer.py` speaks gRPC around it, `scheduler_svc/front/openai/` HTTP; both give it a `GenerateRequest` of
+`servicer.py` wraps this in gRPC, `scheduler_svc/front/openai/` in HTTP; both give it a `GenerateRequest` of
 `octavo.generation.v1`, so there is one set of checks.
 """
 
@@ -42,13 +42,13 @@ if TYPE_CHECKING:  # imports opentelemetry
 
 TracedRequest: TypeAlias = pb.GenerateRequest | pb.EmbedRequest | pb.ScoreRequest
 
-# Returns what a call says of its trace: keys in small letters, and values; asked only if requests are traced.
+# Returns the trace headers of a call: lower-case keys, and values. Called only if requests are traced.
 Metadata: TypeAlias = Callable[[], Iterable[tuple[str, str | bytes]] | None]
 
-# Returns the grammar of a request's outputs, given its prompt; for APIs that say it otherwise than the native one.
+# Returns the grammar of a request's outputs, given its prompt; for APIs whose grammar fields are not the native ones.
 GrammarMaker: TypeAlias = Callable[[Sequence[int] | Int32Array], AskedGrammar]
 
-# For people who ask what became of a request; nobody is there any more to be told it.
+# Why a request was aborted, for operators: its client is gone.
 CLIENT_LEFT = "the client cancelled the call or disconnected"
 
 
@@ -56,17 +56,12 @@ class Generation:
     """Runs the requests for one model.
 
     Args:
-        engine: Computes them.
-        tokenizer: That of the served model.
-        settings: The front's part of the configuration.
-        tracer: Makes the spans of requests; None: nothing does.
-        grammars: Checks their grammars; None: in a process of its own.
-        pace: Of the streams of all models of the front; None: one of its own.
+        tracer: Makes the spans of requests; None: requests are not traced.
+        grammars: Checks grammars; None: with a compiler process of its own.
+        pace: The pace of the streams, shared by all models of the front; None: one of its own.
 
     Attributes:
-        pace: Of all streams; somebody has to run its `watch`.
-        text_threads: Where requests with text are checked.
-        grammars: As above.
+        pace: The pace of the streams; its `watch` must be run.
     """
 
     def __init__(
@@ -90,7 +85,7 @@ class Generation:
 
     @property
     def model(self) -> TextModel | None:
-        """What is served, or was last; None: no executor has been attached yet."""
+        """The model that is served, or was last; None: no executor has been attached yet."""
         served = self.engine.model
         return None if served is None else self.text_model(served)
 
@@ -99,7 +94,7 @@ class Generation:
         return self._tokenizer.model(served)
 
     def served(self) -> tuple[TextModel, RequestLimits]:
-        """Return the model and what bounds its requests. Raises NoExecutorError: there is none yet."""
+        """Return the model and the limits of its requests. Raises NoExecutorError: there is none yet."""
         model = self.model
         if model is None:
             with private_deployment():
@@ -108,9 +103,9 @@ class Generation:
 
     @contextmanager
     def reading(self) -> Iterator[RequestLimits]:
-        """Let a call count as waiting while its request is read; gives what bounds the request.
+        """Count a call as waiting while its request is read; yields the limits of the request.
 
-        Raises: UnavailableError, NoExecutorError, QueueFullError: it would not be queued.
+        Raises: UnavailableError, NoExecutorError, QueueFullError: the request would not be queued.
         """
         with private_deployment(), self.engine.checking("", current_identity().tenant_for("")) as served:
             yield RequestLimits.of(self.text_model(served), self.settings)
@@ -125,16 +120,16 @@ class Generation:
         time_left_s: float | None = None,
         make_grammar: GrammarMaker | None = None,
     ) -> AsyncIterator[Response]:
-        """Check and submit a request, and give its response; a request that is left before its end is aborted.
+        """Check and submit a request, and yield its response; abort the request if the caller leaves before its end.
 
         Args:
-            request: Its tenant is filled in.
-            metadata: Of the call.
-            why_left: Asked why the caller left, if it did.
+            request: The request; its tenant is filled in.
+            metadata: The call's.
+            why_left: Returns why the caller left; called if it did.
             time_left_s: See `accept`.
             make_grammar: See `accept`.
 
-        Raises: OctavoServiceError: it is refused.
+        Raises: OctavoServiceError: the request is refused.
         """
         accepted = await self.accept(request, metadata, time_left_s=time_left_s, make_grammar=make_grammar)
         try:
@@ -155,20 +150,20 @@ class Generation:
         """Check and submit a request; the caller closes it.
 
         Args:
-            request: Its tenant is filled in.
-            metadata: Of the call.
-            returns_text: Whether the answer is to have text.
+            request: The request; its tenant is filled in.
+            metadata: The call's.
+            returns_text: Whether the answer has text.
             listener: See `Response`.
-            time_left_s: How long the caller still waits for the answer; None: for as long as it takes.
-            make_grammar: Makes the grammar of the outputs; None: the request has it, or none.
+            time_left_s: How long the caller still waits for the answer; None: without limit.
+            make_grammar: Makes the grammar of the outputs; None: the request's own, if any.
 
-        Raises: OctavoServiceError: it is refused.
+        Raises: OctavoServiceError: the request is refused.
         """
         received_at_s = monotonic_s()
         request.tenant = current_identity().tenant_for(request.tenant)
         await self.engine.wait_until_reachable()
         with private_deployment(), self.traced(request, metadata) as trace:
-            # A continuation takes the place of a call that still has the request.
+            # A continuation replaces a call that still has the request.
             new_id = "" if request.HasField("continuation") else request.request_id
             with self.engine.checking(new_id, request.tenant) as served, self._checks.running(request):
                 model = self.text_model(served)
@@ -194,11 +189,11 @@ class Generation:
         return AcceptedRequest(response, trace)
 
     def traced(self, request: TracedRequest, metadata: Metadata) -> "RequestTrace | AbstractContextManager[None]":
-        """Return what records whether the request is refused."""
+        """Return a context that records a refusal in the request's trace."""
         return nullcontext() if self._tracer is None else self._tracer.receive(request, metadata() or ())
 
     async def abort(self, request_id: str) -> bool:
-        """End a live request; False: there is none of this id for the caller, who may not act for other tenants."""
+        """End a live request; False: the caller may abort no request with this id."""
         if self._checks.abort(request_id):
             return True
         return await self.engine.abort_request(request_id, current_identity().tenant)
@@ -206,11 +201,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """A request that was submitted.
-
-    Attributes:
-        response: Its answer.
-    """
+    """A request that was submitted."""
 
     response: Response
     _trace: "RequestTrace | None"
@@ -220,7 +211,7 @@ class AcceptedRequest:
         self.response.abort(RequestAbortedError(why))
 
     def close(self, why_left: Callable[[], str] = lambda: CLIENT_LEFT) -> None:
-        """Nobody waits for it any more, and why: abort it if it has not ended."""
+        """Abort the request if it has not ended: its caller no longer waits, and `why_left` says why."""
         if self.response.ended is None:
             self.abort(why_left())
         if self._trace is not None:
@@ -228,7 +219,7 @@ class AcceptedRequest:
 
 
 def has_text(request: pb.GenerateRequest) -> bool:
-    """Return whether something in a request is tokenized."""
+    """Return whether a request has text to tokenize."""
     return request.WhichOneof("prompt") != "token_ids" or bool(request.sampling_params.banned_words)
 
 
@@ -244,7 +235,7 @@ def check_request(
     """
     check_request_fields(request)
     is_guided = make_grammar is not None or request.sampling_params.HasField("grammar")
-    if is_guided:  # the end of the sequence ends a grammar, and comes only there
+    if is_guided:  # a grammar ends with the end of the sequence, and only there
         request.sampling_params.ignore_eos = False
     served = RequestLimits.of(model, settings)
     limits = accepted_limits(request, served)
@@ -262,15 +253,15 @@ def check_request(
 
 
 def own_grammar(request: pb.GenerateRequest, prompt_token_ids: Sequence[int] | Int32Array) -> AskedGrammar:
-    """Return the grammar that is in a request. Raises InvalidFieldError: there is none, or it is too large."""
-    del prompt_token_ids  # whatever the prompt is
+    """Return the grammar in a request. Raises InvalidFieldError: there is none, or it is too large."""
+    del prompt_token_ids  # the grammar is the same for all prompts
     return whole(message_part(request.sampling_params.grammar, "sampling_params.grammar"))
 
 
 def check_weights(continuation: pb.Continuation, served: ServedModel) -> None:
-    """Refuse to go on with an answer that another model began, as far as the weights are known.
+    """Refuse to continue an answer that other weights began, as far as the weights are known.
 
-    Raises: UnavailableError: another scheduler may have that model.
+    Raises: UnavailableError: another scheduler may serve those weights.
     """
     begun_with, weights = continuation.weights_digest, served.reproducibility.weights_digest
     if begun_with and weights and begun_with != weights:

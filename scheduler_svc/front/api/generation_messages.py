@@ -1,10 +1,10 @@
-"""The messages of GenerationService that an answer is made of."""
+"""The messages of an answer, for GenerationService."""
 
 from itertools import starmap
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.values.sampling_parameters import BEAMLESS_STAGES, ROW_PARAMETERS
+from octavo.values.sampling_params_table import BEAMLESS_STAGES, ROW_PARAMS
 from octavo_shared.step_wire.step import NO_LOGPROBS
 from scheduler_svc.front.output import Delta, Output, PromptDelta
 from scheduler_svc.front.response import Response
@@ -34,11 +34,11 @@ def accepted_message(request: pb.GenerateRequest, response: Response) -> pb.Acce
 def effective_params(
     params: generation_pb2.SamplingParams, asked: EngineRequest, max_output_tokens: int
 ) -> generation_pb2.SamplingParams:
-    """Return the parameters with what was chosen for those that are unset: by the model, and by us."""
+    """Return the request's parameters, with the model's or our own defaults for those that are unset."""
     effective = generation_pb2.SamplingParams()
     effective.CopyFrom(params)
     is_beam = asked.beam_search is not None
-    for parameter in ROW_PARAMETERS:
+    for parameter in ROW_PARAMS:
         name = parameter.name
         if not parameter.is_public or params.HasField(name) or (is_beam and parameter.stage in BEAMLESS_STAGES):  # type: ignore[arg-type]
             continue
@@ -51,7 +51,7 @@ def effective_params(
 
 
 def event_message(delta: Delta | PromptDelta) -> pb.GenerateResponse:
-    """Return the event of something new."""
+    """Return the event of a delta."""
     if isinstance(delta, PromptDelta):
         return pb.GenerateResponse(prompt_logprobs=prompt_message(delta.logprobs, delta.alternatives))
     message = pb.OutputDelta(
@@ -68,12 +68,12 @@ def event_message(delta: Delta | PromptDelta) -> pb.GenerateResponse:
 
 
 def provenance_message(first_token: int, numerics: Numerics) -> generation_pb2.Provenance:
-    """Return the message of a span of an output."""
+    """Return the message of one span of an output."""
     return generation_pb2.Provenance(first_token=first_token, **numerics._asdict())
 
 
 def prompt_message(logprobs: list[float], alternatives: Alternatives) -> generation_pb2.PromptLogprobs:
-    """Return the message of log-probabilities of the prompt."""
+    """Return the message of the prompt's log-probabilities."""
     return generation_pb2.PromptLogprobs(
         logprobs=logprobs,
         alternative_token_ids=alternatives.token_ids,
@@ -82,7 +82,7 @@ def prompt_message(logprobs: list[float], alternatives: Alternatives) -> generat
 
 
 def finished_message(response: Response, *, is_lean: bool, shows_provenance: bool = False) -> pb.RequestFinished:
-    """Return the last event of a request that has finished; a lean one leaves out what the deltas brought."""
+    """Return the last event of a finished request; a lean one leaves out what the deltas had."""
     ended = response.ended
     assert ended is not None, "it has finished"
     usage = generation_pb2.Usage(
@@ -107,7 +107,7 @@ def finished_message(response: Response, *, is_lean: bool, shows_provenance: boo
 
 
 def output_message(output: Output, *, is_lean: bool) -> generation_pb2.Output:
-    """Return a finished output's message; a lean one leaves out what the deltas brought."""
+    """Return the message of a finished output; a lean one leaves out what the deltas had."""
     assert output.finish_reason is not None, "a request ends after its last output"
     message = generation_pb2.Output(
         output_index=output.output_index,

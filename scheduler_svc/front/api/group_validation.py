@@ -1,13 +1,13 @@
-"""Check how many outputs a request wants, how its beams are searched, and on whose account it runs.
+"""Check how many outputs a request wants, how its beams are searched, and for which tenant it runs.
 
-That is n, best_of and the fields of beam search; priority, tenant and cache salt. What contradicts
-itself is refused, with the rule. `request_validation.py` calls this and checks the rest.
+That is n, best_of and the fields of beam search; priority, tenant and cache salt. Contradictions are refused with the
+rule. `request_validation.py` calls this and checks the rest.
 """
 
 import hashlib
 
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
-from octavo.values.sampling_parameters import INT32_MAX, Stage, of_stage
+from octavo.values.sampling_params_table import INT32_MAX, Stage, of_stage
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
 from scheduler_svc.front.api.sampling_validation import number
@@ -25,7 +25,7 @@ EARLY_STOPPING = {
 }
 
 
-# As clients write it: octavo.Client and people who speak of transformers' generate().
+# The words of clients: of octavo.Client, and of transformers' generate().
 EARLY_STOPPING_WORDS = {
     generation_pb2.EARLY_STOPPING_TRUE: "True",
     generation_pb2.EARLY_STOPPING_FALSE: "False",
@@ -53,9 +53,9 @@ def output_counts(params: generation_pb2.SamplingParams, limits: RequestLimits) 
 
 
 def beam_search_params(params: generation_pb2.SamplingParams, limits: RequestLimits) -> BeamSearchParams | None:
-    """Return how to search, None if the request is sampled.
+    """Return the parameters of the beam search; None: the request is sampled.
 
-    Raises: InvalidFieldError: a number is out of range, or a field belongs to the other way of decoding.
+    Raises: InvalidFieldError: a number is out of range, or a field is for sampling only.
     """
     width = params.beam_width
     if not width:
@@ -85,7 +85,7 @@ def _refuse_beam_fields(params: generation_pb2.SamplingParams) -> None:
 
 
 def _refuse_sampling_fields(params: generation_pb2.SamplingParams) -> None:
-    """Refuse what a beam search has no use for, unless it has its neutral value."""
+    """Refuse fields that a beam search does not use, unless they have their neutral values."""
     for parameter in of_stage(Stage.FILTER):
         # The protos' own names: HasField takes no others.
         value = getattr(params, parameter.name) if params.HasField(parameter.name) else parameter.row_value  # type: ignore[arg-type]
@@ -112,10 +112,7 @@ def check_account(
     | generation_service_pb2.ScoreRequest,
     limits: RequestLimits,
 ) -> None:
-    """Check priority, tenant and cache_salt.
-
-    Raises: InvalidFieldError: this server does not have such a tenant, or no priorities.
-    """
+    """Check priority, tenant and cache_salt. Raises InvalidFieldError: there is no such tenant, or no priorities."""
     require(limits.has_priorities or request.priority == 0, "priority", request.priority, priority_rule(limits))
     for field, text, longest in (
         ("tenant", request.tenant, MAX_TENANT_LENGTH),
@@ -124,7 +121,7 @@ def check_account(
         shown = f"{len(text)} characters long"
         require(len(text) <= longest, field, shown, f"at most {longest} characters long")
     if limits.tenants is not None:
-        # Their names are nobody else's business.
+        # Tenants may not learn each other's names.
         rule = f"one of the {len(limits.tenants)} tenants configured on this server"
         require(request.tenant in limits.tenants, "tenant", request.tenant or "empty", rule)
 

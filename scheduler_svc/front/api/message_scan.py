@@ -1,9 +1,8 @@
-"""Counts what an encoded protobuf message holds, before anything is built from it.
+"""Counts the elements of an encoded protobuf message before anything is built from it.
 
-A message of 4 MiB can hold two million submessages. To decode them takes a quarter of a second in which no other
-thread runs Python, and to check them much longer. The scan reads tags and lengths only: it builds nothing, other
-threads run between its lines, and it ends soon after the limit of a field. What passes is decoded in a few
-milliseconds.
+A message of 4 MiB can hold two million submessages. Decoding them takes a quarter of a second, in which no other
+thread runs Python, and checking them much longer. The scan reads tags and lengths only: it builds nothing, lets other
+threads run, and stops soon after a field exceeds its limit. A message that passes is decoded in a few milliseconds.
 
 Source: protobuf.dev/programming-guides/encoding.
 """
@@ -35,11 +34,10 @@ class CountLimit:
     """How many elements a repeated field may have.
 
     Attributes:
-        most: The limit.
         noun: What the elements are, behind a number.
         field: What errors call the field; empty: its path.
         cause: Where the limit comes from; empty: it is always the same.
-        error: Makes the error of its own that a field has, from the number in words.
+        error: Makes a field's own error from the number in words.
     """
 
     most: int
@@ -49,22 +47,22 @@ class CountLimit:
     error: Callable[[str], InvalidFieldError] | None = None
 
 
-# Of a repeated field that has no limit of its own.
+# For a repeated field without a limit of its own.
 DEFAULT_LIMIT = CountLimit(1024)
 
-# How far the elements beyond a limit are counted, so that the error can tell how many there are.
+# How many elements beyond a limit are counted, so that the error can give their number.
 GRACE = 1024
 
 
 class MessageScan:
     """Compares the counts of one message with their limits.
 
-    A repeated field inside a repeated message counts over all of them. A field that is not repeated may be there
-    once in its message: protobuf would take the last one, and to merge a million of them takes long.
+    A repeated field inside a repeated message is counted over all of them. Any other field may be set once in its
+    message: protobuf would take the last value, and merging a million of them takes long.
 
     Args:
-        limits: Of repeated fields, by path, such as `sampling_params.stop`.
-        opaque: Paths of messages whose inside is not counted: somebody else will.
+        limits: Limits of repeated fields, by path, such as `sampling_params.stop`.
+        opaque: Paths of messages whose content is counted elsewhere.
     """
 
     def __init__(self, limits: Mapping[str, CountLimit], opaque: Collection[str] = ()) -> None:
@@ -74,15 +72,15 @@ class MessageScan:
         self._excess = ""  # the first field with too many
 
     def check(self, content: bytes, message_class: type[Message]) -> None:
-        """Return if no field of an encoded message has more elements than it may.
+        """Check that no field of an encoded message has too many elements.
 
         Raises:
-            InvalidFieldError: one has, or there is a field that this release does not know.
-            MalformedMessageError: it cannot be decoded.
+            InvalidFieldError: a field has too many, or this release does not know it.
+            MalformedMessageError: the message cannot be decoded.
         """
         try:
             self._scan(content, 0, len(content), cast("Descriptor", message_class.DESCRIPTOR), "")
-        except IndexError as error:  # it ends in the middle of a number
+        except IndexError as error:  # the message ends in the middle of a number
             raise MalformedMessageError from error
         if self._excess:
             self._refuse(self._excess, self._counts[self._excess])
@@ -132,9 +130,9 @@ class MessageScan:
 
 
 def cut(content: bytes, number: int) -> tuple[bytes, bytes | None]:
-    """Take a field out of a message that has passed a scan: return the message without it, and the field's value.
+    """Split a field off a message that has passed a scan: return the message without it, and the field's value.
 
-    The value is that of a field with a length, such as a message; None: the field is not there.
+    The value is that of a length-delimited field, such as a message; None: the field is not set.
     """
     position = 0
     while position < len(content):
@@ -147,21 +145,21 @@ def cut(content: bytes, number: int) -> tuple[bytes, bytes | None]:
 
 
 def peek(content: bytes, path: Sequence[int], most: int) -> int:
-    """Return a number of a message that was not scanned, by the numbers of the fields that lead to it.
+    """Return a number in a message that was not scanned, given the field numbers on the path to it.
 
-    0: it is not there, or not among the first `most` fields of its message.
+    0: it is not set, or not among the first `most` fields of its message.
     """
     try:
         begin, end = _find(content, path, most)
         return _varint(content, begin)[0] if begin < end else 0
-    except IndexError:  # it is cut, which the scan will say
+    except IndexError:  # the message is truncated, which the scan reports
         return 0
 
 
 def peek_text(content: bytes, number: int, most: int) -> str:
-    """Return a text of a message that was not scanned, by the number of its field.
+    """Return a text in a message that was not scanned, given its field number.
 
-    "": it is not there, or not among the first `most` fields.
+    "": it is not set, or not among the first `most` fields.
     """
     try:
         begin, end = _find(content, (number,), most)
@@ -171,7 +169,7 @@ def peek_text(content: bytes, number: int, most: int) -> str:
 
 
 def _find(content: bytes, path: Sequence[int], most: int) -> tuple[int, int]:
-    """Return where the value of a field begins and ends; both are equal if it is not there, or behind `most` others.
+    """Return where the value of a field begins and ends; both are equal if it is absent, or behind `most` others.
 
     Raises: IndexError: the content ends before it.
     """
@@ -200,7 +198,7 @@ def _value(content: bytes, position: int, wire_type: int) -> tuple[int, int]:
             return begin, begin + length
         case 5:
             return position, position + 4
-    raise MalformedMessageError  # a group, which no message of ours has
+    raise MalformedMessageError  # a protobuf group, which our messages never have
 
 
 def _varint(content: bytes, position: int) -> tuple[int, int]:

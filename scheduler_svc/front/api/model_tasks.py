@@ -1,4 +1,4 @@
-"""What a model can do, and the refusal of everything else."""
+"""The tasks of a model, and the refusal of every other task."""
 
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError
@@ -7,7 +7,7 @@ from octavo_shared.step_wire.step import PoolingTask
 from scheduler_svc.front.text.json_text import shown_json
 from scheduler_svc.front.text.text_model import TextModel
 
-# What works with a model that does a task, over gRPC and over HTTP.
+# The calls for each task, over gRPC and over HTTP.
 _CALLS = {
     pb.MODEL_TASK_GENERATE: "Generate (/v1/chat/completions, /v1/completions)",
     pb.MODEL_TASK_EMBED: "Embed (/v1/embeddings)",
@@ -18,7 +18,7 @@ _OF_POOLING = {PoolingTask.EMBED: pb.MODEL_TASK_EMBED, PoolingTask.SCORE: pb.MOD
 
 
 class WrongTaskError(InvalidFieldError):
-    """A model is asked for something that it does not do."""
+    """A model is asked for a task that it does not do."""
 
     def __init__(self, task: "pb.ModelTask.ValueType", model: TextModel) -> None:
         can = " and ".join(_CALLS[each] for each in tasks_of(model.info))
@@ -27,7 +27,7 @@ class WrongTaskError(InvalidFieldError):
 
 
 def tasks_of(info: ExecutorInfo) -> "list[pb.ModelTask.ValueType]":
-    """Return what the model of an executor can do."""
+    """Return the tasks of an executor's model."""
     generates = [pb.MODEL_TASK_GENERATE] if info.is_generative else []
     return [*generates, *(_OF_POOLING[task] for task in PoolingTask if task in info.pooling_tasks)]
 
@@ -45,7 +45,7 @@ def check_task(task: PoolingTask, model: TextModel) -> None:
 
 
 def _remedy(task: "pb.ModelTask.ValueType", model: TextModel) -> str:
-    """Return how a model that only generates can be made to embed, as the end of a sentence."""
+    """Return how to make a model that only generates embed, as the end of a sentence."""
     if task != pb.MODEL_TASK_EMBED or model.info.pooling_tasks:
         return ""
     return ". Its directory has no pooling configuration: start the executor with --pooling last, or mean"

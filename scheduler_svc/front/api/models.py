@@ -1,6 +1,6 @@
-"""The models behind a front, by name: both ports ask here which one a request is for.
+"""The models behind a front, by name; both ports look up here which model a request is for.
 
-A scheduler's own front has one, and so has a front whose engines have no names: what is served decides its name.
+A scheduler's own front has one, and so has a front whose engines have no names: the served model decides its name.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from scheduler_svc.front.text.text_model import UnknownModelError
 if TYPE_CHECKING:  # imports opentelemetry
     from scheduler_svc.telemetry.request_tracing import RequestTrace
 
-# The name of the only model, where what is served decides it.
+# The key of the only model, where the served model decides its name.
 UNNAMED = ""
 
 
@@ -28,11 +28,8 @@ class Models:
     """Finds a model by name.
 
     Args:
-        generations: What runs the requests of each, by name; only a single one may be UNNAMED.
-        meter: Counts requests; whoever speaks a protocol tells it of each.
-
-    Attributes:
-        meter: As above.
+        generations: What runs the requests of each model, by name; only a single one may be UNNAMED.
+        meter: Counts requests; the servicers report each request to it.
     """
 
     def __init__(self, generations: Mapping[str, Generation], meter: ApiMeter | None = None) -> None:
@@ -54,11 +51,11 @@ class Models:
         return [name for name in self.all if name != UNNAMED]
 
     def choose(self, name: str) -> Generation:
-        """Return what runs the requests for a model; "": the only one.
+        """Return what runs the requests for a model; "": the only model.
 
-        A name that what is served decides is checked with the request: it may change until then.
+        A name that the served model decides is checked with the request: it may change until then.
 
-        Raises: UnknownModelError: there is none of this name; or it is empty, and there are several.
+        Raises: UnknownModelError: no model has this name; or it is empty, and there are several models.
         """
         found = self._unnamed or self._generations.get(name) or (None if name else self._only)
         if found is None:
@@ -71,9 +68,9 @@ class Models:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """Let a call count as waiting while its request is read; of several models, it is read to know for which.
+        """Count a call as waiting while its request is read; with several models, only the request names the model.
 
-        Raises: UnavailableError, NoExecutorError, QueueFullError: it would not be queued.
+        Raises: UnavailableError, NoExecutorError, QueueFullError: the request would not be queued.
         """
         if self._only is None:
             yield
@@ -83,20 +80,20 @@ class Models:
             yield
 
     def traced(self, metadata: Metadata) -> "RequestTrace | AbstractContextManager[None]":
-        """Return what records that a request is refused which could not be read."""
+        """Return a context that records the refusal of a request that could not be read."""
         return next(iter(self._generations.values())).traced(pb.GenerateRequest(), metadata)
 
     async def abort(self, request_id: str) -> bool:
         """End a live request of the caller, whichever model it runs on.
 
-        Raises: UnavailableError: no model has it whose engines answer, and those of others do not. Models that never
-            had an executor are asked only if there is no other.
+        Raises: UnavailableError: no model whose engines answer has it, and some do not answer. Models that never had
+            an executor are asked only if there is no other.
         """
         known = [one for one in self._generations.values() if one.engine.model is not None]
         return await any_says_yes(one.abort(request_id) for one in known or self._generations.values())
 
 
 def peek_model(content: bytes, message_class: type[Message]) -> str:
-    """Return what an encoded request has in its field `model`; "": nothing that may stand in a request."""
+    """Return the field `model` of an encoded request; "": it is absent or invalid."""
     fields = message_class.DESCRIPTOR.fields
     return peek_text(content, message_class.DESCRIPTOR.fields_by_name["model"].number, len(fields))

@@ -24,10 +24,10 @@ from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Float32Array
 from scheduler_svc.request.served_model import ServedModel
 
-# So many inputs of one call the engine has at once: more than a step computes, so that no step runs short.
+# Inputs of one call that the engine has at once: more than a step computes, so that no step runs short.
 MAX_IN_ENGINE = 256
 
-# How far from 1 the length of a vector may be that its model normalizes.
+# How far the length of a normalized vector may be from 1.
 _UNIT_TOLERANCE = 1e-3
 
 
@@ -55,16 +55,16 @@ async def pool(
     why_left: Callable[[], str] = lambda: CLIENT_LEFT,
     on_queued: Callable[[], None] = lambda: None,
 ) -> Pooled:
-    """Compute the vectors or the scores of all inputs; a call that is left aborts all of them.
+    """Compute the vectors or the scores of all inputs; abort all of them if the caller leaves.
 
     Args:
         generation: Runs requests for the model.
-        request: Its tenant is filled in.
-        metadata: Of the call.
-        names: What the caller calls the inputs; None: as the native API does.
-        time_left_s: How long the caller still waits; None: for as long as it takes.
-        why_left: Asked why the caller left, if it did.
-        on_queued: Called when the engine has an input: the call is not refused any more.
+        request: The request; its tenant is filled in.
+        metadata: The call's.
+        names: The caller's names of the inputs; None: those of the native API.
+        time_left_s: How long the caller still waits; None: without limit.
+        why_left: Returns why the caller left; called if it did.
+        on_queued: Called when the engine has an input: from then on the call is not refused.
 
     Raises: OctavoServiceError: the call is refused, or an input failed.
     """
@@ -95,7 +95,7 @@ async def pool(
 
 
 def cut(vectors: Float32Array, num_dimensions: int) -> Float32Array:
-    """Return the first numbers of vectors, [num_vectors, num_dimensions]; vectors of length 1 have it again."""
+    """Return the first numbers of vectors, [num_vectors, num_dimensions]; vectors of length 1 are normalized again."""
     short = vectors[:, :num_dimensions]
     is_unit = np.abs(np.linalg.norm(vectors, axis=1, keepdims=True) - 1) < _UNIT_TOLERANCE
     lengths = np.linalg.norm(short, axis=1, keepdims=True)
@@ -104,7 +104,7 @@ def cut(vectors: Float32Array, num_dimensions: int) -> Float32Array:
 
 @dataclass(slots=True)
 class _Call:
-    """The inputs of one call on their way."""
+    """The inputs of one call that run."""
 
     generation: Generation
     served: ServedModel
@@ -116,7 +116,7 @@ class _Call:
     input_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, requests: list[EngineRequest]) -> list[Float32Array]:
-        """Return the values of each. Raises OctavoServiceError: the first that failed; the others are aborted."""
+        """Return the values of each. Raises OctavoServiceError: the first input that failed; the others are aborted."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._compute(request)) for request in requests]
@@ -139,7 +139,7 @@ class _Call:
                 answer.abort(RequestAbortedError(why))
 
     async def _submit(self, request: EngineRequest, answer: PooledAnswer) -> None:
-        """Queue an input; a queue that is full of others of the call has room again when one of them ends."""
+        """Queue an input; if other inputs of the call fill the queue, wait until one of them ends."""
         while True:
             self.input_ended.clear()
             self.num_in_engine += 1

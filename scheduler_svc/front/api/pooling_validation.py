@@ -25,21 +25,21 @@ from scheduler_svc.request.parameters import StopConditions
 # The most inputs of a call, as in OpenAI's API.
 MAX_INPUTS = 2048
 
-# So many characters are tokenized at a time: each token takes some hundred bytes while it is made.
+# Characters that are tokenized at a time: each token takes some hundred bytes while it is made.
 _CHARS_AT_A_TIME = 2**18
 
-# A text may have so many characters whatever the model's length is: a long word can be a single token.
+# Characters that a text may have whatever the model's length is: a long word can be a single token.
 _MAX_CHARS = 2**17
 
 PoolingRequest: TypeAlias = pb.EmbedRequest | pb.ScoreRequest
 
-# Returns what the caller calls an input, by its index.
+# Returns the caller's name of an input, by its index.
 InputNames: TypeAlias = Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True)
 class ValidPooling:
-    """A checked call: what the engine computes, and how many numbers of each vector are told; 0: all."""
+    """A checked call: the requests for the engine, and how many numbers of each vector are returned; 0: all."""
 
     request_id: str
     requests: Sequence[EngineRequest]
@@ -103,7 +103,7 @@ def check_pooling(
 
 
 def has_text(request: PoolingRequest) -> bool:
-    """Return whether something in a call is tokenized."""
+    """Return whether a call has text to tokenize."""
     if isinstance(request, pb.ScoreRequest):
         return bool(request.documents)
     return any(each.WhichOneof("input") == "text" for each in request.inputs)
@@ -115,7 +115,7 @@ def longest_input(model: TextModel) -> int:
 
 
 def _num_dimensions(request: pb.EmbedRequest, model: TextModel) -> int:
-    """Return how many numbers of each vector are told."""
+    """Return how many numbers of each vector are returned."""
     size, config = model.info.embedding_size, model.tokenizer.embedding_config
     if not request.HasField("dimensions"):
         return 0
@@ -181,7 +181,7 @@ def _check_count(field: str, num_inputs: int) -> None:
 def _tokenize(
     request: PoolingRequest, inputs: Sequence[PoolingText | TokenizedInput], model: TextModel, names: InputNames
 ) -> list[TokenizedInput]:
-    """Return all inputs as tokens that the model knows, none too long."""
+    """Return all inputs as tokens that the model knows; none is too long."""
     longest, tokenizer = longest_input(model), model.tokenizer
     cut_to = _cut_to(request, model)
     if tokenizer.is_absent and has_text(request):
@@ -215,7 +215,7 @@ def _tokenize(
 
 
 def _cut_to(request: PoolingRequest, model: TextModel) -> int | None:
-    """Return to how many tokens longer inputs are cut; None: they are refused."""
+    """Return the length in tokens to which longer inputs are cut; None: they are refused."""
     if not request.HasField("truncate_prompt_tokens"):
         return None
     longest, is_pair = longest_input(model), isinstance(request, pb.ScoreRequest)
@@ -229,7 +229,7 @@ def _cut_to(request: PoolingRequest, model: TextModel) -> int | None:
 
 
 def _batches(texts: dict[int, PoolingText]) -> Iterator[list[int]]:
-    """Yield the indexes of texts, so many at a time that they have few characters together."""
+    """Yield the indexes of texts, in batches of few characters."""
     batch, num_chars = list[int](), 0
     for index, text in texts.items():
         batch.append(index)

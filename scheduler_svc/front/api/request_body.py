@@ -1,8 +1,8 @@
-"""Requests as they come: bytes, until somebody decides where to decode them.
+"""Requests as they arrive: bytes that are not decoded yet.
 
 A generated handler decodes on the event loop, and Python's interpreter stays locked meanwhile: a large message would
-stop every stream. So the methods that take prompts get a `RequestBody`. It is counted before it is decoded
-(`message_scan.py`); unless it is small, both are done in a thread.
+stop every stream. So the methods that take prompts get a `RequestBody`. It is counted (`message_scan.py`), then
+decoded; both in a thread, unless it is small.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from octavo_shared.grpc.interceptor import Handler, HandlerInterceptor, handler_
 from octavo_shared.step_wire.message_bytes import decode
 from scheduler_svc.front.api.message_scan import CountLimit, MessageScan
 
-# Whatever is in so many bytes, it is counted and decoded in a few milliseconds.
+# A body of this size is counted and decoded in a few milliseconds, whatever it holds.
 SMALL_BODY_BYTES = 16 * 2**10
 
 M = TypeVar("M", bound=Message)
@@ -23,13 +23,8 @@ M = TypeVar("M", bound=Message)
 class RequestBody(Generic[M]):
     """The encoded request of one call.
 
-    Args:
-        content: The bytes.
-        message_class: What they are to be.
-
     Attributes:
-        message_class: As above.
-        request_id: Of the request, for the log, once it is decoded; empty: it has none.
+        request_id: The request's id, for the log, once it is decoded; empty: it has none.
     """
 
     __slots__ = ("_content", "message_class", "request_id")
@@ -50,7 +45,7 @@ class RequestBody(Generic[M]):
         return len(self._content) <= SMALL_BODY_BYTES
 
     def decode(self, limits: Mapping[str, CountLimit]) -> M:
-        """Return the request if it has no more elements than `limits` allows.
+        """Return the request, unless a field has more elements than `limits` allows.
 
         Raises: InvalidFieldError, MalformedMessageError: see `MessageScan.check`.
         """
@@ -61,10 +56,10 @@ class RequestBody(Generic[M]):
 
 
 class KeepBodies(HandlerInterceptor):
-    """Gives some methods the body of their request in place of the request. Stands inside all others.
+    """Gives some methods the body in place of the decoded request. Stands inside all other interceptors.
 
     Args:
-        methods: The full names of the methods, such as `/octavo.generation.v1.GenerationService/Generate`, with the
+        methods: Full names of the methods, such as `/octavo.generation.v1.GenerationService/Generate`, with the
             class of their request.
     """
 

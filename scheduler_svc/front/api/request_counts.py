@@ -1,7 +1,7 @@
 """How many elements the repeated fields of a `GenerateRequest` may have: `message_scan.py` counts by this table.
 
-The checks of the decoded request have the same limits, by the same constants; this table is for what is too large to
-be decoded first.
+The checks of the decoded request have the same limits, by the same constants; this table is for requests that are too
+large to be decoded first.
 """
 
 from octavo.generation.v1 import generation_service_pb2 as pb
@@ -32,7 +32,7 @@ def prompt_limit(limits: RequestLimits) -> CountLimit:
 
 
 def generate_request_limits(limits: RequestLimits, content: bytes = b"") -> dict[str, CountLimit]:
-    """Return the limits of the repeated fields, by path; of an encoded request that may be a continuation."""
+    """Return the limits of the repeated fields, by path; `content` is a request that may be a continuation."""
     max_model_len = peek(content, _MAX_MODEL_LEN, limits.max_num_seqs + _MOST_OTHER_FIELDS)
     if max_model_len > limits.max_len:
         limits = limits.accepted_for(min(max_model_len, MAX_MODEL_LEN))

@@ -1,4 +1,4 @@
-"""What bounds a request on this server, and the one way to say that it is out of bounds."""
+"""The limits of a request on this server, and the errors of a request beyond them."""
 
 import math
 from collections.abc import Mapping
@@ -26,18 +26,17 @@ class FrontSettings:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What bounds a request, from the model, the executors and the configuration.
+    """The limits of a request, from the model, the executors and the configuration.
 
     Attributes:
         max_model_len: Longest sequence that the model takes, in tokens.
         max_cached_tokens: Size of the whole block pool, in tokens.
         vocab_size: Number of token ids.
         max_num_seqs: Slots of the batch table; a group may need all its slots at once.
-        max_beam_width: Widest beam search.
         tenants: The only tenants that are served; None: any.
         has_priorities: Whether `priority` changes the order; refused otherwise, never ignored.
         eos_token_ids: The model's end-of-sequence tokens.
-        sampling_defaults: What the model says of sampling parameters that a request does not set, by name.
+        sampling_defaults: The model's defaults of sampling parameters, by name.
     """
 
     max_model_len: int
@@ -52,7 +51,7 @@ class RequestLimits:
 
     @classmethod
     def of(cls, model: TextModel, settings: FrontSettings) -> Self:
-        """Return what bounds a request for a model."""
+        """Return the limits of requests for a model."""
         return cls(
             max_model_len=model.info.max_model_len,
             max_cached_tokens=model.max_model_len,
@@ -66,7 +65,7 @@ class RequestLimits:
         )
 
     def accepted_for(self, max_model_len: int) -> Self:
-        """Return what bounds a request that was first accepted for sequences of this length; 0: here, just now."""
+        """Return the limits of a request that was first accepted for sequences of this length; 0: it is new."""
         if not max_model_len:
             return self
         return replace(self, max_model_len=max_model_len, max_cached_tokens=max_model_len)
@@ -92,14 +91,12 @@ class RequestLimits:
 class PromptTooLongError(InvalidFieldError):
     """A prompt leaves no room for a token of output.
 
-    Clients know the case by words of its sentence: LiteLLM by "this model's maximum context length is", others by
+    Clients recognize it by words of its message: LiteLLM by "this model's maximum context length is", others by
     "prompt is too long".
 
     Args:
-        field: The prompt.
-        size: How long it is, with its unit.
-        limits: What bounds it.
-        name: What its sender calls the prompt.
+        size: Its length, with the unit.
+        name: The sender's name for the prompt.
     """
 
     def __init__(self, field: str, size: str, limits: RequestLimits, name: str = "prompt") -> None:
@@ -115,13 +112,13 @@ class PromptTooLongError(InvalidFieldError):
 
 
 class InputTooLongError(PromptTooLongError):
-    """A text is too long to be embedded or scored; known to clients by the same words.
+    """A text is too long to be embedded or scored; clients recognize it by the same words.
 
     Args:
-        field: What its sender calls it.
-        size: How long it is, with its unit.
-        longest: The longest that is taken, in tokens.
-        cause: Where that comes from, in words; empty: the model takes no more.
+        field: The sender's name for the text.
+        size: Its length, with the unit.
+        longest: The limit, in tokens.
+        cause: Where the limit comes from, in words; empty: from the model.
     """
 
     def __init__(self, field: str, size: str, longest: int, cause: str = "") -> None:
@@ -146,10 +143,10 @@ def require_param(holds: bool, field: str, value: object, limit: str) -> None:
 
 
 def shown_float(value: float) -> str:
-    """Return a float of 32 bits in as few digits as tell it from all others."""
+    """Return a 32-bit float in as few digits as identify it."""
     return str(int(value)) if value.is_integer() and abs(value) < 2**53 else str(np.float32(value))
 
 
 def unknown_token(field: str, token_id: int, vocab_size: int) -> InvalidFieldError:
-    """Return the refusal of a list with a token that the model does not have."""
+    """Return the error for a list with a token that the model does not have."""
     return InvalidFieldError(field, f"a list with token id {token_id}", f"ids from 0 to {vocab_size - 1}")

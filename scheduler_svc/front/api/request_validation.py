@@ -1,8 +1,8 @@
 """Check a `GenerateRequest` and turn it into the service's own values.
 
-Everything that is wrong raises `InvalidFieldError` with field, value and limit. What this release
-does not support is refused as well, never ignored: fields that are reserved for later here, and fields
-that this release does not know at all by message_scan.py. Next: group_validation.py (n, best_of, beams, tenants).
+Everything that is wrong raises `InvalidFieldError` with field, value and limit. Fields without support are refused,
+never ignored: here those that are reserved for later, in message_scan.py those that this release does not know.
+Next: group_validation.py (n, best_of, beams, tenants).
 """
 
 import secrets
@@ -61,13 +61,13 @@ def validate_request(
     tokenizer: Tokenizer,
     banned_words: Sequence[Sequence[int]] = (),
 ) -> ValidRequest:
-    """Return the checked request: the second half of the checks, those behind tokenizing.
+    """Return the checked request: the second half of the checks, after tokenizing.
 
     Args:
         request: A request that has passed `check_request_fields`, which is not called again.
         prompt_token_ids: Its prompt after tokenizing.
-        limits: What bounds it.
-        tokenizer: Makes the text of a continuation again.
+        limits: The limits of the request.
+        tokenizer: Decodes the text of a continuation again.
         banned_words: Its banned words after tokenizing.
 
     Raises: InvalidFieldError: the first wrong field.
@@ -77,7 +77,7 @@ def validate_request(
     check_account(request, limits)
     beam_search = beam_search_params(params, limits)
     if beam_search is not None:
-        # The executor returns candidates of beams with their log-probabilities, asked for or not.
+        # The executor returns candidates of beams with their log-probabilities, whether asked for or not.
         sampling = sampling_row(params, NO_LOGPROBS, limits.sampling_defaults, is_beam=True)
         num_returned, num_sampled = beam_search.num_outputs, 0
     else:

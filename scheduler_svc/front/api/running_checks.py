@@ -1,4 +1,4 @@
-"""The requests that are being checked: no part of the engine yet, but `Abort` finds them."""
+"""Requests that are being checked: the engine does not have them yet, but `Abort` finds them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,14 +15,14 @@ class _Check:
 
 
 class RunningChecks:
-    """Remembers which of them were aborted."""
+    """Remembers which of these requests were aborted."""
 
     def __init__(self) -> None:
         self._checks: dict[str, dict[str, _Check]] = {}  # by id and tenant
 
     @contextmanager
     def running(self, request: pb.GenerateRequest) -> Iterator[None]:
-        """Stand around the check of a request; one without an id cannot be aborted.
+        """Register a request while it is checked; a request without an id cannot be aborted.
 
         Raises:
             RequestExistsError: a request of the tenant with the same id is being checked.
@@ -46,7 +46,7 @@ class RunningChecks:
             raise RequestAbortedError(f"request {request_id!r} was aborted")
 
     def abort(self, request_id: str) -> bool:
-        """End requests when their check is over; False: none of this id is being checked that is the caller's."""
+        """Abort requests once their check is over; False: no request of the caller with this id is being checked."""
         identity = current_identity()
         found = [check for tenant, check in self._checks.get(request_id, {}).items() if identity.may_act_for(tenant)]
         for check in found:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from octavo.generation.v1 import generation_pb2
-from octavo.values.sampling_parameters import BEAMLESS_STAGES, BY_NAME, ROW_PARAMETERS
+from octavo.values.sampling_params_table import BEAMLESS_STAGES, BY_NAME, ROW_PARAMS
 from octavo_shared.step_wire.sampling_row import SamplingRow
 from scheduler_svc.front.api.request_limits import require_param
 
@@ -18,7 +18,7 @@ NO_DEFAULTS: Mapping[str, float] = MappingProxyType({})
 def number(
     params: generation_pb2.SamplingParams, name: str, model_defaults: Mapping[str, float] = NO_DEFAULTS
 ) -> float | None:
-    """Return a field's value; if it is unset what the model says, else its default.
+    """Return a field's value; if it is unset, the model's default, else the table's.
 
     Raises: InvalidFieldError: it is out of the table's range.
     """
@@ -41,14 +41,14 @@ def sampling_row(
 
     Args:
         params: What the client asks for.
-        num_logprobs: Of the row.
-        model_defaults: What the model says of fields that are unset, by name.
-        is_beam: Whether for beams, which draw nothing; that it has no fields for that was checked.
+        num_logprobs: The row's.
+        model_defaults: The model's defaults of unset fields, by name.
+        is_beam: Whether the row is for beams, which sample nothing; their fields were checked.
 
     Raises: InvalidFieldError: the first number that is out of range.
     """
     values: dict[str, float] = {"num_logprobs": num_logprobs}
-    for parameter in ROW_PARAMETERS:
+    for parameter in ROW_PARAMS:
         if parameter.is_public and not (is_beam and parameter.stage in BEAMLESS_STAGES):
             value = number(params, parameter.name, model_defaults)
             if value is not None:

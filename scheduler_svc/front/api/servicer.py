@@ -33,23 +33,19 @@ DEADLINE_PASSED = "the call's deadline expired"
 
 
 class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
-    """Serves clients. Errors of the service's tree become statuses outside.
-
-    Args:
-        models: What runs the requests.
-    """
+    """Serves clients. Errors of the service's tree become statuses in an interceptor."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
         self._streams: set[StreamRequestsCall] = set()
-        self._reading = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
+        self._reading = asyncio.Lock()  # one at a time: each thread that runs Python delays the event loop
 
     async def Generate(  # noqa: N802 (named by the proto)
         self,
         request: pb.GenerateRequest | RequestBody[pb.GenerateRequest],
         context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse],
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """Run one prompt; the call's end, however it comes, ends the request."""
+        """Run one prompt; however the call ends, the request ends too."""
         with self._models.meter.request("generate") as counted:
             if isinstance(request, RequestBody):
                 try:
@@ -75,9 +71,9 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
                 yield pb.GenerateResponse(finished=finished)
 
     async def read(self, body: RequestBody[M], limits_of: Callable[[RequestLimits], Mapping[str, CountLimit]]) -> M:
-        """Return the request of a call; it counts as waiting while it is read in a thread.
+        """Return the request of a call; the call counts as waiting while a thread reads it.
 
-        Raises: CallerError: it is no such request, or absurd, or for no model that is served; and what
+        Raises: CallerError: it is malformed, too large, or for a model that is not served; and what
             `EngineClient.checking` raises.
         """
         generation = self._models.choose_for(body)
@@ -93,12 +89,12 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         requests: AsyncIterator[RequestBody[pb.StreamRequestsRequest]],
         context: grpc.aio.ServicerContext[pb.StreamRequestsRequest, pb.StreamRequestsResponse],
     ) -> None:
-        """Run the requests of one stream; its end, however it comes, ends them."""
+        """Run the requests of one stream; however the stream ends, they end too."""
 
         def read(body: RequestBody[pb.GenerateRequest]) -> Awaitable[pb.GenerateRequest]:
             return self.read(body, partial(generate_request_limits, content=body.content))
 
-        await context.send_initial_metadata(())  # the caller may write: the call is not refused
+        await context.send_initial_metadata(())  # the client may write now: the call is not refused
         stream = StreamRequestsCall(self._models, read, lambda: context.invocation_metadata(), context.time_remaining)
         self._streams.add(stream)
         try:
@@ -110,14 +106,14 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             self._streams.discard(stream)
 
     def shut_down(self) -> None:
-        """No request is live any more: let streams end that their callers keep open."""
+        """End the streams that their callers keep open: no request is live any more."""
         for stream in self._streams:
             stream.shut_down()
 
     async def Abort(  # noqa: N802
         self, request: pb.AbortRequest, context: grpc.aio.ServicerContext[pb.AbortRequest, pb.AbortResponse]
     ) -> pb.AbortResponse:
-        """End a live request. To a caller who may not act for its tenant it is unknown."""
+        """End a live request. A caller who may not act for its tenant is told that it is unknown."""
         if not request.request_id:
             raise InvalidFieldError("request_id", "empty", "the id of a request")
         return pb.AbortResponse(was_live=await self._models.abort(request.request_id))

@@ -1,4 +1,4 @@
-"""What is new of many requests, as one message of `StreamRequests`."""
+"""News of many requests, as one message of `StreamRequests`."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -19,12 +19,12 @@ V = TypeVar("V")
 
 
 class StreamBatch:
-    """Collects what is new, request by request; a protobuf message takes whole lists faster than single numbers.
+    """Collects news, request by request; a protobuf message takes whole lists faster than single numbers.
 
-    Each list that most messages leave empty is filled up, from the first place that has something in it.
+    A list that is empty in most messages is filled up once it has its first value.
 
     Attributes:
-        num_values: How large it is: numbers, and events of requests.
+        num_values: The size so far, in numbers and events.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class StreamBatch:
         self._texts: list[str] = []
 
     def add(self, request: StreamedRequest) -> bool:
-        """Add what is new of a request; return whether that is all that there will ever be."""
+        """Add the news of a request; return whether its end is among them."""
         if request.accepted is None:
             assert request.error is not None, "a request has news once it is accepted or refused"
             self._add_failure(request.number, request.error)
@@ -63,7 +63,7 @@ class StreamBatch:
         if changed := response.take_changed():
             request.rest()
         for output in changed:
-            if output.has_only_token_ids:  # as most have, and it costs half as much
+            if output.has_only_token_ids:  # as in most cases, at half the cost
                 self._add_token_ids(number, output.output_index, output.take_token_ids())
             else:
                 self._add_delta(number, output.take())
@@ -81,7 +81,7 @@ class StreamBatch:
         return True
 
     def message(self) -> pb.StreamRequestsResponse:
-        """Return all of it."""
+        """Return the message."""
         num_places, deltas, counts = len(self._numbers), self._response.deltas, self._token_counts
         if not num_places:
             return self._response
@@ -140,6 +140,6 @@ class StreamBatch:
 
 
 def _filled(values: list[V], length: int, nothing: V) -> list[V]:
-    """Return a list after making it so long by what stands for nothing."""
+    """Pad a list to a length in place, and return it."""
     values += [nothing] * (length - len(values))
     return values

@@ -1,12 +1,12 @@
 """One call of `StreamRequests`: any number of requests of one caller, and one stream of messages for all of them.
 
     bodies ──> read ──> submissions ──> Generation.accept, one at a time
-                │ abort, credits              │ Response, which says that something is new
+                │ abort, credits              │ Response, which announces news
                 v                             v
-            StreamRequestsCall ── next_message ──> what is new of all requests, as one message
+            StreamRequestsCall ── next_message ──> the news of all requests, as one message
 
-The engine gives what a step brought to all requests in one go, so a message has all of it. The writer waits for nobody
-but its own caller: while that one takes nothing, what is new waits in the responses, and the next message is larger.
+The engine reports the results of a step for all requests at once, so one message has them all. The writer waits for
+its own caller only: while the caller reads nothing, news wait in the responses, and the next message is larger.
 Next: `stream_batch.py`.
 """
 
@@ -39,21 +39,21 @@ from scheduler_svc.front.api.streamed_request import StreamedRequest
 
 log = logging.getLogger(__name__)
 
-# How long a caller may take nothing while there is something for it.
+# How long a caller may leave a message unread.
 SLOW_CALLER_S = 60.0
 
-# Requests of one stream that wait for their check, and their bytes unless it is one; what comes beyond is refused.
+# Limits of the requests of one stream that wait for their check: their number, and their bytes unless it is one.
 MAX_UNCHECKED_REQUESTS = 1024
 MAX_UNCHECKED_BYTES = 32 * 2**20
 RETRY_AFTER_S = 1.0
 
-# Requests of one stream whose end the caller has not taken, however they ended; it holds what they brought.
+# Requests of one stream whose end the caller has not read, however they ended; they hold their results.
 MAX_UNTAKEN_REQUESTS = 16_384
 
-# A message is sent once it has so many values: what is left waits for the next one, behind other callers' messages.
+# A message is sent once it has this many values; the rest comes in the next one, behind other callers' messages.
 MAX_VALUES_PER_MESSAGE = 16_384
 
-# Requests that are aborted without letting others run: each takes some twenty microseconds.
+# Requests that are aborted before the event loop runs again: each takes some twenty microseconds.
 ABORTS_AT_ONCE = 16
 
 _SUBMIT = pb.StreamRequestsRequest.DESCRIPTOR.fields_by_name["submit"].number
@@ -69,10 +69,7 @@ class StreamRequestsCall:
     """Runs the requests of one call.
 
     Args:
-        models: What runs them.
-        read: Returns the request in a body.
-        metadata: Of the call.
-        time_left_s: Returns how long the caller still waits; None: for as long as it takes.
+        time_left_s: Returns how long the caller still waits; None: without limit.
     """
 
     def __init__(
@@ -86,7 +83,7 @@ class StreamRequestsCall:
         self._read = read
         self._metadata = metadata
         self._time_left_s = time_left_s
-        self._requests: dict[int, StreamedRequest] = {}  # those whose end the caller has not been told
+        self._requests: dict[int, StreamedRequest] = {}  # until the caller has read their ends
         self._unchecked: asyncio.Queue[StreamedRequest] = asyncio.Queue()
         self._num_unchecked_bytes = 0
         self._news: deque[StreamedRequest] = deque()
@@ -99,7 +96,7 @@ class StreamRequestsCall:
 
     @asynccontextmanager
     async def served(self, bodies: Bodies, why_left: Callable[[], str]) -> AsyncIterator[None]:
-        """Take what the caller sends, while this is open; who leaves ends all requests."""
+        """Read what the caller sends while this context is open; leaving it ends all requests."""
         tasks = [asyncio.create_task(self._take(bodies)), asyncio.create_task(self._check_all())]
         for task in tasks:
             task.add_done_callback(self._on_end)
@@ -117,14 +114,14 @@ class StreamRequestsCall:
             await in_turns(accepted, lambda request: request.close(why_left), ABORTS_AT_ONCE)
 
     def shut_down(self) -> None:
-        """End once the caller has taken the ends of all requests, though it may have more: the scheduler goes away."""
+        """End once the caller has read the ends of all requests, even if it sends more: the scheduler shuts down."""
         self._is_shut_down = True
         self._changed.set()
 
     async def next_message(self) -> pb.StreamRequestsResponse | None:
-        """Wait for something new, and until the caller takes it; None: all requests have ended, and none will come.
+        """Wait until there is news and the caller reads it; None: all requests have ended, and none will come.
 
-        Raises: OctavoServiceError: the caller broke a rule of the stream, or the scheduler goes away.
+        Raises: OctavoServiceError: the caller broke a rule of the stream, or the scheduler shuts down.
         """
         deadline_s: float | None = None
         while True:
@@ -139,7 +136,7 @@ class StreamRequestsCall:
             if self._is_shut_down and not self._requests:
                 raise DrainingError("the scheduler shut down; send further requests to another scheduler")
             if self._news and deadline_s is None:
-                deadline_s = slow_caller_deadline_s()  # whatever else the caller sends
+                deadline_s = slow_caller_deadline_s()  # messages from the caller do not extend it
             self._changed.clear()
             async with slow_caller_limit(deadline_s):
                 await self._changed.wait()
@@ -189,7 +186,7 @@ class StreamRequestsCall:
             request.accepted.abort(_aborted(number))
 
     async def _check_all(self) -> None:
-        """Check and submit the requests in their order: one at a time, so that all callers have their turn."""
+        """Check and submit the requests in order: one at a time, so that all callers get their turn."""
         while True:
             request = await self._unchecked.get()
             try:
@@ -233,11 +230,11 @@ class StreamRequestsCall:
 
     def _announced(self, request: StreamedRequest) -> None:
         self._news.append(request)
-        if len(self._news) == 1:  # whoever waits although there are others waits for a credit
+        if len(self._news) == 1:  # with more news before it, the writer waits for a credit
             self._changed.set()
 
     def _message(self) -> pb.StreamRequestsResponse:
-        """Return what is new, of those that have waited for longest, up to the size of a message."""
+        """Return the news of the requests that have waited longest, up to the size of a message."""
         batch = StreamBatch()
         while self._news and batch.num_values < MAX_VALUES_PER_MESSAGE:
             request = self._news.popleft()
@@ -254,9 +251,9 @@ class StreamRequestsCall:
 def split(
     body: RequestBody[pb.StreamRequestsRequest],
 ) -> tuple[pb.StreamRequestsRequest, RequestBody[pb.GenerateRequest] | None]:
-    """Return the message in a body without the request that it submits, and the body of this one; None: there is none.
+    """Return the message in a body without the request that it submits, and that request's body; None: it has none.
 
-    Raises: InvalidFieldError, MalformedMessageError: it is no such message.
+    Raises: InvalidFieldError, MalformedMessageError: the body is no such message.
     """
     MessageScan({}, opaque=("submit",)).check(body.content, pb.StreamRequestsRequest)
     rest, submitted = cut(body.content, _SUBMIT)
@@ -265,13 +262,13 @@ def split(
 
 
 def slow_caller_deadline_s() -> float:
-    """Return until when, by the event loop's clock, a caller has to take what there is for it now."""
+    """Return the time of the event loop by which the caller must have read what there is now."""
     return asyncio.get_running_loop().time() + SLOW_CALLER_S
 
 
 @asynccontextmanager
 async def slow_caller_limit(deadline_s: float | None) -> AsyncIterator[None]:
-    """Bound how long a caller takes to take something; None: there is nothing for it.
+    """Bound the time that a caller takes to read a message; None: there is none.
 
     Raises: SlowCallerError: it took longer.
     """

@@ -14,19 +14,16 @@ class StreamedRequest:
     """One request of a stream.
 
     Args:
-        number: As its caller calls it.
-        body: The request.
-        includes_text: Whether the caller wants text.
-        tell: Called with it when something of it is new.
-        counted: What the metrics learn of it.
+        number: The caller's number for it.
+        tell: Called with the request when it has news.
+        counted: Reports it to the metrics.
 
     Attributes:
         accepted: The request, once it is queued.
-        asked: As its caller asked for it; once it is decoded.
-        error: Why it was refused.
-        was_told: Whether the caller knows that it is queued.
-        is_aborted: Whether the caller has ended it.
-        is_announced: Whether it is among those that have news.
+        asked: The request as the caller sent it, once it is decoded.
+        was_told: Whether the caller has read that it is queued.
+        is_aborted: Whether the caller has aborted it.
+        is_announced: Whether it is listed as having news.
     """
 
     __slots__ = (
@@ -66,13 +63,13 @@ class StreamedRequest:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether there will be no more news."""
         return self.error is not None or (self.accepted is not None and self.accepted.response.ended is not None)
 
     def announce(self) -> None:
-        """Something of it is new, or about to be; its caller hears of it once it is accepted or refused.
+        """Announce news, or news that comes soon; the caller reads it once the request is accepted or refused.
 
-        While it rests only its end is told.
+        While the request rests, only its end is announced.
         """
         if self.is_announced or (self._rest is not None and not self.has_ended):
             return
@@ -81,13 +78,13 @@ class StreamedRequest:
             self._tell(self)
 
     def rest(self) -> None:
-        """Its caller was told what is new: let what comes next grow together, if it asked for that."""
+        """The caller has read all news: collect further news for a while, if the request asked for that."""
         if self.asked is not None and self.asked.min_delta_interval_ms and not self.has_ended:
             self.stop_resting()
             self._rest = asyncio.get_running_loop().call_later(self.asked.min_delta_interval_ms / 1000, self._wake)
 
     def stop_resting(self) -> None:
-        """It has ended, or nobody waits for it any more."""
+        """Stop resting: the request has ended, or its caller has left."""
         if self._rest is not None:
             self._rest.cancel()
             self._rest = None
@@ -98,7 +95,7 @@ class StreamedRequest:
             self.announce()
 
     def fail(self, error: Exception) -> None:
-        """It was refused."""
+        """End the request as refused."""
         self.error, self.body = error, None
         self.counted.refuse(refusal_reason(error))
         self.announce()

@@ -1,7 +1,7 @@
 """Refuse text that cannot become token ids: the model has no tokenizer, or one with more tokens than the model.
 
-The second is often no mistake: the tokenizer of Gemma 3 without images has a token for them behind the last id that the
-model knows. Such a token never comes, and hardly anybody sends it.
+The latter is often no mistake: Gemma 3's tokenizer for the model without images has a token behind the last id of the
+model. The model never generates such a token, and clients hardly ever send it.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
 
 
 def refuse_text(request: pb.GenerateRequest) -> None:
-    """Refuse what a model without a tokenizer cannot do; its outputs have token ids and no text.
+    """Refuse text in a request for a model without a tokenizer; its outputs have token ids and no text.
 
     Raises: InvalidFieldError: the prompt is text or a conversation, or the request has stop strings or banned words.
     """
@@ -33,10 +33,7 @@ def refuse_text(request: pb.GenerateRequest) -> None:
 
 
 def check_known(field: str, token_ids: Sequence[int], model: TextModel) -> list[int]:
-    """Return the tokens of a text, all of which the model knows.
-
-    Raises: InvalidFieldError: it does not know one.
-    """
+    """Return the tokens of a text. Raises InvalidFieldError: the model does not know one of them."""
     vocab_size = model.info.vocab_size
     if model.tokenizer.largest_id >= vocab_size:
         for token_id in token_ids:

@@ -1,6 +1,6 @@
 """Check the fields that name single tokens, and turn them into the executor's terms.
 
-`request_validation.py` calls this. Strings that must not come are token ids by then (`tokenize_words`).
+`request_validation.py` calls this. Banned words are token ids by then (`tokenize_words`).
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.generation.v1 import generation_pb2
-from octavo.values.sampling_parameters import MAX_ALTERNATIVES
+from octavo.values.sampling_params_table import MAX_ALTERNATIVES
 from octavo_shared.step_wire.step import Int32Array
 from octavo_shared.step_wire.token_rules import (
     MAX_BANNED_TOKENS,
@@ -32,7 +32,7 @@ def tokenize_words(params: generation_pb2.SamplingParams, tokenizer: Tokenizer) 
     """
     field, num_words = "banned_words", len(params.banned_words)
     require_param(num_words <= MAX_BANNED_WORDS, field, f"{num_words} words", f"at most {MAX_BANNED_WORDS} words")
-    longest = MAX_BANNED_WORD_TOKENS * tokenizer.max_token_length  # before it is tokenized, which costs time
+    longest = MAX_BANNED_WORD_TOKENS * tokenizer.max_token_length  # checked before tokenizing, which costs time
     found: dict[tuple[int, ...], None] = {}
     for word in params.banned_words:
         shown = f"a list with a word of {len(word)} characters"
@@ -61,13 +61,13 @@ def token_rules(
     """Return the rules on single tokens; None: there are none.
 
     Args:
-        params: What the client asks for; its stop tokens were checked.
-        words: Its banned words, as token ids.
+        params: The client's; their stop tokens were checked.
+        words: The banned words, as token ids.
         limits: The vocabulary and the end-of-sequence tokens.
 
-    Raises: InvalidFieldError: a token is unknown, a list is too long, or no token could ever come.
+    Raises: InvalidFieldError: a token is unknown, a list is too long, or no token could ever be sampled.
     """
-    # A word with a token that the model does not know, though its tokenizer does, can never come.
+    # A word with a token that only the tokenizer knows can never be generated.
     words = [word for word in words if max(word) < limits.vocab_size]
     banned = check_token_ids(params.banned_token_ids, "banned_token_ids", MAX_BANNED_TOKENS, limits.vocab_size)
     allowed = check_token_ids(params.allowed_token_ids, "allowed_token_ids", limits.vocab_size, limits.vocab_size)

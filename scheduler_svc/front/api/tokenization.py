@@ -1,6 +1,6 @@
 """Text to token ids and back: for the prompts of `Generate`, and for the calls of `Tokenize` and `Detokenize`.
 
-The functions may take long and belong in a thread. `Tokenization` answers the two calls.
+The functions may take long, so they run in a thread. `Tokenization` answers the two calls.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from scheduler_svc.front.text.tokenizer import TooManyTokensError
 Request = TypeVar("Request", pb.TokenizeRequest, pb.DetokenizeRequest)
 Result = TypeVar("Result")
 
-# Calls of Tokenize and Detokenize that may be under way at once: each keeps its request in memory.
+# Concurrent calls of Tokenize and Detokenize: each keeps its request in memory.
 MAX_CALLS = 64
 RETRY_AFTER_S = 1.0
 
@@ -35,22 +35,21 @@ class Tokenization:
     """Answers `Tokenize` and `Detokenize`.
 
     Args:
-        served: Returns the model and what bounds its requests; raises NoExecutorError: there is none yet.
-        threads: Where the calls run.
+        served: Returns the model and the limits of its requests; raises NoExecutorError: there is none yet.
     """
 
     def __init__(self, served: Callable[[], tuple[TextModel, RequestLimits]], threads: TextThreads) -> None:
         self._served = served
         self._threads = threads
         self._num_calls = 0
-        self._large_ones = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
+        self._large_ones = asyncio.Lock()  # one at a time: each thread that runs Python delays the event loop
 
     async def tokenize(self, body: RequestBody[pb.TokenizeRequest]) -> pb.TokenizeResponse:
-        """Return the tokens of a prompt. Raises OctavoServiceError: those that the proto names."""
+        """Return the tokens of a prompt. Raises OctavoServiceError: as the proto says."""
         return await self._answer(body, tokenize)
 
     async def detokenize(self, body: RequestBody[pb.DetokenizeRequest]) -> pb.DetokenizeResponse:
-        """Return the text of tokens. Raises OctavoServiceError: those that the proto names."""
+        """Return the text of tokens. Raises OctavoServiceError: as the proto says."""
         return await self._answer(body, detokenize)
 
     async def run(self, work: Callable[[TextModel, RequestLimits], Result], *, is_small: bool) -> Result:
@@ -81,7 +80,7 @@ class Tokenization:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Stand around a call. Raises QueueFullError: there are as many as there may be."""
+        """Count a call while it runs. Raises QueueFullError: too many run."""
         if self._num_calls >= MAX_CALLS:
             raise QueueFullError(self._num_calls, RETRY_AFTER_S, queue="the queue of Tokenize and Detokenize")
         self._num_calls += 1
@@ -100,7 +99,7 @@ def count_limits(model: TextModel) -> dict[str, CountLimit]:
 
 
 def tokenize(request: pb.TokenizeRequest, model: TextModel, limits: RequestLimits) -> pb.TokenizeResponse:
-    """Return the tokens of a prompt: those that `Generate` would make of it.
+    """Return the tokens that `Generate` would make of a prompt.
 
     Raises:
         CallerError: the model has no tokenizer.
@@ -135,10 +134,10 @@ def detokenize(request: pb.DetokenizeRequest, model: TextModel, limits: RequestL
 
 
 def tokenize_prompt(request: pb.GenerateRequest, model: TextModel, limits: RequestLimits) -> Sequence[int] | Int32Array:
-    """Return the token ids of whichever prompt a request has.
+    """Return the token ids of a request's prompt, whatever its form.
 
-    Raises: InvalidFieldError: it is refused by the chat template, too long, or has a token that the model does
-        not know.
+    Raises: InvalidFieldError: the chat template refuses it, it is too long, or the model does not know one of its
+        tokens.
     """
     kind = request.WhichOneof("prompt")
     if kind == "text":
@@ -176,7 +175,7 @@ def tokenize_messages(chat: pb.ChatMessages, model: TextModel, limits: RequestLi
 
 
 def _check_text_length(field: str, num_characters: int, model: TextModel, limits: RequestLimits) -> None:
-    """Refuse a text that cannot fit whatever its tokens are: to tokenize it could cost gigabytes."""
+    """Refuse a text that cannot fit whatever its tokens are: tokenizing it could cost gigabytes."""
     limit = model.max_model_len * model.tokenizer.max_token_length
     if num_characters > limit:
         raise PromptTooLongError(field, f"{num_characters} characters, for at most {limit}", limits)

@@ -21,13 +21,13 @@ def chat_grammar(
     response: Part | None,
     prompt_token_ids: Sequence[int] | Int32Array,
 ) -> AskedGrammar:
-    """Return the grammar of the outputs of one request, of which at least one thing must hold.
+    """Return the grammar of the outputs of one request; its tools, its response or both need one.
 
     Args:
         chat_format: How the model writes.
-        tools: Those of the request.
-        response: What its answer follows if it calls no tool; None: any text.
-        prompt_token_ids: Its prompt, which may open the reasoning.
+        tools: The request's tools.
+        response: What an answer without calls follows; None: any text.
+        prompt_token_ids: The request's prompt, which may open the reasoning.
 
     Raises: InvalidFieldError: a schema is too large.
     """

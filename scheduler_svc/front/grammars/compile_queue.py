@@ -1,8 +1,8 @@
-"""What waits for the compiler: by tenant, whose turns come round, so that nobody waits behind all of another's.
+"""The queue of the grammar compiler: tenants take turns, so that no tenant waits behind all grammars of another.
 
-Equal work of a tenant that waits is one, and so is what runs, whoever asks. A full queue still takes what is within the
-fair share of its tenant, as the waiting queue does (engine/waiting_limits.py): for it the newest of the tenant that is
-furthest above its own share ends.
+Equal grammars that wait for one tenant are compiled once, and so is one that runs, whichever tenants ask. A full queue
+still takes grammars within the fair share of their tenant, as the waiting queue does (engine/waiting_limits.py): it
+drops the newest grammar of the tenant that is furthest above its own share.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ NAME = "the queue of grammars to compile"
 
 @dataclass(eq=False, slots=True)
 class _Work(Generic[_T]):
-    """What waits or runs, with how many callers want its result."""
+    """A call that waits or runs, with the number of callers that want its result."""
 
     call: Callable[[], _T]
     result: "asyncio.Future[_T]"
@@ -32,28 +32,25 @@ class _Work(Generic[_T]):
 class CompileQueue(Generic[_T]):
     """Runs one call at a time. For one event loop.
 
-    Args:
-        threads: Where.
-
     Attributes:
-        most: How many may wait; None: any number.
+        most: How many calls may wait; None: any number.
     """
 
     def __init__(self, threads: Executor) -> None:
         self.most: int | None = None
         self._threads = threads
-        self._waiting: dict[str, dict[Hashable, _Work[_T]]] = {}  # in the order of turns; of a tenant the oldest first
-        self._running: dict[Hashable, _Work[_T]] = {}  # one at most
+        self._waiting: dict[str, dict[Hashable, _Work[_T]]] = {}  # by tenant in the order of turns, oldest call first
+        self._running: dict[Hashable, _Work[_T]] = {}  # at most one
 
     async def run(self, tenant: str, key: Hashable, call: Callable[[], _T]) -> _T:
         """Return the result of a call, or of the equal one that waits or runs.
 
         Args:
-            tenant: Whose turn it takes.
-            key: What equal calls have in common.
-            call: For a thread.
+            tenant: The tenant whose turn it takes.
+            key: Equal for equal calls.
+            call: Runs in a thread.
 
-        Raises: QueueFullError: there is no room for it, or another tenant took that.
+        Raises: QueueFullError: there is no room for it, or another tenant took its place.
         """
         work = self._running.get(key) or self._waiting.get(tenant, {}).get(key)
         if work is None:
@@ -70,7 +67,7 @@ class CompileQueue(Generic[_T]):
                 self._take_out(tenant, key)
 
     def _make_room(self, tenant: str) -> None:
-        """Make room for one more of a tenant. Raises QueueFullError: there is none for it."""
+        """Make room for one more call of a tenant. Raises QueueFullError: there is none."""
         num_of = {name: len(works) for name, works in self._waiting.items()}
         num_waiting = sum(num_of.values())
         if self.most is None or num_waiting < self.most:

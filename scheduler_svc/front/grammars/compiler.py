@@ -1,7 +1,7 @@
 """Reads and compiles grammars in a process of its own: a compile cannot be stopped, but a process can be ended.
 
 front ── files of the tokenizer, then what clients ask for, a frame each ──> this module as a program
-<── what is known of it, a frame each, ever better; an empty one is the end ──
+<── verdicts, a frame each, each better than the last; an empty frame ends them ──
 """
 
 import json
@@ -27,18 +27,18 @@ from octavo_shared.step_wire.executor_info import TokenizerFile
 from scheduler_svc.front.grammars.parts import AskedGrammar
 from scheduler_svc.front.grammars.reading import Verdict, refusal, verdicts
 
-# CPU time that one grammar may take, in seconds, and the search for the place of what is wrong in it once more; one of
-# the largest size takes some tenths of one.
+# CPU time that one grammar may take, in seconds, and as much again to find the place of an error; a grammar of the
+# largest size takes some tenths of a second.
 LIMIT_S = 0.7
 
-# A process that answers nothing for so long, in seconds, and uses no CPU, ends by SIGALRM: a library that waits for
-# itself would keep every grammar waiting. That is no verdict.
+# A process that neither answers nor uses CPU for so long, in seconds, ends by SIGALRM: a library that deadlocks would
+# keep every grammar waiting. This is no verdict on the grammar.
 STANDS_STILL_S = 30.0
 
-# Address space that the process may have beside what it has once its tokenizer is loaded.
+# Address space that the process may use beyond what it has once its tokenizer is loaded.
 LIMIT_BYTES = 2**30
 
-# What the end of the process says of a grammar, by its code. With 127 the C library ends it: a thread found no memory.
+# What the exit code of the process says of a grammar. With 127 the C library ends it: a thread found no memory.
 _SMALLER = "make it smaller, or its repetitions shorter"
 _TOO_LARGE = f"it needs more than {LIMIT_BYTES // 2**20} MiB of memory to compile; {_SMALLER}"
 _ENDS: dict[int, str] = {
@@ -49,16 +49,12 @@ _ENDS: dict[int, str] = {
 
 _LENGTH = struct.Struct("<I")
 
-# Of a refused value; an error shows fewer.
+# Length of a refused value as it is kept; an error shows less.
 _MAX_SHOWN_CHARS = 1000
 
 
 class CompilerFailedError(UnavailableError):
-    """The process ended, and by no limit of its own; it is not known what it would have said.
-
-    Args:
-        code: What it ended with.
-    """
+    """The process ended, and by no limit of its own, so there is no verdict."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -66,22 +62,21 @@ class CompilerFailedError(UnavailableError):
 
 
 class Compiler(Protocol):
-    """Says which grammars outputs can follow."""
+    """Decides which grammars outputs can follow."""
 
     matcher_id: str
 
     def verdict(self, asked: AskedGrammar) -> Verdict:
-        """Return the grammar as it travels, or why outputs cannot follow it. It takes a while."""
+        """Return the grammar in its wire form, or why outputs cannot follow it. It takes a while."""
 
     def close(self) -> None:
-        """Be used no more."""
+        """Close the compiler."""
 
 
 class CompilerProcess:
     """See `Compiler`. For one thread at a time.
 
     Args:
-        files: The model's tokenizer.
         eos_token_ids: What ends an output.
         vocab_size: Width of the logits.
 
@@ -104,7 +99,7 @@ class CompilerProcess:
             raise UnsupportedTokenizerError(words.decode())
 
     def verdict(self, asked: AskedGrammar) -> Verdict:
-        """See `Compiler`. A process that somebody ends is started again, once."""
+        """See `Compiler`. A process that was killed is started again, once."""
         try:
             return self._verdict(asked)
         except CompilerFailedError:
@@ -112,7 +107,7 @@ class CompilerProcess:
 
     def _verdict(self, asked: AskedGrammar) -> Verdict:
         assert self._process is not None, "it is not closed"
-        if self._process.poll() is not None:  # the grammar before took too much, or somebody killed it
+        if self._process.poll() is not None:  # the last grammar took too much, or the process was killed
             self.close()
             self._start()
         best = None
@@ -129,7 +124,7 @@ class CompilerProcess:
         return _verdict_of(best)
 
     def _ask(self, *frames: bytes) -> Iterator[bytes]:
-        """Send frames and yield what is answered. Raises CompilerFailedError: the process has ended."""
+        """Send frames and yield the answers. Raises CompilerFailedError: the process has ended."""
         assert self._process is not None
         pipe_in, pipe_out = self._process.stdin, self._process.stdout
         assert pipe_in is not None
@@ -192,7 +187,7 @@ def _verdict_of(frame: bytes) -> Verdict:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Let the process grow by so much; what asks for more ends it with SIGABRT."""
+    """Let the process grow by so much; allocating more ends it with SIGABRT."""
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
     most = size + num_bytes
@@ -201,7 +196,7 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def _answer_all(pipe_in: IO[bytes], pipe_out: IO[bytes]) -> None:
-    """Answer until the pipe ends. SIGPROF ends the process when a grammar has used up its CPU time."""
+    """Answer until the pipe closes. SIGPROF ends the process when a grammar has used up its CPU time."""
 
     def write(*frames: bytes) -> None:
         for frame in frames:
@@ -232,11 +227,11 @@ def _answer_all(pipe_in: IO[bytes], pipe_out: IO[bytes]) -> None:
 
 
 def main() -> None:
-    """Be the process."""
+    """Run the process."""
     with thread_of_large_stack("grammars") as thread:
         try:
             thread.submit(_answer_all, sys.stdin.buffer, sys.stdout.buffer).result()
-        except MemoryError:  # as where the library has none left
+        except MemoryError:  # when the library has none left
             os.abort()
 
 

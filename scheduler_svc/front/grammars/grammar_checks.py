@@ -1,8 +1,7 @@
-"""Compiles grammars before their requests are admitted, so that what cannot be followed ends one request.
+"""Compiles grammars before their requests are admitted, so that a bad grammar ends only its own request.
 
-The text was bounded before (parts.py), the time and the memory are by compiler.py. A few requests may wait for it
-(compile_queue.py), and who waits too long is refused. What the compiler says of a grammar is remembered; that it ended
-is not.
+parts.py bounds the text, compiler.py the time and the memory. A few requests may wait (compile_queue.py), and a request
+that waits too long is refused. Verdicts are remembered; that a compiler ended is not.
 """
 
 import asyncio
@@ -27,13 +26,13 @@ from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
 from scheduler_svc.front.text.text_threads import DaemonThreads
 from scheduler_svc.front.text.tokenizer import Tokenizer
 
-# Different grammars that may wait for it, once it has started.
+# Different grammars that may wait, once the compiler has started.
 MAX_WAITING = 64
 
-# How long one request waits, in seconds: for those before it, too.
+# How long one request waits, in seconds, including the grammars before its own.
 LIMIT_S = 10.0
 
-# Grammars that are remembered, or what is wrong with them: how many, and their bytes.
+# Limits of the remembered verdicts: their number, and their bytes.
 MAX_REMEMBERED = 4096
 MAX_REMEMBERED_BYTES = 16 * 2**20
 
@@ -60,8 +59,8 @@ class GrammarMeter:
     """Counts grammars that were compiled.
 
     Attributes:
-        times: How long that took, in seconds.
-        num_refused: Those that outputs cannot follow.
+        times: How long compiling took, in seconds.
+        num_refused: Grammars that outputs cannot follow.
     """
 
     def __init__(self) -> None:
@@ -79,31 +78,23 @@ class GrammarChecks:
 
     Args:
         open_compiler: Opens what compiles them for a tokenizer; None: `CompilerProcess`.
-        meter: Counts them, for all models of a front; None: for this one.
-
-    Attributes:
-        meter: As above.
+        meter: Counts the grammars, for all models of a front; None: one of its own.
     """
 
     def __init__(self, open_compiler: OpenCompiler | None = None, meter: "GrammarMeter | None" = None) -> None:
         self.meter = meter or GrammarMeter()
         self._open_compiler = open_compiler or CompilerProcess
-        self._queue: CompileQueue[Verdict] = CompileQueue(DaemonThreads(1))  # a compiler is for one
+        self._queue: CompileQueue[Verdict] = CompileQueue(DaemonThreads(1))  # a compiler serves one thread
         self._compiler: tuple[Tokenizer | None, Compiler | None] = None, None
         self._remembered: OrderedDict[_Key, Verdict] = OrderedDict()
         self._num_remembered_bytes = 0
 
     async def check(self, asked: AskedGrammar, model: TextModel, tenant: str = "") -> Grammar:
-        """Return a grammar as it travels, if outputs of the model can follow it.
-
-        Args:
-            asked: The grammar.
-            model: Whose outputs.
-            tenant: Who asks.
+        """Return a grammar in its wire form, if outputs of the model can follow it.
 
         Raises:
-            InvalidFieldError: they cannot, with the parser's words and the place.
-            QueueFullError, UnavailableError: that is not known in time, or the executors have another matcher.
+            InvalidFieldError: outputs cannot follow it; with the parser's words and the place.
+            QueueFullError, UnavailableError: there is no verdict in time, or the executors have another matcher.
         """
         field = asked.field
         if not model.info.num_grammar_slots:
@@ -129,8 +120,8 @@ class GrammarChecks:
         return verdict
 
     def _verdict(self, key: _Key, asked: AskedGrammar, model: TextModel) -> Verdict:
-        """Return what is known of a grammar, in the thread; it is remembered, whoever still wants to know."""
-        if key in self._remembered:  # another tenant's turn came before
+        """Return the verdict on a grammar, in the thread; it is remembered even if its request has left."""
+        if key in self._remembered:  # compiled meanwhile, for another tenant
             return self._remembered[key]
         try:
             compiler = self._compiler_of(model, asked.field)

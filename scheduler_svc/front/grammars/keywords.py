@@ -1,6 +1,6 @@
 """The keywords of JSON Schema: which are held, which say nothing about a value, which are refused, and why.
 
-The matcher's library passes over keywords that it does not know. So a schema has no others than these.
+The matcher's library ignores keywords that it does not know. So a schema may have only these.
 docs/structured-output.md has the table; a test asks the library about every row.
 """
 
@@ -141,7 +141,7 @@ NOTE_PREFIX = "x-"
 
 
 def keyword_of(name: str) -> Keyword | None:
-    """Return what is known of a keyword; None: nobody knows it."""
+    """Return what is known of a keyword; None: it is unknown."""
     known = KEYWORDS.get(name)
     if known is None and name.startswith(NOTE_PREFIX):
         return _note("an extension")

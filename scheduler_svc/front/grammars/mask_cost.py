@@ -1,6 +1,6 @@
-r"""What one mask of a grammar may cost an executor, as far as the text of the grammar says it.
+r"""What one mask of a grammar may cost an executor, as far as the text of the grammar shows it.
 
-The matcher has limits of its own, but looks at them between pieces of work, and one piece grows with the square of what
+The matcher has limits of its own, but checks them between pieces of work, and one piece grows with the square of what
 may be absent in a row: `a?` 40,000 times costs 27 s. At the numbers here a mask takes up to 40 ms (49,152 tokens, AMD
 EPYC with AVX2, 2026-11-28). Some large expressions that would be cheap are refused, too.
 """
@@ -31,7 +31,7 @@ _OPTIONAL = re.compile(
 _VERBOSE = re.compile(r"\(\?\w*x")
 
 # Texts, expressions and comments of Lark, names, and what lets something be absent. A text without an end counts, too:
-# who looked for its end again behind each quotation mark would take minutes.
+# searching for its end again behind each quotation mark would take minutes.
 _LARK = re.compile(
     r'(?P<text>"(?:[^"\\\n]|\\.)*+"?)|(?P<regex>/(?:[^/\\\n]|\\.)++/?)|//[^\n]*|#[^\n]*|'
     r"(?P<name>\w+)(?P<head>\s*+(?:\[[^\]]{0,99}\]\s*+|\.-?\d+\s*+|\{[^}]{0,99}\}\s*+){0,4}:)?|(?P<mark>[?*|\[]|\{\s*+0|~)"
@@ -104,7 +104,7 @@ def _expressions(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_lark(text: str) -> tuple[list[int], int]:
-    """As `_of_schema`; a terminal has what is in those that it names, and a rule has symbols."""
+    """As `_of_schema`; a terminal includes the terminals that it names, and a rule has symbols."""
     own: Counter[str] = Counter()
     named: dict[str, Counter[str]] = {}
     optional: list[int] = []
@@ -132,7 +132,7 @@ def _of_lark(text: str) -> tuple[list[int], int]:
 
 
 def _add_total(name: str, own: Counter[str], named: Mapping[str, Counter[str]], totals: dict[str, int]) -> None:
-    """Count what may be absent in a terminal; the library has refused those that lead to themselves."""
+    """Count what may be absent in a terminal; the library has refused terminals that lead to themselves."""
     todo = [name]
     while todo:
         inner = [one for one in named.get(todo[-1], ()) if one not in totals]

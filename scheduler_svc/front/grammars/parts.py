@@ -1,8 +1,8 @@
 """The grammars that a client may ask for, as the parts that a grammar of the matcher is made of.
 
 A part follows one thing: a schema, a regular expression, some texts, a grammar in Lark's notation. The whole is one
-part, or a Lark grammar that names others. Here nothing of them is read, only measured: `reading.py` does that, in the
-process of the compiler.
+part, or a Lark grammar that names several. Parts are only measured here: `reading.py` reads them, in the compiler's
+process.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from pydantic_core import to_json
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.grammar.grammar import MAX_GRAMMAR_BYTES
 
-if TYPE_CHECKING:  # the process of the compiler does without it
+if TYPE_CHECKING:  # the compiler's process does not need it
     from octavo.generation.v1 import generation_pb2
 
 MAX_CHOICES = 1024
 
-# What a part is, by its kind, for errors.
+# The noun for each kind of part, for errors.
 _NOUNS = {
     "json_schema": "a JSON schema",
     "json_object": "true",
@@ -37,9 +37,9 @@ class Part:
     """What an output follows, or a stretch of it, as a client sent it.
 
     Attributes:
-        kind: The field of the native API for it.
-        text: As it was sent; of choices their JSON.
-        field: What errors call it.
+        kind: The native API's field for it.
+        text: As it was sent; choices are JSON.
+        field: The field's name in errors.
     """
 
     kind: str
@@ -90,14 +90,14 @@ def whole(part: Part) -> AskedGrammar:
 
 
 def message_part(message: "generation_pb2.Grammar", name: str, *, is_whole_path: bool = False) -> Part:
-    """Return what a request asks for.
+    """Return the grammar of a request as a part.
 
     Args:
-        message: Its grammar.
-        name: What errors call it.
-        is_whole_path: Whether that names the field in it, too.
+        message: The request's grammar.
+        name: The field's name in errors.
+        is_whole_path: Whether `name` includes the field inside the grammar.
 
-    Raises: InvalidFieldError: there is none, or it is too large; what else is wrong is found later.
+    Raises: InvalidFieldError: it is absent or too large; other faults are found later.
     """
     kind = message.WhichOneof("grammar")
     path = name if is_whole_path else f"{name}.{kind}"
@@ -133,7 +133,7 @@ def lark_text(text: str) -> str:
 
 
 def check_size(num_bytes: int, part: Part) -> None:
-    """Refuse a part, or what it was made into, by its bytes. Raises InvalidFieldError: it is too large."""
+    """Refuse a part that is too large, as it was sent or converted. Raises InvalidFieldError."""
     if num_bytes > MAX_GRAMMAR_BYTES:
         rule = f"{part.noun} of at most {MAX_GRAMMAR_BYTES} bytes"
         raise InvalidFieldError(part.field, f"{num_bytes} bytes long", rule)

@@ -1,6 +1,6 @@
-r"""Regular expressions as those read them who check an output.
+r"""Regular expressions, rewritten so that the matcher and the validators of an output agree.
 
-The matcher's `\d` has the digits of all scripts, and those of a newer Unicode than others know; that of JSON Schema is
+The matcher's `\\d` has the digits of all scripts, in a newer Unicode version than validators have; JSON Schema's is
 0 to 9. So `\d`, `\w` and `\s` become the characters of ASCII, which fit by either rule. And where JSON has no short
 escape for a control character, a text cannot have it: the matcher would leave it out where it alone may stand.
 """
@@ -13,7 +13,7 @@ _ASCII = {r"\d": "0-9", r"\w": "A-Za-z0-9_", r"\s": r" \t\n\r\f\v"}
 _CONTROL = r"[\x00-\x07\x0b\x0e-\x1f\x7f]"
 _ESCAPED = r"\\(?:[av0]|c.|[xu]\{?0*(?:[01][0-9a-fA-F]|[0-9a-fA-F]|7[fF])(?![0-9a-fA-F])\}?)"
 _SHORT_ESCAPE = re.compile(r"\\[xu]\{?0*[89aAcCdD]\}?")
-# A class without an end goes to the end of the text, so that its end is not looked for again behind each bracket.
+# A class without an end goes to the end of the text, so that its end is not searched again behind each bracket.
 _CLASS = r"\[\^?\]?(?:\\.|[^\\\]])*+(?:\]|\\?\Z)"
 _PIECE = re.compile(rf"(?P<control>{_CONTROL}|{_ESCAPED}|\[(?:{_CONTROL}|{_ESCAPED})\])|{_CLASS}|\\.|.", re.DOTALL)
 
@@ -27,7 +27,7 @@ _HOUR_MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_HOUR_MINUTE}:[0-5][0-9](?:\.[0-9]+)?(?:Z|[+-]{_HOUR_MINUTE})"
 FORMAT_PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 
-# A character behind a backslash, or one that begins or ends a class.
+# A character behind a backslash, or a bracket that begins or ends a class.
 _MARK = re.compile(r"\\.|[\[\]]", re.DOTALL)
 
 

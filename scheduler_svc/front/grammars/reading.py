@@ -1,4 +1,4 @@
-"""Reads what clients sent as grammars, and says what is wrong: in the process of the compiler, as it may take long.
+"""Reads grammars as clients sent them, and finds errors: in the compiler's process, as it may take long.
 
 llguidance takes the whole as JSON: rules that name each other, of schemas or in Lark's notation.
 """
@@ -25,11 +25,11 @@ from scheduler_svc.front.text.json_text import MalformedJsonError, load_json, sh
 # How long parts of a schema are compiled alone to find the place of what is wrong, in seconds.
 SEARCH_S = 0.2
 
-# What a Lark grammar may not do: set the matcher's options, or hold schemas, whose keywords nobody would have checked.
+# What a Lark grammar may not do: set the matcher's options, or hold schemas, whose keywords would go unchecked.
 _DIRECTIVE = re.compile(r"%(?!ignore\b|regex\b)\w+|(?m:^|(?<=[\s:|(]))@\w+")
 
-# A text, a regular expression or a comment, whole; or a beginning of one, in one go: who looked for its end again
-# behind each quotation mark would take seconds.
+# A text, a regular expression or a comment, whole; or the beginning of one without an end, in one go: searching for
+# the end again behind each quotation mark would take seconds.
 _TEXT = re.compile(
     r'(?P<whole>"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/|//[^\n]*|#[^\n]*)|"(?:[^"\\\n]|\\.)*+|/(?:[^/\\\n]|\\.)*+'
 )
@@ -44,7 +44,6 @@ class ReadPart:
     """A part that was read.
 
     Attributes:
-        part: As it was sent.
         rules: As llguidance reads them: `json_schema` or `lark_grammar`.
         shown: Its beginning, for errors.
         schema: The schema that was sent; None: it is none.
@@ -57,9 +56,9 @@ class ReadPart:
 
 
 def verdicts(tokenizer: MatcherTokenizer, asked: AskedGrammar) -> Iterator[Verdict]:
-    """Yield what is known of a grammar: what travels, or what is wrong with it, then once more with a better place.
+    """Yield verdicts on a grammar: its wire form, or its error, then the error once more with a better place.
 
-    Call it on a thread of a large stack.
+    Call it in a thread with a large stack.
     """
     try:
         read, grammar = read_grammar(asked)
@@ -82,7 +81,7 @@ def verdicts(tokenizer: MatcherTokenizer, asked: AskedGrammar) -> Iterator[Verdi
 
 
 def read_grammar(asked: AskedGrammar) -> tuple[Sequence[ReadPart], Grammar]:
-    """Return the parts of a grammar, and it as it travels. Raises InvalidFieldError: it is wrong, or too large."""
+    """Return the parts of a grammar, and its wire form. Raises InvalidFieldError: it is wrong, or too large."""
     read = {name: _read(part) for name, part in asked.parts.items()}
     first = next(iter(read.values()))
     if not asked.main:

@@ -20,7 +20,7 @@ WHITE_SPACE = r" ?|\n {0,20}"
 # With `\u` among the escapes, a property that may come behind the named ones could be one of them in disguise.
 OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": 'nrbtf\\"'}
 
-# What stays with a part of a schema that is looked at alone, so that its references lead somewhere.
+# What stays with a part of a schema that is compiled alone, so that its references lead somewhere.
 _DEFINITIONS = ("$defs", "definitions")
 
 # Constants that a required property may have to tell its object from others by.
@@ -63,11 +63,7 @@ class Place(NamedTuple):
 def checked_schema(schema: object, field: str) -> dict[str, Any]:
     """Return a schema as the matcher takes it, once it holds nothing that would be passed over.
 
-    Args:
-        schema: What the client sent.
-        field: What errors call it.
-
-    Raises: InvalidFieldError: with the place of what is wrong.
+    Raises: InvalidFieldError: with the place of the error.
     """
     if not isinstance(schema, dict):
         raise InvalidFieldError(field, shown_json(schema), "a JSON schema: an object")
@@ -82,7 +78,7 @@ def checked_schema(schema: object, field: str) -> dict[str, Any]:
             raise InvalidFieldError(
                 field, shown, "one whose references lead to schemas inside it, such as #/$defs/Item"
             )
-    if not any("oneOf" in reference for _, reference in sent):  # it would lead nowhere
+    if not any("oneOf" in reference for _, reference in sent):  # the reference would lead nowhere
         schema = _with_any_of(schema, references)
     return {**_with_exact_patterns(schema), "x-guidance": OPTIONS}
 
@@ -140,10 +136,10 @@ def _check_keywords(schema: object, place: Place, field: str) -> None:
 
 
 def _rule_against(name: str, value: object) -> str | None:
-    """Return what a keyword would have to be; None: it is right."""
+    """Return the rule that a keyword breaks; None: it breaks none."""
     known = keyword_of(name)
     if known is None:
-        return "one without keywords that nobody knows: they would not be held"
+        return "one without unknown keywords: they would not be held"
     if known.verdict is Verdict.REFUSED:
         return f"one without it: {known.why}"
     if name == "format" and value not in FORMATS:
@@ -169,15 +165,11 @@ def _control(name: str, value: object) -> str | None:
 
 
 class _References:
-    """Where the references of a schema lead. A chain of them is followed once, however many lead into it.
-
-    Args:
-        schema: The whole.
-    """
+    """Where the references of a schema lead. A chain of them is followed once, however many lead into it."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
-        self._ends: dict[str, Any] = {}  # by reference, behind all that it leads to
+        self._ends: dict[str, Any] = {}  # by reference, after following all references
         self._tags: dict[int, dict[str, tuple[str, ...]]] = {}  # by id of the schema
 
     def target(self, reference: object) -> Any:
@@ -213,7 +205,7 @@ class _References:
         followed: dict[str, None] = {}
         while isinstance(schema, dict) and "$ref" in schema:
             reference = schema["$ref"]
-            if reference in self._ends or reference in followed:  # the latter: it leads to itself
+            if reference in self._ends or reference in followed:  # the latter: the reference leads to itself
                 schema = self._ends.get(reference)
                 break
             followed[reference] = None
@@ -239,7 +231,7 @@ def _with_any_of(schema: Any, references: _References) -> Any:
 
 
 def _with_exact_patterns(schema: Any) -> Any:
-    """Return a schema whose patterns and formats mean the same to the matcher as to those who validate."""
+    """Return a schema whose patterns and formats mean the same to the matcher as to validators."""
     if not isinstance(schema, dict):
         return schema
     result = {**schema}

@@ -30,11 +30,7 @@ def check_format(tool_format: ToolCallFormat, field: str, shown: str) -> None:
 
 
 class Markers:
-    """Writes markers: a special token is named by its id, as no text matches it.
-
-    Args:
-        tokenizer: The model's.
-    """
+    """Writes markers: a special token is named by its id, as no text matches it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._ids = {tokenizer.token_of(token_id): token_id for token_id in tokenizer.special_token_ids}

@@ -1,4 +1,4 @@
-"""What completions, chats and messages have in common: the way from fields to responses, and the count of tokens."""
+"""What completions, chats and messages share: from fields to responses, and the count of tokens."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -30,24 +30,19 @@ FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 class Answering:
-    """Runs the requests of an API's endpoints.
-
-    Args:
-        models: What runs them.
-        reader: Reads their fields.
-    """
+    """Runs the requests of an API's endpoints."""
 
     def __init__(self, models: Models, reader: Reader) -> None:
         self._models = models
         self._reader = reader
-        self._texts: dict[str, TokenTexts] = {}  # of the last tokenizer of each model
+        self._texts: dict[str, TokenTexts] = {}  # by model, for its last tokenizer
 
     async def read(
         self, call: Call, kind: type[_Fields], ask: Callable[[_Fields, RequestLimits], _Asked]
     ) -> tuple[_Fields, _Asked, TextModel]:
-        """Return what a call asks for, and of which model; it counts as waiting while it is read.
+        """Return the fields of a call, its native requests, and the model; it counts as waiting while it is read.
 
-        Raises: OctavoServiceError: it is refused.
+        Raises: OctavoServiceError: the call is refused.
         """
 
         def make(parsed: dict[str, Any]) -> tuple[_Fields, _Asked, TextModel]:
@@ -64,7 +59,7 @@ class Answering:
 
     @asynccontextmanager
     async def running(self, call: Call, answer_id: str, asked: Asked) -> AsyncIterator[list[Response]]:
-        """Run the requests of a call; who leaves ends them. Raises OctavoServiceError: one is refused."""
+        """Run the requests of a call; they end if the caller leaves. Raises OctavoServiceError: one is refused."""
         generation = self._models.choose(asked.requests[0].model)
         num_prompts, most = len(asked.requests), generation.engine.max_requests
         if most is not None and num_prompts > most:
@@ -86,19 +81,19 @@ class Answering:
             yield responses
 
     def waits_for(self, asked: Asked, response: Response) -> str:
-        """Say what a stream waits for that has nothing new."""
+        """Return what a stream without news waits for."""
         engine = self._models.choose(asked.requests[0].model).engine
         return engine.waits_for(response.request_id, response.request.tenant)
 
     def token_texts(self, model: TextModel) -> TokenTexts:
-        """Return the texts of the tokens of a model; they are kept."""
+        """Return the texts of a model's tokens; they are kept."""
         if (texts := self._texts.get(model.name)) is None or texts.tokenizer is not model.tokenizer:
             texts = self._texts[model.name] = TokenTexts(model.tokenizer)
         return texts
 
 
 async def in_openai_words(asked: Asked, answering: Awaitable[web.StreamResponse]) -> web.StreamResponse:
-    """Return an answer; errors of the native API have OpenAI's names of fields, and numbers as they were sent."""
+    """Return an answer; in errors, fields have OpenAI's names, and numbers are as they were sent."""
     try:
         return await answering
     except OctavoServiceError as error:

@@ -13,29 +13,25 @@ from scheduler_svc.front.text.json_text import MalformedJsonError, load_json
 # How long a body may take, in seconds.
 BODY_TIMEOUT_S = 30.0
 
-# Whatever is in so many bytes, it is parsed and checked in a few milliseconds.
+# A body of this size is parsed and checked in a few milliseconds, whatever it holds.
 SMALL_BODY_BYTES = 16 * 2**10
 
-# So many of the longest bodies may be read at once, together with all shorter ones.
+# Bodies of maximum size that may be read at once, together with all shorter ones.
 MAX_BODIES = 32
 
 _T = TypeVar("_T")
 
 
 class Bodies:
-    """Reads the bodies of one port, and bounds what they hold together.
-
-    Args:
-        max_bytes: Longest body.
-    """
+    """Reads the bodies of one port, and bounds the memory that they take together."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes_left = MAX_BODIES * max_bytes
-        self._large_ones = asyncio.Lock()  # one at a time: each thread that runs Python makes the event loop wait
+        self._large_ones = asyncio.Lock()  # one at a time: each thread that runs Python delays the event loop
 
     async def read(self, request: web.BaseRequest, make: Callable[[dict[str, Any]], _T]) -> tuple[_T, bool]:
-        """Return what `make` makes of the JSON object in a body, and whether that was small.
+        """Return what `make` makes of the JSON object in a body, and whether the body was small.
 
         Raises: ApiError: there is no such body. What `make` raises.
         """
@@ -54,7 +50,7 @@ class Bodies:
             self._num_bytes_left += len(body)
 
     async def _fill(self, body: bytearray, request: web.BaseRequest) -> None:
-        """Read a body; what was read counts until its owner gives it back."""
+        """Read a body; its bytes count until the caller gives them back."""
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 async for chunk in request.content.iter_any():
@@ -113,9 +109,9 @@ def _check_headers(request: web.BaseRequest) -> None:
 
 
 async def _ask_for(request: web.BaseRequest) -> None:
-    """Send 100 Continue to a client that waits for it with its body (RFC 9110, section 10.1.1).
+    """Send 100 Continue to a client that waits for it before it sends the body (RFC 9110, section 10.1.1).
 
-    Raises: ApiError: it waits for something else.
+    Raises: ApiError: the client expects something else.
     """
     expected = request.headers.get("Expect")
     if expected is None or request.version < HttpVersion11:

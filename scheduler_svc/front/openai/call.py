@@ -1,4 +1,4 @@
-"""One request over HTTP, as the handlers of its path get it."""
+"""One HTTP request, as the handlers of its path get it."""
 
 import re
 import secrets
@@ -13,7 +13,7 @@ from scheduler_svc.front.openai.body import Bodies
 
 _T = TypeVar("_T")
 
-# Proxies and clients send it, and the log has it.
+# Proxies and clients send it, and the log shows it.
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 _PROPAGATED = ("traceparent", "tracestate")
@@ -24,15 +24,12 @@ class Call:
 
     Args:
         request: As aiohttp has it.
-        bodies: Reads its body.
-        counted: What the metrics learn of it; None: it is not counted.
+        counted: Reports the request to the metrics; None: it is not counted.
 
     Attributes:
-        request: As above.
         request_id: From the header X-Request-Id, or made here; every answer has it.
-        counted: As above.
-        headers: Of the answer.
-        is_small: Whether what was read may be dealt with on the event loop.
+        headers: The answer's.
+        is_small: Whether the content may be handled on the event loop.
     """
 
     def __init__(self, request: web.BaseRequest, bodies: Bodies, counted: ApiRequest | None = None) -> None:
@@ -45,7 +42,7 @@ class Call:
         self._bodies = bodies
 
     async def read(self, make: Callable[[dict[str, object]], _T]) -> _T:
-        """Return what `make` makes of the JSON object in the body; in a thread, unless it is small.
+        """Return what `make` makes of the JSON object in the body; in a thread, unless the body is small.
 
         Raises: ApiError: there is no such body. What `make` raises.
         """
@@ -53,7 +50,7 @@ class Call:
         return made
 
     def trace_metadata(self) -> Iterator[tuple[str, str]]:
-        """Yield what the request says of its trace."""
+        """Yield the request's trace headers."""
         for name in _PROPAGATED:
             for value in self.request.headers.getall(name, ()):
                 yield name, value
@@ -63,5 +60,5 @@ class Call:
         return self.answer_bytes(to_json(content, inf_nan_mode="null"), status)
 
     def answer_bytes(self, body: bytes, status: int = 200, content_type: str = "application/json") -> web.Response:
-        """Return an answer of this type."""
+        """Return an answer of a content type."""
         return web.Response(body=body, status=status, content_type=content_type, headers=self.headers)

@@ -30,7 +30,7 @@ from scheduler_svc.front.output import Delta, Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
 
-# To write so many tokens and alternatives takes a few milliseconds.
+# Writing this many tokens and alternatives takes a few milliseconds.
 _FEW_LOGPROBS = 1024
 
 
@@ -38,7 +38,6 @@ class Chat:
     """Answers conversations.
 
     Args:
-        answering: Runs their requests.
         formats: How the model writes tool calls and reasoning.
     """
 
@@ -81,7 +80,7 @@ class Chat:
 def _answer_body(
     response: Response, asked: Asked, fields: ChatFields, tokens: TokenLogprobs, outputs: ChatOutputs
 ) -> dict[str, Any]:
-    """Return what follows the head of an answer that is complete."""
+    """Return what follows the head of a complete answer."""
     body: dict[str, Any] = {
         "choices": [
             {"index": output.output_index * asked.num_copies + copy, **choice}
@@ -182,11 +181,11 @@ class _ChatPieces(Pieces):
         return b"".join((*events, self._event(index, b"{}", NULL, to_json(deltas.end_of(output)), stop_reason)))
 
     def num_reasoning_tokens(self) -> int | None:
-        """Return how many tokens the model thought in all outputs; None: it is not known how it thinks."""
+        """Return the number of reasoning tokens in all outputs; None: the model's format is unknown."""
         return self._outputs.num_reasoning_tokens(self.response)
 
     def _told_tokens(self, delta: Delta) -> Sequence[int]:
-        """Return the tokens of a delta that log-probabilities are told of."""
+        """Return the tokens of a delta whose log-probabilities the answer has."""
         output = self.response.outputs[delta.output_index]
         is_last = output.num_taken_tokens == len(output.token_ids)
         num_untold = len(output.token_ids) - self._outputs.num_content_tokens(output) if is_last else 0

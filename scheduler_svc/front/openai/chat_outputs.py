@@ -26,7 +26,7 @@ from scheduler_svc.front.tool_calls.events import (
 from scheduler_svc.front.tool_calls.output_parser import OutputParser
 from scheduler_svc.front.tool_calls.tool_choice import RequestedTools, check_tools
 
-# To parse so many tokens takes a few milliseconds.
+# Parsing this many tokens takes a few milliseconds.
 FEW_PARSED_TOKENS = 1024
 
 
@@ -34,16 +34,16 @@ class ChatFormats:
     """Knows how the served model writes tool calls and reasoning.
 
     Args:
-        tool_call_parser: The name of the format of calls.
-        reasoning_parser: That of the reasoning.
+        tool_call_parser: Name of the format of calls.
+        reasoning_parser: Name of the format of reasoning.
     """
 
     def __init__(self, tool_call_parser: str, reasoning_parser: str) -> None:
         self._parsers = tool_call_parser, reasoning_parser
-        self._formats: dict[str, ChatFormat] = {}  # of the last tokenizer of each model
+        self._formats: dict[str, ChatFormat] = {}  # by model, for its last tokenizer
 
     def outputs(self, fields: ChatFields, asked: Asked, model: TextModel) -> "ChatOutputs":
-        """Return what parses the outputs of a request, which is changed. Raises InvalidFieldError: see there."""
+        """Return the parser of a request's outputs, and adapt the request to it; errors as in `ChatOutputs`."""
         if self._parsers[0] == "none" and fields.tools and fields.tool_choice != "none":
             rule = "unset: this server was started with --tool-call-parser none, so it cannot parse tool calls"
             raise InvalidFieldError("tools", "set", rule)
@@ -56,10 +56,7 @@ class ChatOutputs:
     """Parses the outputs of one request.
 
     Args:
-        fields: What the request asks for.
-        asked: The same in the terms of the native API; its request is changed to what the parser needs.
-        model: Makes the outputs.
-        chat_format: How it writes.
+        asked: The same as native requests, which are changed to what the parser needs.
 
     Raises: InvalidFieldError: its tools are wrong, or cannot be used.
     """
@@ -83,7 +80,7 @@ class ChatOutputs:
 
     @property
     def make_grammar(self) -> GrammarMaker | None:
-        """What makes the grammar of the outputs; None: nothing holds them."""
+        """What makes the grammar of the outputs; None: they follow none."""
         if self._part is None and (self._tools is None or self._tools.holds is None):
             return None
         return partial(chat_grammar, self._format, self._tools, self._part)
@@ -104,7 +101,7 @@ class ChatOutputs:
         return len(output.token_ids) - has_end
 
     def num_reasoning_tokens(self, response: Response) -> int | None:
-        """Return how many tokens of all outputs are reasoning with its markers; None: it is not known how it thinks."""
+        """Return the number of reasoning tokens in all outputs, with markers; None: the model's format is unknown."""
         reasoning_format = self._format.reasoning
         if reasoning_format is None:
             return None
@@ -149,8 +146,8 @@ class OutputDeltas:
     """The deltas of one output of a stream.
 
     Args:
-        parser: Of the output; None: all text is content.
-        tells_reasoning: Whether the client gets what the model thinks.
+        parser: Parses the output; None: all text is content.
+        tells_reasoning: Whether the client gets the reasoning.
     """
 
     def __init__(self, parser: OutputParser | None, *, tells_reasoning: bool) -> None:
@@ -180,7 +177,7 @@ class OutputDeltas:
 
 
 class CallsEnding:
-    """What the calls of an output say of its `finish_reason`: clients run all calls of a message that ends for them."""
+    """How the calls of an output change its `finish_reason`: clients run all calls of a message that ends for them."""
 
     def __init__(self) -> None:
         self._ends_with_call = False

@@ -26,7 +26,7 @@ def chat_page_document() -> str:
 
 
 def chat_page_routes() -> Mapping[str, Route]:
-    """Return the page by its path. It holds no data, so it is for anybody; what it calls asks for tokens."""
+    """Return the page by its path. It holds no data, so anyone may load it; the calls that it makes need tokens."""
     page = page_with_policy(chat_page_document())
 
     async def show(call: Call) -> web.Response:

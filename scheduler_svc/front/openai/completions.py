@@ -27,16 +27,12 @@ from scheduler_svc.front.output import Delta, Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
 
-# To write so many tokens and alternatives takes a few milliseconds.
+# Writing this many tokens and alternatives takes a few milliseconds.
 _FEW_LOGPROBS = 1024
 
 
 class Completions:
-    """Answers them.
-
-    Args:
-        answering: Runs their requests.
-    """
+    """Answers completions."""
 
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
@@ -99,13 +95,13 @@ class _Prompt:
 
     @property
     def num_logprobs(self) -> int:
-        """How many log-probabilities the answer has, about."""
+        """About how many log-probabilities the answer has."""
         response = self.response
         num_of_outputs = sum(len(output.logprobs) + len(output.alternatives.token_ids) for output in response.outputs)
         return num_of_outputs + len(response.prompt_logprobs) + len(response.prompt_alternatives.token_ids)
 
     def logprobs(self) -> CompletionLogprobs | None:
-        """Return what writes those of one choice; None: there are none."""
+        """Return what writes the log-probabilities of one choice; None: none were asked for."""
         if self.fields.logprobs is None:
             return None
         skips = self.fields.skip_special_tokens is not False
@@ -113,12 +109,12 @@ class _Prompt:
         return CompletionLogprobs(self.tokens, self.fields.logprobs, skips_special_tokens=skips, offset=offset)
 
     def echoed_logprobs(self, logprobs: CompletionLogprobs) -> dict[str, Any]:
-        """Return those of the prompt; they are known."""
+        """Return the prompt's log-probabilities, which are complete."""
         response = self.response
         return logprobs.prompt(self.token_ids, response.prompt_logprobs, response.prompt_alternatives)
 
     def choices(self) -> list[dict[str, Any]]:
-        """Return the choices of an answer that is complete."""
+        """Return the choices of a complete answer."""
         num_copies = self.asked.num_copies
         first = self.place * len(self.response.outputs) * num_copies
         return [
@@ -165,7 +161,7 @@ class _CompletionPieces(Pieces):
             self._logprobs = {index: prompt.logprobs() for index in self.indices}
         self._echoes = set(self.indices) if prompt.fields.echo else set()
         self._tells_ids = bool(prompt.fields.return_token_ids)
-        self._without_prompt = set(self.indices) if self._tells_ids else set()  # choices that have yet to tell its ids
+        self._without_prompt = set(self.indices) if self._tells_ids else set()  # choices without an event with its ids
 
     def begin(self) -> bytes:
         """Return nothing: an echo waits for the log-probabilities of the prompt."""

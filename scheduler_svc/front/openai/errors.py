@@ -30,10 +30,10 @@ from scheduler_svc.front.text.text_model import UnknownModelError
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 
-# Clients of OpenAI send a request again by themselves after 408, 409, 429 and 5xx, unless this header says no.
+# OpenAI's clients retry by themselves after 408, 409, 429 and 5xx, unless this header says no.
 _NO_RETRY = MappingProxyType({"x-should-retry": "false"})
 
-# They would end the same way again.
+# Errors that a retry would meet again.
 _NOT_TO_BE_SENT_AGAIN = (
     RequestAbortedError,
     RequestExistsError,
@@ -42,7 +42,7 @@ _NOT_TO_BE_SENT_AGAIN = (
     TokenizerFailedError,
 )
 
-# Of an answer behind which no request can be read.
+# For an answer after which the connection cannot be used.
 CLOSE = MappingProxyType({"Connection": "close"})
 
 _RETRY_AFTER_S = 1.0
@@ -58,7 +58,7 @@ _STATUSES = {
     grpc.StatusCode.ABORTED: HTTPStatus.CONFLICT,
 }
 
-# Why requests are refused that get no further than HTTP, in the words of the metrics; the others are invalid.
+# Reasons, in the metrics, of requests that HTTP itself refuses; all others are invalid.
 _REFUSALS = {
     HTTPStatus.FORBIDDEN: "permission_denied",
     HTTPStatus.NOT_FOUND: "not_found",
@@ -66,28 +66,28 @@ _REFUSALS = {
     HTTPStatus.TOO_MANY_REQUESTS: "queue_full",
 }
 
-# What the native API advises, and what that is here.
+# Advice of the native API, and its wording here.
 _ADVICE = (
     ("send text or token_ids", "send a prompt to /v1/completions"),
     ("send token_ids", "send token ids to /v1/completions"),
 )
 _NAMED_IN_LIMIT = re.compile(r"\((\w+)\)")
 
-# What the native API calls the prompt.
+# The native API's names of the prompt.
 PROMPT_FIELDS = ("text", "token_ids", "prompt")
 
 
 @dataclass(eq=False)
 class ApiError(OctavoServiceError):
-    """A request is answered with an error.
+    """An error that a request is answered with.
 
     Attributes:
         status: Of the HTTP response.
         message: One sentence.
         kind: OpenAI's `type`.
-        param: The field that is wrong, by OpenAI's name; None: it is no field.
-        code: OpenAI's word for what is wrong; None: it has none.
-        headers: Of the response, beside those that every one has.
+        param: OpenAI's name of the wrong field; None: the error is about no field.
+        code: OpenAI's code of the error; None: it has none.
+        headers: Of the response, beside those of every response.
     """
 
     status: int
@@ -112,10 +112,10 @@ def api_error(
     names: Mapping[str, str] = MappingProxyType({}),
     numbers: Mapping[str, float] = MappingProxyType({}),
 ) -> ApiError:
-    """Return an error of the service as OpenAI's clients know it.
+    """Return an error of the service in OpenAI's shape.
 
     Args:
-        error: Of one outside our tree only the class is told: its words may be internals.
+        error: If it is not of our tree, only its class is told: its words may be internals.
         names: OpenAI's names of fields that the native API calls otherwise.
         numbers: Sampling parameters as they were sent: the native API may have got the nearest that it can hold.
     """
@@ -140,7 +140,7 @@ def api_error(
     if isinstance(error, QueueFullError | TokenQuotaError):
         headers = _NO_RETRY if error.retry_after_s is None else {"Retry-After": str(math.ceil(error.retry_after_s))}
         return replace(answer, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
-    if isinstance(error, CacheTooSmallError):  # however often it is sent
+    if isinstance(error, CacheTooSmallError):  # a retry cannot succeed
         return replace(answer, status=HTTPStatus.BAD_REQUEST, code="context_length_exceeded")
     if isinstance(error, _NOT_TO_BE_SENT_AGAIN):
         return replace(answer, param="request_id" if isinstance(error, RequestExistsError) else None, headers=_NO_RETRY)
@@ -152,7 +152,7 @@ def api_error(
 
 
 def refusal_of(error: Exception) -> str:
-    """Return why a request was refused, in the words of the metrics, given what was raised."""
+    """Return the reason of a refusal, in the words of the metrics, given the exception."""
     if not isinstance(error, ApiError):
         return refusal_reason(error)
     if isinstance(error.__cause__, OctavoServiceError) and error.__cause__ is not error:
@@ -182,7 +182,7 @@ def _in_openai_words(limit: str, names: Mapping[str, str]) -> str:
 def openai_name(native_field: str, names: Mapping[str, str]) -> str:
     """Return OpenAI's name of a field of the native API."""
     name = native_field.removeprefix("sampling_params.")
-    if name.startswith("messages["):  # of one message
+    if name.startswith("messages["):  # a field of one message
         return name.removesuffix("_json")
     name, bracket, index = name.partition("[")
     return names.get(name, "prompt" if name in PROMPT_FIELDS else name) + bracket + index

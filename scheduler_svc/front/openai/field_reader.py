@@ -1,4 +1,4 @@
-"""Makes the fields of a request from its JSON object, and says what is wrong with one."""
+"""Makes the fields of a request from its JSON object, and reports what is wrong."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,16 +22,16 @@ _Fields = TypeVar("_Fields", bound=RequestFields)
 
 IGNORED_HEADER = "x-octavo-ignored-fields"
 
-# All but ASCII that prints, and the comma, which is between names.
+# All but printable ASCII, and the comma, which separates names.
 _NOT_IN_HEADERS = re.compile(r"[^\x20-\x2b\x2d-\x7e]")
 
 
-# Ignored fields that an answer names.
+# How many ignored fields an answer names.
 _MAX_NAMED = 32
 
 
 class UnknownFields(Enum):
-    """What becomes of fields that nobody knows."""
+    """What becomes of unknown fields."""
 
     REFUSE = "refuse"
     IGNORE = "ignore"
@@ -63,7 +63,7 @@ class Reader:
     """Makes the fields of requests from JSON objects.
 
     Args:
-        unknown: What becomes of fields that nobody knows.
+        unknown: What becomes of unknown fields.
         others: The fields of the API that are not carried.
     """
 
@@ -80,7 +80,7 @@ class Reader:
             fields = kind.model_validate(parsed)
         except ValidationError as error:
             raise _first_of(error, kind) from error
-        # What is null is unset, whatever it would mean.
+        # A field that is null is unset, known or not.
         ignored = [name for name, value in (fields.model_extra or {}).items() if not self._is_known(name, value)]
         refuses = self._unknown is UnknownFields.REFUSE
         ignored += islice(self._others.inside(fields, PART_NOTES if refuses else ()), _MAX_NAMED)
@@ -114,7 +114,7 @@ class Reader:
         )
 
 
-# What pydantic calls a mistake, and the end of the sentence "... must be".
+# Pydantic's types of errors, and the end of the sentence "... must be".
 _RULES = {
     "missing": "set",
     "string_type": "a text",
@@ -131,10 +131,10 @@ _RULES = {
 
 
 def _first_of(error: ValidationError, kind: type[RequestFields]) -> InvalidFieldError:
-    """Return what is wrong first, in our words."""
+    """Return the first error, in our words."""
     problem = error.errors(include_url=False, include_context=False)[0]
     place = [part if isinstance(part, int) else str(part)[:64] for part in problem["loc"]]
-    # Behind a field that has several types comes the type that was tried.
+    # After a field that has several types, pydantic names the type that it tried.
     path = [
         part
         for part in place

@@ -1,7 +1,7 @@
 """Every field that is carried, with its type; ranges are the native API's to check.
 
-other_fields.py has those without effect and those that are refused, and field_reader.py makes fields of JSON. All else
-is unknown. docs/reference/openai-fields.md is made from this and from the tables.
+other_fields.py has the fields without effect and those that are refused; field_reader.py reads JSON. Any other field is
+unknown. docs/reference/openai-fields.md is made from this and from the tables.
 """
 
 from typing import Annotated, Any, Literal

@@ -7,16 +7,16 @@ from typing import Any
 from scheduler_svc.front.openai.token_texts import TokenTexts
 from scheduler_svc.request.outputs import Alternatives
 
-# What OpenAI says of tokens that are as good as impossible: JSON has no infinity.
+# OpenAI's value for tokens that are all but impossible: JSON has no infinity.
 _LEAST = -9999.0
 
 
 class TokenLogprobs:
-    """Writes them for one request.
+    """Writes the log-probabilities of one request.
 
     Args:
-        texts: Of the model's tokens.
-        shows_ids: Whether tokens are called by their ids.
+        texts: The texts of the model's tokens.
+        shows_ids: Whether tokens are named by their ids.
     """
 
     def __init__(self, texts: TokenTexts, *, shows_ids: bool) -> None:
@@ -24,7 +24,7 @@ class TokenLogprobs:
         self._shows_ids = shows_ids
 
     def name(self, token_id: int) -> str:
-        """Return what a token is called."""
+        """Return the name of a token."""
         return f"token_id:{token_id}" if self._shows_ids else self.texts.text(token_id)
 
     def chat(
@@ -32,7 +32,7 @@ class TokenLogprobs:
     ) -> list[dict[str, Any]]:
         """Return the `content` of a chat's logprobs, with `number` alternatives for each token.
 
-        There may be more log-probabilities than tokens, of tokens that are not in the text.
+        There may be more log-probabilities than tokens: some tokens are not in the text.
         """
         entries = []
         for place, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=False)):
@@ -46,7 +46,7 @@ class TokenLogprobs:
     def prompt(
         self, token_ids: Sequence[int], logprobs: Sequence[float], alternatives: Alternatives, number: int
     ) -> list[dict[str, Any] | None]:
-        """Return vLLM's `prompt_logprobs`: of each token an object by token id; of the first one there is none."""
+        """Return vLLM's `prompt_logprobs`: an object by token id for each token, and None for the first."""
         entries: list[dict[str, Any] | None] = [None]
         for place, (token_id, logprob) in enumerate(zip(token_ids[1:], logprobs, strict=True)):
             likeliest = _at(alternatives, place, number)
@@ -72,7 +72,6 @@ class CompletionLogprobs:
     """The log-probabilities of one choice of a completion, which grow with its text.
 
     Args:
-        tokens: Writes tokens.
         number: Alternatives for each token.
         skips_special_tokens: Whether special tokens are not in the text.
         offset: Where the first token begins: behind the prompt, unless it is echoed.
@@ -86,7 +85,7 @@ class CompletionLogprobs:
         self._offset = offset
 
     def prompt(self, token_ids: Sequence[int], logprobs: Sequence[float], alternatives: Alternatives) -> dict[str, Any]:
-        """Return those of an echoed prompt; its first token has none."""
+        """Return the log-probabilities of an echoed prompt; its first token has none."""
         first, offset = token_ids[0], self._advance(token_ids[0])
         rest = self.of(token_ids[1:], logprobs, alternatives)
         return {
@@ -97,13 +96,13 @@ class CompletionLogprobs:
         }
 
     def of(self, token_ids: Sequence[int], logprobs: Sequence[float], alternatives: Alternatives) -> dict[str, Any]:
-        """Return those of the next tokens."""
+        """Return the log-probabilities of the next tokens."""
         name = self._tokens.name
         tops = []
         for place, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
             top: dict[str, float] = {}
             for other, value in (*_at(alternatives, place, self._number), (token_id, logprob)):
-                top.setdefault(name(other), max(value, _LEAST))  # of several tokens with one text the likeliest counts
+                top.setdefault(name(other), max(value, _LEAST))  # the likeliest of several tokens with one text counts
             tops.append(top)
         return {
             "tokens": [name(token_id) for token_id in token_ids],

@@ -11,7 +11,7 @@ from scheduler_svc.front.openai.fields import Message, TemplateFields
 from scheduler_svc.front.text.json_text import shown_json
 from scheduler_svc.front.text.text_model import TextModel
 
-# Values of fields that OpenAI's own answers have, so that they can be sent back as they came.
+# Values that OpenAI's own answers have in these fields; clients send them back unchanged.
 _EMPTY: tuple[object, ...] = (None, "", [], {})
 
 # OpenAI's names of the fields that the native API has JSON texts for.
@@ -22,25 +22,25 @@ CONVERSATION_NAMES = {
 
 TEXT_PARTS = ("text", "refusal")
 
-# A part with what the assistant thought.
+# The type of a part with the assistant's reasoning.
 THINKING = "thinking"
 
 # Fields of parts without effect: prefixes are found by their content.
 PART_NOTES = ("prompt_cache_breakpoint", "cache_control")
 
-# Fields of OpenAI's messages that say something, and that are not carried. All others nobody knows.
+# Fields of OpenAI's messages that say something and are not carried. Any other field is unknown.
 REFUSED_IN_MESSAGES = ("audio", "function_call", "refusal")
 
 
-# What chat templates call the switch of thinking: most the first, DeepSeek's and Granite's the second.
+# The names of the switch of thinking in chat templates: most read the first, DeepSeek's and Granite's the second.
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 
-# Fields that are given to the template, and the variables of which it has to read one.
+# Fields that the template gets, with the variables of which it must read one.
 _GIVEN = {"reasoning_effort": ("reasoning_effort", *THINKING_SWITCHES), "verbosity": ("verbosity",)}
 
 
 def unread_by_template(fields: TemplateFields, model: TextModel) -> list[str]:
-    """Return the fields that ask the chat template for what it does not know."""
+    """Return the fields that the chat template does not read."""
     template = model.tokenizer.chat_template
     known = template.variables if template else frozenset[str]()
     return [name for name, names in _GIVEN.items() if getattr(fields, name) is not None and not known & set(names)]
@@ -55,10 +55,7 @@ def _variables(fields: TemplateFields) -> dict[str, Any]:
 
 
 def chat_messages(messages: Sequence[Message], fields: TemplateFields) -> pb.ChatMessages:
-    """Return a conversation for the native API.
-
-    Raises: InvalidFieldError: a message has what is not text.
-    """
+    """Return a conversation for the native API. Raises InvalidFieldError: a message has content other than text."""
     chat = pb.ChatMessages(messages=[_chat_message(message, place) for place, message in enumerate(messages)])
     if fields.tools:
         chat.tools_json = to_json(fields.tools).decode()
@@ -94,7 +91,7 @@ def is_empty(value: object) -> bool:
 
 
 def _text(message: Message, place: int) -> tuple[str, str]:
-    """Return the text of a message and what the assistant thought; parts follow each other as they are."""
+    """Return the text of a message and the assistant's reasoning; parts are joined as they are."""
     if not isinstance(message.content, list):
         return message.content or "", ""
     texts, thoughts = [], []

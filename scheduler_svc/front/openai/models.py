@@ -8,9 +8,9 @@ _FINGERPRINT_DIGITS = 12
 
 
 def fingerprint(model: TextModel) -> str | None:
-    """Return OpenAI's `system_fingerprint`: equal seeds give equal outputs where it is equal; None: nobody knows.
+    """Return OpenAI's `system_fingerprint`; None: it is unknown.
 
-    It stands for the arithmetic and the weights of the executors.
+    It stands for the executors' arithmetic and weights: where it is equal, equal seeds give equal outputs.
     """
     known = model.reproducibility
     if known.why_not or not known.numerics_ids:

@@ -1,7 +1,6 @@
 """The fields that are known and not carried: without effect, or refused.
 
-A field without effect asks for nothing that could change an answer; one that is refused may be there with a value that
-asks for nothing.
+A field without effect could not change an answer; a refused field may be sent with a value that asks for nothing.
 """
 
 from collections.abc import Mapping
@@ -14,8 +13,8 @@ class FieldRule:
 
     Attributes:
         neutral: Values that ask for nothing, beside null.
-        is_told: Whether an answer names one without effect in the header of ignored fields, if it is not neutral.
-        why: Of a refused one: what is the case, and what serves instead. Of one without effect: why not.
+        is_told: Whether an answer names a field without effect in the header of ignored fields, if it is not neutral.
+        why: Why a field is refused, and what serves instead; or why it has no effect.
     """
 
     neutral: tuple[object, ...]
@@ -37,7 +36,7 @@ NO_EFFECT: Mapping[str, FieldRule] = {
     "prompt_cache_options": FieldRule((), "cached prefixes are kept until their blocks are needed"),
 }
 
-# Of what has no chat template.
+# For APIs without a chat template.
 NO_EFFECT_IN_COMPLETIONS: Mapping[str, FieldRule] = {
     name: FieldRule((), "in chats the chat template gets it", is_told=True)
     for name in ("reasoning_effort", "verbosity")

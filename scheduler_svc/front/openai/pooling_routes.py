@@ -12,7 +12,7 @@ from aiohttp import web
 from pydantic_core import to_json
 
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.values.sampling_parameters import INT32_MAX, UINT32_MAX
+from octavo.values.sampling_params_table import INT32_MAX, UINT32_MAX
 from octavo_shared.errors import InvalidFieldError, OctavoServiceError
 from scheduler_svc.front.api.group_validation import priority_rule
 from scheduler_svc.front.api.models import Models
@@ -31,7 +31,7 @@ from scheduler_svc.front.text.text_model import TextModel, check_model
 
 _Fields = TypeVar("_Fields", bound=PoolingFields)
 
-# To write so many numbers takes a few milliseconds.
+# Writing this many numbers takes a few milliseconds.
 _FEW_NUMBERS = 2**14
 
 
@@ -40,8 +40,8 @@ class _Asked:
     """What a call asks for, in the terms of the native API.
 
     Attributes:
-        request: Without its id.
-        inputs: What the caller calls each input.
+        request: The native request, without its id.
+        inputs: The caller's names of the inputs.
         names: OpenAI's names of fields that the native API calls otherwise.
         numbers: Numbers as they were sent.
     """
@@ -53,19 +53,14 @@ class _Asked:
 
 
 class PoolingRoutes:
-    """Answers them.
-
-    Args:
-        models: Compute them.
-        reader: Reads the fields of requests.
-    """
+    """Answers these endpoints."""
 
     def __init__(self, models: Models, reader: Reader) -> None:
         self._models = models
         self._reader = reader
 
     def routes(self) -> Mapping[str, Route]:
-        """Return them by path."""
+        """Return the routes by path."""
         embed, rerank = Route("POST", self._embed, "embeddings"), Route("POST", self._rerank, "rerank")
         return {
             "/v1/embeddings": embed,
@@ -208,7 +203,7 @@ def _text_of(document: object, index: int) -> str:
 
 
 def _set_common(asked: _Asked, fields: PoolingFields, limits: RequestLimits) -> None:
-    """Set what all three have."""
+    """Set the fields that all three share."""
     asked.request.model = fields.model or ""
     if fields.truncate_prompt_tokens is not None:
         asked.numbers["truncate_prompt_tokens"] = fields.truncate_prompt_tokens

@@ -1,4 +1,4 @@
-"""Fields of OpenAI's API as requests of the native one. Nothing is checked here that the native API checks."""
+"""Makes native requests of OpenAI's fields. Nothing is checked here that the native API checks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.values.sampling_parameters import INT32_MAX, UINT32_MAX
+from octavo.values.sampling_params_table import INT32_MAX, UINT32_MAX
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.step_wire.token_rules import MAX_BIASED_TOKENS
 from scheduler_svc.front.api.generation import GrammarMaker
@@ -49,7 +49,7 @@ _EARLY_STOPPING = {
 _TOP_K_OFF = -1
 _UINT64_MASK = 2**64 - 1
 
-# Of a token id: enough for any number of 64 bits.
+# Digits of a token id: enough for any number of 64 bits.
 _MAX_KEY_DIGITS = 20
 
 
@@ -59,11 +59,11 @@ class Asked:
 
     Attributes:
         requests: One for each prompt, without ids.
-        num_copies: How often each output is told: n of a greedy request, which has n equal outputs.
-        num_alternatives: How many there are for each token; None: no log-probabilities were asked for.
+        num_copies: How often each output is returned: n of a greedy request, which has n equal outputs.
+        num_alternatives: Alternatives of each token; None: no log-probabilities were asked for.
         names: OpenAI's names of the fields that the native API calls otherwise.
         numbers: The sampling parameters as they were sent, by the native name.
-        part: What each answer follows; None: nothing holds it.
+        part: What each answer follows; None: nothing.
         make_grammar: Makes the grammar of the outputs from the prompt; None: they have none.
     """
 
@@ -82,7 +82,7 @@ def asked_completion(fields: CompletionFields, limits: RequestLimits) -> Asked:
     numbers = _Numbers()
     params, num_copies = numbers.params, _set_sampling_params(numbers, fields, limits, fields.best_of)
     max_tokens = DEFAULT_COMPLETION_TOKENS if fields.max_tokens is None else fields.max_tokens
-    if max_tokens == 0 and fields.echo:  # the prompt alone: one token is made, and not told
+    if max_tokens == 0 and fields.echo:  # the prompt alone: one token is generated, and not returned
         max_tokens = 1
     numbers.set("max_tokens", max_tokens)
     names = {"banned_words": "bad_words"}
@@ -161,12 +161,12 @@ def prompts_of(
     """Return the prompts: each a text or token ids.
 
     Args:
-        prompt: What is in the field.
-        in_its_place: What to say of another field if there is no prompt.
+        prompt: The field's value.
+        in_its_place: What the error says of another field if there is no prompt.
         field: The field's name.
-        most: How many there may be.
+        most: How many prompts there may be.
 
-    Raises: InvalidFieldError: there are none.
+    Raises: InvalidFieldError: there are none, or too many.
     """
     rule = "a string, an array of token ids, or an array of strings or of token-id arrays"
     if isinstance(prompt, str):
@@ -217,8 +217,7 @@ class _Numbers:
     """Sets sampling parameters; the native API checks their ranges.
 
     Attributes:
-        params: Has them.
-        sent: As they were sent, by name.
+        sent: Their values as they were sent, by name.
     """
 
     def __init__(self) -> None:
@@ -226,11 +225,11 @@ class _Numbers:
         self.sent: dict[str, float] = {}
 
     def set(self, name: str, value: float) -> None:
-        """Set one; what its type cannot hold becomes a number that is out of range, too."""
+        """Set one; a value that its type cannot hold becomes a number that is out of range, too."""
         self.sent[name] = value
         if type(value) is float:
             fitting = value
-        elif name == "max_tokens":  # the only one that is cut where it is too large
+        elif name == "max_tokens":  # the only one that is cut if it is too large
             fitting = min(max(value, 0), UINT32_MAX)
         else:
             fitting = value if 0 <= value <= UINT32_MAX else UINT32_MAX
@@ -238,7 +237,7 @@ class _Numbers:
 
 
 def _set_sampling_params(numbers: _Numbers, fields: SamplingFields, limits: RequestLimits, best_of: int | None) -> int:
-    """Set the parameters but for lengths and log-probabilities, and return how often each output is told."""
+    """Set the parameters but for lengths and log-probabilities, and return how often each output is returned."""
     params = numbers.params
     for name in _SAME_NAMES:
         value = getattr(fields, name)

@@ -1,4 +1,4 @@
-"""What stands around every answer: the path, who calls, errors, and the count of answers."""
+"""What every answer needs: the path, access, errors, and the count of answers."""
 
 import logging
 import time
@@ -43,10 +43,10 @@ METRICS = (ANSWERS, HANDLING)
 # From a short answer to a long one: doubling from 1 ms to 131 s.
 _HANDLING_BOUNDS = tuple(0.001 * 2**power for power in range(18))
 
-# Of a client that left, as nginx logs it; it is never sent.
+# The status of a client that left, as nginx logs it; it is never sent.
 _CLIENT_LEFT = 499
 
-# Paths that nobody serves share a label: clients could make up any number of them.
+# Unknown paths share a label: clients could make up any number of them.
 _OTHER = "other"
 
 _HOW_TO_SEND = f"{HOW_TO_SEND} (openai: api_key), or x-api-key: TOKEN"
@@ -54,12 +54,12 @@ _HOW_TO_SEND = f"{HOW_TO_SEND} (openai: api_key), or x-api-key: TOKEN"
 _SAFE_HEADERS = {"Cache-Control": "no-store", "Server": "octavo", "X-Content-Type-Options": "nosniff"}
 
 
-# Of a route that says why it is not there.
+# The method of a route that only says why it is not there.
 ANY_METHOD = ""
 
 
 class Access(Enum):
-    """Who may call a path, where the scheduler asks who calls."""
+    """Who may call a path, where callers are checked."""
 
     ANYBODY = auto()
     CLIENTS = auto()
@@ -83,10 +83,10 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class RouteSettings:
-    """Who may call, and how much.
+    """The settings of a port.
 
     `max_bytes`: longest body. `is_local`: whether the port listens on this machine only, so that a foreign name in the
-    header Host is one that a web site gave to it. `speaks_tls`: whether it wants TLS.
+    header Host was given to it by a web site. `speaks_tls`: whether it requires TLS.
     """
 
     max_bytes: int
@@ -98,10 +98,8 @@ class Routes:
     """Answers requests.
 
     Args:
-        routes: By path; one that ends with /{} stands for all that begin like it.
-        access: Who may call; None: everybody.
-        settings: See there.
-        meter: Counts requests.
+        routes: By path; a path that ends with /{} stands for all that begin like it.
+        access: Checks callers; None: all may call.
         in_shape_of: Returns an error in the shape that the caller reads; without it, OpenAI's.
     """
 
@@ -128,10 +126,10 @@ class Routes:
         yield HANDLING.histogram_family(self._handling)
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request; what is raised becomes an error in the shape that its client reads."""
+        """Answer a request; an exception becomes an error in the shape that the client reads."""
         began_s, status = time.monotonic(), _CLIENT_LEFT
         path = self._path_of(request.path)
-        set_identity(ANYBODY)  # until it is known; the request before it on this connection may be another's
+        set_identity(ANYBODY)  # until it is known: the connection may have served another caller
         api = self._routes[path].api if path in self._routes else OTHER_API
         counted = None if api is None else self._meter.request(api)
         call = Call(request, self._bodies, counted)
@@ -141,7 +139,7 @@ class Routes:
             status = response.status
             if counted is not None:
                 counted.accept()
-        except ConnectionError:  # while it was sent
+        except ConnectionError:  # while the answer was sent
             raise
         except Exception as error:
             if not isinstance(error, OctavoServiceError):
@@ -151,7 +149,7 @@ class Routes:
             refusal = self._in_shape_of(call, api_error(error))
             status = refusal.status
             response = refuse(refusal, call.headers)
-            # It may be the error itself, whose traceback has this frame and others with the body: a cycle of megabytes.
+            # It may be the error itself, whose traceback holds this frame with the body: a cycle of megabytes.
             refusal.__traceback__ = None
         finally:
             if counted is not None:
@@ -184,7 +182,7 @@ class Routes:
         return await route.answer(call)
 
     def _check_origin(self, request: web.BaseRequest, *, may_be_foreign: bool) -> None:
-        """Refuse what a browser sends for another web site, and what does not speak TLS where it is wanted."""
+        """Refuse a browser's request for another web site, and plaintext where TLS is required."""
         if self._settings.speaks_tls and not request.secure:
             raise ApiError(HTTPStatus.BAD_REQUEST, "this port uses TLS; call it with https://")
         hosts = request.headers.getall("Host", [])

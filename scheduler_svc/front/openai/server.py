@@ -20,9 +20,7 @@ class OpenAIServer(HttpPort):
 
     Args:
         listen: Address to bind, host:port; port 0 takes a free one.
-        routes: Answers the requests.
         tls: Of the port; None: it speaks plaintext.
-        is_shared: Whether other processes serve there too.
     """
 
     def __init__(self, listen: str, routes: Routes, tls: HttpTls | None, *, is_shared: bool = False) -> None:
@@ -35,5 +33,5 @@ class OpenAIServer(HttpPort):
 
 
 def _refuse(status: int, what: str) -> web.Response:
-    """Answer what is no request of HTTP."""
+    """Answer what is not an HTTP request."""
     return refuse(ApiError(status, f"malformed request: {what}"), {"Server": "octavo"})

@@ -33,12 +33,10 @@ from scheduler_svc.front.text.text_model import TextModel, check_model
 
 
 class ServiceRoutes:
-    """Answers them.
+    """Answers these calls.
 
     Args:
-        models: Know their tokenizers, and whether requests find an executor.
-        reader: Reads the fields of requests.
-        collect: Returns the metrics of the scheduler.
+        models: Have the tokenizers, and know whether executors accept requests.
     """
 
     def __init__(self, models: Models, reader: Reader, collect: Callable[[], Iterable[Family]]) -> None:
@@ -50,7 +48,7 @@ class ServiceRoutes:
         ProcessCollector(registry=self._process)
 
     def routes(self) -> Mapping[str, Route]:
-        """Return them by path."""
+        """Return the routes by path."""
         return {
             "/health": Route("GET", self._health, access=Access.ANYBODY),
             "/version": Route("GET", self._version, access=Access.ANYBODY),
@@ -63,7 +61,7 @@ class ServiceRoutes:
         }
 
     async def _health(self, call: Call) -> web.Response:
-        """Say whether requests for any model find an executor; why not is the operators' business."""
+        """Say whether requests for any model find an executor; the reason is for operators only."""
         engines = [generation.engine for generation in self._models.all.values()]
         if not all(engine.why_not_ready for engine in engines):
             return call.answer({"status": "ok"})
@@ -110,7 +108,7 @@ class ServiceRoutes:
     def _entry(self, name: str, generation: Generation) -> dict[str, object]:
         """Describe a model; one with a name of its own is listed before it has executors.
 
-        Raises: NoExecutorError: nobody knows its name yet.
+        Raises: NoExecutorError: its name is not known yet.
         """
         model = generation.model if name else generation.served()[0]
         why_not_reproducible = model and model.reproducibility.why_not

@@ -37,10 +37,10 @@ def openai_server(
     """Return the port.
 
     Args:
-        config: Of the scheduler.
+        config: The scheduler's.
         listen: Where it listens, host:port.
-        models: What runs the requests.
-        access: Who may call; None: everybody.
+        models: Run the requests.
+        access: Checks callers; None: all may call.
         collect: Returns the metrics of the scheduler.
         is_shared: Whether other processes serve at the address too.
 

@@ -16,22 +16,21 @@ from scheduler_svc.front.openai.errors import ApiError
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx would keep the pieces until there are many
+    "X-Accel-Buffering": "no",  # nginx would buffer the events
 }
 
 _DONE = b"data: [DONE]\n\n"
 
-# How long a stream is silent before a comment says why: the first time, and from then on. Proxies cut silent ones.
+# Seconds of silence before a comment says what the stream waits for: at first, and later. Proxies cut silent streams.
 FIRST_SILENCE_S = 1.0
 SILENCE_S = 5.0
 
 
 class EventStream(ABC):
-    """Sends events; it waits for a client that does not read.
+    """Sends events, and waits while the client does not read.
 
     Args:
-        call: What is answered.
-        waits_for: Says what the answer waits for; empty: for the next token.
+        waits_for: Returns what the answer waits for; empty: for the next token.
     """
 
     def __init__(self, call: Call, waits_for: Callable[[], str]) -> None:
@@ -76,7 +75,7 @@ class EventStream(ABC):
 
     @abstractmethod
     async def finish(self) -> web.StreamResponse:
-        """End."""
+        """End the stream."""
 
     async def _fill_silence(self) -> None:
         with suppress(ConnectionError):  # `send` meets it too
@@ -94,8 +93,6 @@ class ChunkStream(EventStream):
     """The events of completions and chats.
 
     Args:
-        call: What is answered.
-        waits_for: See `EventStream`.
         head: What the JSON object of every event begins with: id, object, created, model.
     """
 
@@ -112,5 +109,5 @@ class ChunkStream(EventStream):
         return await self.end(b"data: " + error.body + b"\n\n")
 
     async def finish(self) -> web.StreamResponse:
-        """End."""
+        """End the stream."""
         return await self.end(_DONE)

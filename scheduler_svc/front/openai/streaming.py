@@ -1,6 +1,6 @@
 """An answer in pieces: one task for each prompt takes deltas and sends events.
 
-Most of an event is the same for every token, and is written once: a token costs a JSON text between pieces of bytes.
+The constant part of an event is written once: a token costs one JSON text between constant bytes.
 """
 
 import asyncio
@@ -30,14 +30,11 @@ class Pieces(ABC):
     """Makes the events of one prompt.
 
     Args:
-        stream: Writes events.
-        response: Brings the deltas.
-        place: Of the prompt in its request.
-        asked: What the request asks for.
+        place: The prompt's index in its request.
         fields: The same in OpenAI's words.
 
     Attributes:
-        indices: Of the prompt's choices.
+        indices: The indices of the prompt's choices.
     """
 
     def __init__(
@@ -63,21 +60,21 @@ class Pieces(ABC):
 
     @abstractmethod
     def piece(self, delta: Delta, index: int) -> bytes:
-        """Return the events of a delta, as those of the choice `index`; empty: there is nothing to tell yet."""
+        """Return the events of a delta, for the choice `index`; empty: there is nothing to send yet."""
 
     @abstractmethod
     def last_piece(self, output: Output, index: int) -> bytes:
         """Return the events that end the choice `index`."""
 
     def num_reasoning_tokens(self) -> int | None:
-        """Return how many tokens the model thought in all outputs; None: that is not counted."""
+        """Return the number of reasoning tokens in all outputs; None: they are not counted."""
         return None
 
     async def send_all(self) -> None:
         """Send all events of the prompt but the first ones. Raises OctavoServiceError: the request failed."""
         response, send = self.response, self._stream.send
         while (delta := await response.next_delta()) is not None:
-            # Those of the prompt are kept by the response, and are complete before the first delta comes.
+            # The response keeps the prompt's, which are complete before the first delta comes.
             if not isinstance(delta, PromptDelta) and (events := self._of_delta(delta)):
                 await send(events)
         if events := b"".join(self._end(output) for output in response.outputs):
@@ -121,11 +118,11 @@ class Pieces(ABC):
 async def stream_answer(
     stream: ChunkStream, pieces: Sequence[Pieces], names: Mapping[str, str], *, tells_outputs: bool = True
 ) -> web.StreamResponse:
-    """Send the answer of all prompts, as it comes.
+    """Send the answers of all prompts as they come.
 
     Args:
         stream: Writes events.
-        pieces: Of each prompt.
+        pieces: Make the events of each prompt.
         names: OpenAI's names of fields.
         tells_outputs: Whether the outputs count in `usage`.
     """

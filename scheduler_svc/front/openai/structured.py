@@ -12,7 +12,7 @@ from scheduler_svc.front.grammars.parts import Part, message_part, object_part, 
 from scheduler_svc.front.openai.fields import SamplingFields
 from scheduler_svc.front.text.json_text import shown_json
 
-# The kinds of vLLM, and the field of the native API; its `grammar` is read in Lark's notation.
+# vLLM's fields, and those of the native API; `grammar` is read in Lark's notation.
 _KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark", "json_object": "json_object"}
 _GUIDED = ("json", "regex", "choice", "grammar")
 
@@ -30,7 +30,7 @@ def asked_part(fields: SamplingFields) -> Part | None:
 
 
 def advised_schema(fields: SamplingFields) -> str:
-    """Return the schema that the answer is asked to follow, and not held to: `strict` is not true. Empty: none."""
+    """Return the schema that the answer is asked, but not made, to follow: `strict` is not true. Empty: none."""
     sent = fields.response_format
     asked = sent.get("json_schema") if isinstance(sent, Mapping) and sent.get("type") == "json_schema" else None
     if not isinstance(asked, Mapping) or asked.get("strict") is True or asked.get("schema") is None:

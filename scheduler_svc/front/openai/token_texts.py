@@ -16,11 +16,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenTexts:
-    """Remembers the tokens of one tokenizer that were asked for.
-
-    Args:
-        tokenizer: Of the model.
-    """
+    """Remembers the tokens of one tokenizer that were asked for."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer

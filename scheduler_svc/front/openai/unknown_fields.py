@@ -1,4 +1,4 @@
-"""Fields that nobody knows, wherever they are in a request, and what was probably meant by them."""
+"""Unknown fields, wherever they are in a request, and what was probably meant by them."""
 
 import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,10 +11,10 @@ from scheduler_svc.front.openai.messages import PART_NOTES, REFUSED_IN_MESSAGES,
 # How alike two names are that are one name with a slip; short names that are not alike reach 0.6.
 _ALIKE = 0.75
 
-# What other servers have in place of a variable of the chat template.
+# The names by which other servers know a variable of the chat template.
 _TEMPLATE_SWITCHES = ("think", "thinking", "enable_thinking")
 
-# Where a field belongs that was sent to the other of the two.
+# Where a field belongs that was sent to the other of these two paths.
 _OTHERS = {
     CompletionFields: ("/v1/chat/completions", ChatFields.model_fields),
     ChatFields: ("/v1/completions", CompletionFields.model_fields),
@@ -22,14 +22,7 @@ _OTHERS = {
 
 
 def refusal_of(name: str, kind: type[RequestFields], no_effect: Iterable[str], known_inside: Iterable[str]) -> ApiError:
-    """Return the refusal of a field of a request, by its path if it is inside another.
-
-    Args:
-        name: Of the field.
-        kind: The fields of the request.
-        no_effect: Other fields that it may have.
-        known_inside: Fields that are known inside others.
-    """
+    """Return the refusal of a field of a request, by its path if it is inside another."""
     outer, _, inner = name.rpartition(".")
     other_path, others = _OTHERS.get(kind, ("", ()))
     advice = "remove it"
@@ -73,9 +66,9 @@ def inside(fields: RequestFields, notes: Collection[str] = PART_NOTES) -> Iterat
 
     Args:
         fields: Of a request.
-        notes: Fields of parts that are not told.
+        notes: Fields of parts that are not named.
     """
-    carried = type(fields).model_fields  # what is not carried is as it came
+    carried = type(fields).model_fields  # the values of other fields are unchecked
     options = getattr(fields, "stream_options", None) if "stream_options" in carried else None
     for name, value in ((options and options.model_extra) or {}).items():
         if value is not None:

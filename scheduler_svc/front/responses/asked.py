@@ -1,4 +1,4 @@
-"""What a request of the Responses API asks for, as a chat; and errors of that chat in the words of this API."""
+"""The chat that a request of the Responses API asks for; errors of that chat in the words of this API."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ _NAMES |= {name: name for name in ("text", "prompt")}  # elsewhere they are prom
 _OF_TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?(.*)")
 _OF_MESSAGE = re.compile(r"messages\[(\d+)\](.*)")
 
-# What has no effect here and stands in answers all the same, as the schema of Open Responses asks.
+# Fields without effect that answers have all the same, as the schema of Open Responses asks.
 _ECHOED_AS_SENT = ("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
 _FORMATS = ("response_format.json_schema", "response_format")
 
@@ -32,10 +32,9 @@ class AskedChat:
     """The chat that a request asks for.
 
     Attributes:
-        fields: In the words of chats.
-        asked: In the terms of the native API.
-        tools: The tools of the chat.
-        left_out: The paths of what is left out, as it can be done without.
+        fields: As fields of chats.
+        asked: As native requests.
+        left_out: The paths of what is left out, as the answer does not need it.
         rename: Returns the name that this API has for a field of the chat.
     """
 
@@ -83,7 +82,7 @@ def _asked_chat(fields: ResponseFields, limits: RequestLimits) -> AskedChat:
 
 
 async def in_own_words(chat: AskedChat, doing: Awaitable[_T]) -> _T:
-    """Return what comes of something; its errors have the names of this API, and numbers as they were sent."""
+    """Return the result of an awaitable; errors have the names of this API, and numbers as they were sent."""
     try:
         return await doing
     except PromptTooLongError as error:

@@ -1,6 +1,6 @@
 """The input of the Responses API as the messages of a chat.
 
-What the assistant says in a row, its reasoning, texts and calls, is one message there.
+Consecutive items of the assistant, its reasoning, texts and calls, become one message.
 """
 
 import base64
@@ -18,10 +18,10 @@ from scheduler_svc.front.text.json_text import shown_json
 _ROLES = ("user", "assistant", "system", "developer")
 _INSTRUCTIONS = ("system", "developer")
 
-# In front of reasoning that was written here; that of other servers nobody can read.
+# Before reasoning that this server wrote; that of other servers is unreadable.
 _READABLE = "octavo:"
 
-# What must be there in place of items that stand for what another server keeps.
+# What must be sent in place of items that stand for what another server keeps.
 _INSTEAD = {
     "item_reference": "the item itself, as nothing is stored: with `store` false agents send items whole (Vercel's AI "
     "SDK: providerOptions.openai.store)",
@@ -34,9 +34,8 @@ class ChatConversation:
     """A conversation as a chat has it.
 
     Attributes:
-        messages: Of the chat.
-        places: Where each came from, as errors call it.
-        left_out: The paths of what cannot be read, and is not needed.
+        places: The path of each in the request, for errors.
+        left_out: The paths of what is unreadable, and not needed.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -85,7 +84,8 @@ class ChatConversation:
             turn = self.turn(path)
             turn.content = f"{turn.content}{text}"
         elif role in _INSTRUCTIONS and len(self.messages) == 1 and self.places[0] == "instructions":
-            self.messages[0].content = f"{self.messages[0].content}\n\n{text}"  # most templates take one, in front
+            # Most templates take one system message, in front.
+            self.messages[0].content = f"{self.messages[0].content}\n\n{text}"
         else:
             self.add(path, role=role, content=text)
 
@@ -143,7 +143,7 @@ def chat_conversation(fields: ResponseFields) -> ChatConversation:
 
 
 def encrypted(reasoning: str) -> str:
-    """Return reasoning as clients take it without reading it."""
+    """Return reasoning in the form that clients send back unread."""
     return _READABLE + base64.b64encode(reasoning.encode()).decode()
 
 
@@ -154,7 +154,7 @@ def _kind(item: Mapping[str, Any]) -> object:
 
 
 def _decoded(content: object) -> str:
-    """Return the reasoning in `encrypted_content`; empty: it is not of this server."""
+    """Return the reasoning in `encrypted_content`; empty: another server wrote it."""
     if not isinstance(content, str) or not content.startswith(_READABLE):
         return ""
     try:

@@ -35,13 +35,13 @@ Json = dict[str, Any]
 
 PATH = "/v1/responses"
 
-# The parameters that an answer tells, sent or not.
+# The parameters that an answer has, sent or not.
 _NUMBERS = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
 
-# What this API calls the fields that the chat template gets.
+# This API's names of the fields that the chat template gets.
 _PATHS = {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
 
-# Why the other endpoints of the API are not there, by the end of their paths.
+# Why the other endpoints of the API do not exist, by the end of their paths.
 _NOT_STORED = "responses are not stored: keep the answer, and send the whole conversation as `input`"
 _WHY_NOT = {
     "cancel": "a response runs while its connection is open: close it to cancel",
@@ -54,7 +54,6 @@ class Responses:
     """Answers requests.
 
     Args:
-        answering: Runs them.
         formats: How the model writes tool calls and reasoning.
     """
 
@@ -63,7 +62,7 @@ class Responses:
         self._formats = formats
 
     def routes(self) -> Mapping[str, Route]:
-        """Return them by path."""
+        """Return the routes by path."""
         return {
             PATH: Route("POST", self._answer_call, "responses"),
             f"{PATH}/{{}}": Route(ANY_METHOD, self._say_why_not),
@@ -131,7 +130,7 @@ class _Answer:
         )
 
     def begin(self) -> bytes:
-        """Return the first events."""
+        """Return the first events of the answer."""
         content = self._content("in_progress")
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._events.event(kind, response=content) for kind in kinds)
@@ -154,7 +153,7 @@ class _Answer:
         return self._items.add(made, self._pending, is_cut=output.finish_reason is FinishReason.LENGTH)
 
     def last(self) -> bytes:
-        """Return the last event."""
+        """Return the last event of the answer."""
         content = self._ended()
         return self._events.event(f"response.{content['status']}", response=content)
 
@@ -167,7 +166,7 @@ class _Answer:
         return self._events.event("response.failed", response=content)
 
     def whole(self) -> bytes:
-        """Return the answer: it is complete."""
+        """Return the complete answer."""
         [output] = self._response.outputs
         for delta in output.take_each():
             self.add(delta)
@@ -220,6 +219,6 @@ class _ResponseStream(EventStream):
 
 
 def _number(fields: ResponseFields, response: Response, name: str) -> float:
-    """Return a sampling parameter as it was sent, or what it is by default."""
+    """Return a sampling parameter as it was sent, or its default."""
     sent = getattr(fields, name)
     return round(float(getattr(response.request.sampling, name)), 6) if sent is None else float(sent)

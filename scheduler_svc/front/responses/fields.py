@@ -17,7 +17,7 @@ from scheduler_svc.front.openai.other_fields import FieldRule
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
-# What the answer may have beside its items; the last ones are of tools that do not exist here.
+# What an answer may have beside its items; the last values are for tools that do not exist here.
 INCLUDABLE = (
     *(LOGPROBS, ENCRYPTED_REASONING, "file_search_call.results", "web_search_call.results"),
     *("web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url"),
@@ -34,7 +34,7 @@ ITEM_FIELDS: Mapping[str, tuple[str, ...]] = {
     "reasoning": ("summary", "content", "encrypted_content"),
 }
 
-# Notes of what another server did with tools that do not exist here: what came of it is in the messages.
+# Notes of what another server did with tools that do not exist here: the results are in the messages.
 ITEMS_LEFT_OUT = (
     *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_list_tools"),
 )
@@ -53,7 +53,7 @@ _OF_PARTS = ("type", "text", "refusal", "annotations", "logprobs", "prompt_cache
 
 TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 
-# What a tool may have that asks for nothing here: where calls may come from, and tools that are shown later.
+# Fields of a tool that ask for nothing here: where calls may come from, and tools that are shown later.
 _OF_EVERY_TOOL = ("allowed_callers", "defer_loading", "output_schema")
 _FIELDS_OF_TOOLS: Mapping[str, tuple[str, ...]] = {
     "function": (*TOOL_FIELDS, *_OF_EVERY_TOOL),
@@ -157,7 +157,7 @@ REFUSED: Mapping[str, FieldRule] = {
 
 
 def unknown_inside(fields: RequestFields, notes: Collection[str]) -> Iterator[str]:
-    """Yield the paths of unknown fields inside the others."""
+    """Yield the paths of unknown fields inside known ones."""
     del notes  # known in every part
     assert isinstance(fields, ResponseFields)
     for place, item in enumerate(fields.input if isinstance(fields.input, list) else ()):
@@ -170,7 +170,7 @@ def unknown_inside(fields: RequestFields, notes: Collection[str]) -> Iterator[st
                     if isinstance(part, Mapping) and isinstance(kind := part.get("type"), str) and kind in TEXT_PARTS:
                         yield from _unknown(part, f"input[{place}].{name}[{number}]", _OF_PARTS)
     for name, known in _OBJECT_FIELDS.items():
-        if name != "text":  # what is left out there is named whatever is asked for
+        if name != "text":  # `chat_format` names what it leaves out of `text`
             yield from _unknown(getattr(fields, name), name, known)
     for place, tool in enumerate(fields.tools or ()):
         yield from _unknown_in_tool(tool, f"tools[{place}]")

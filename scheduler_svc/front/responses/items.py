@@ -1,9 +1,9 @@
-"""The items of an answer, and the events that tell of them, numbered: both follow from the blocks of the answer.
+"""The items of an answer, and their events, numbered: both follow from the blocks of the answer.
 
     output_item.added, content_part.added, output_text.delta..., output_text.done, content_part.done, output_item.done
 
-A part of reasoning is told alike, as `reasoning_text` or as a summary; a call has arguments, or the input of a custom
-tool, and no part. What comes with every token is written once for each item.
+Reasoning has the same events, as `reasoning_text` or as a summary; a call has arguments, or the input of a custom
+tool, and no part. The constant part of an event that comes with every token is built once for each item.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ from scheduler_svc.front.responses.tools import ToolName, custom_input
 
 Json = dict[str, Any]
 
-# For each kind of part: the event with a delta, the event of the part, and what the part's place is called.
+# For each kind of part: the event with a delta, the event of the part, and the name of the part's place.
 _TEXT = ("response.output_text", "response.content_part", "content_index")
 _REASONING = ("response.reasoning_text", "response.content_part", "content_index")
 _SUMMARY = ("response.reasoning_summary_text", "response.reasoning_summary_part", "summary_index")
 _ARGUMENTS = ("response.function_call_arguments", "", "")
 _INPUT = ("response.custom_tool_call_input", "", "")
 
-# The field of a call with what it says.
+# The field of a call with its content.
 _OF_CALLS = {_ARGUMENTS: "arguments", _INPUT: "input"}
 
 
@@ -39,7 +39,7 @@ class EventWriter:
         return self.delta(b"event: %b\ndata: %b" % (kind.encode(), to_json({"type": kind, **fields})[:-1]))
 
     def delta(self, *begin: bytes) -> bytes:
-        """Return an event that begins like this, as far as its number."""
+        """Return the constant beginning of an event, up to its number."""
         number, self._number = self._number, self._number + 1
         return b"".join((*begin, b',"sequence_number":%d}\n\n' % number))
 
@@ -48,14 +48,10 @@ class Items:
     """Makes the items of one answer.
 
     Args:
-        response_id: Of the answer; the ids of its items derive from it.
-        events: Writes the events.
-        tools: What the client calls them, by their names in the chat.
-        tells_summary: Whether reasoning is told as a summary.
-        encrypts: Whether reasoning also comes as clients take it without reading it.
-
-    Attributes:
-        done: The items that are complete.
+        response_id: The answer's; the ids of its items derive from it.
+        tools: The client's names of the tools, by their names in the chat.
+        tells_summary: Whether reasoning is sent as a summary.
+        encrypts: Whether reasoning is also sent in the form that clients send back unread.
     """
 
     def __init__(
@@ -84,9 +80,9 @@ class Items:
         """Return the events of more of the answer.
 
         Args:
-            made: What it is.
-            logprobs: Of the tokens of the first text in it.
-            is_cut: These are its last ones, and it had more to say.
+            made: The block events.
+            logprobs: Of the tokens of the first text among them.
+            is_cut: Whether these are its last ones, and the model had more to say.
         """
         last = made[-1] if made else None
         written = []
@@ -130,7 +126,7 @@ class Items:
         return [added, self._events.event(f"{part}.added", **self._place, part=self._part())] if part else [added]
 
     def _delta(self, text: str, logprobs: Sequence[Json]) -> bytes:
-        if self._kind is _INPUT:  # a call is told whole
+        if self._kind is _INPUT:  # a call is sent whole
             text = custom_input(text)
         self._texts.append(text)
         rest = b""
@@ -160,7 +156,7 @@ class Items:
         return {"type": "summary_text" if self._kind is _SUMMARY else "reasoning_text", "text": text}
 
     def _content(self, text: str) -> Mapping[str, Any]:
-        """Return what a complete item has that it had not at its beginning."""
+        """Return the fields that a complete item has in addition to those of its beginning."""
         if self._kind in _OF_CALLS:
             return {_OF_CALLS[self._kind]: text}
         name = "summary" if self._kind is _SUMMARY else "content"

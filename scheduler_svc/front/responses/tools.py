@@ -1,4 +1,4 @@
-"""Tools, their choice, the format of the text, and reasoning of the Responses API, as a chat has them."""
+"""Tools, their choice, the format of the text, and reasoning of the Responses API, as fields of a chat."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,16 +14,16 @@ _CHOICES = (
     '"auto", "none", "required", {"type": "function" or "custom", "name": ...}, or {"type": "allowed_tools", ...}'
 )
 
-# Between a namespace and a name in a chat, as vLLM has it.
+# Between a namespace and a name in a chat, as in vLLM.
 _OF_NAMESPACE = "__"
 
-# The one argument that the function has which stands for a custom tool, as Codex has it for servers without these.
+# The only argument of the function that stands for a custom tool, as Codex names it for servers without custom tools.
 _INPUT = "input"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolName:
-    """How a client knows a tool: `namespace` if it is in one, `is_custom` if it takes a text and no JSON."""
+    """A client's name of a tool: `namespace` if it is in one, `is_custom` if it takes a text and no JSON."""
 
     name: str
     namespace: str | None = None
@@ -31,19 +31,18 @@ class ToolName:
 
     @property
     def in_chat(self) -> str:
-        """What a chat calls it."""
+        """The tool's name in a chat."""
         return self.name if self.namespace is None else f"{self.namespace}{_OF_NAMESPACE}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTools:
-    """The tools of a request as a chat has them.
+    """The tools of a request as fields of a chat.
 
     Attributes:
-        chat: The fields of the chat.
-        places: Where in the request each of the chat's is.
-        names: What the client calls them, by their names in the chat.
-        told: The tools of the request that are carried, as an answer repeats them.
+        places: The path of each tool of the chat in the request.
+        names: The client's names of the tools, by their names in the chat.
+        told: The tools that are carried, as an answer repeats them.
         left_out: The paths of the tools that do not exist here, with their types, and of formats that are not held.
     """
 
@@ -86,7 +85,7 @@ def chat_tools(fields: ResponseFields) -> ChatTools:
 
 
 def _add(tool: Any, path: str, namespace: str | None, tools: ChatTools, functions: dict[str, dict[str, Any]]) -> None:
-    """Take a tool, unless it is of a type that does not exist here."""
+    """Add a tool, unless its type does not exist here."""
     kind = _kind(tool, path)
     if kind not in ("function", "custom"):
         tools.left_out.append(f"{path}.{kind}")
@@ -106,7 +105,7 @@ def _add(tool: Any, path: str, namespace: str | None, tools: ChatTools, function
 
 
 def _function_of_custom(tool: Mapping[str, Any], path: str, left_out: list[str]) -> dict[str, Any]:
-    """Return the function that stands for a tool that takes a text; its grammar is told and not held."""
+    """Return the function that stands for a tool that takes a text; the model reads its grammar, nothing holds it."""
     text = {"type": "string"}
     asked = _object(tool.get("format"), f"{path}.format")
     if asked.get("type") not in (None, "text"):
@@ -123,7 +122,7 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """Return the text in the arguments of a call: the only one in them, else all that the model wrote."""
+    """Return the text in the arguments of a call: the only argument, else all that the model wrote."""
     try:
         parsed = from_json(arguments)
     except ValueError:
@@ -142,7 +141,7 @@ def _kind(tool: Any, path: str) -> str:
 
 
 def _choice(sent: Any, names: Mapping[str, ToolName]) -> tuple[Any, set[str] | None]:
-    """Return the choice of a chat, and the names of the only tools that the model gets; None: it gets all."""
+    """Return the chat's tool choice, and the names of the only tools that the model gets; None: it gets all."""
     if sent is None or sent in ("auto", "none", "required"):
         return sent, None
     kind = sent.get("type") if isinstance(sent, Mapping) else None
@@ -166,7 +165,7 @@ def _choice(sent: Any, names: Mapping[str, ToolName]) -> tuple[Any, set[str] | N
 
 
 def _named(tool: Mapping[str, Any], names: Mapping[str, ToolName]) -> list[str]:
-    """Return the names in the chat of what a choice names: a tool, or all of a namespace."""
+    """Return the chat's names of what a choice names: a tool, or all of a namespace."""
     kind, sent, namespace = tool.get("type"), tool.get("name"), tool.get("namespace")
     if kind == "namespace":
         return [flat for flat, name in names.items() if name.namespace == sent]
@@ -195,7 +194,7 @@ def chat_format(fields: ResponseFields) -> tuple[dict[str, Any], list[str]]:
 
 
 def chat_reasoning(fields: ResponseFields) -> dict[str, Any]:
-    """Return what a chat says of how much to think. Raises InvalidFieldError: it is wrong."""
+    """Return the chat's fields for reasoning effort. Raises InvalidFieldError: it is wrong."""
     reasoning = _object(fields.reasoning, "reasoning")
     for name in ("effort", "summary"):
         if not isinstance(reasoning.get(name), str | None):

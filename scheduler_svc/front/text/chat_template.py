@@ -1,7 +1,7 @@
 """A model's chat template, rendered as transformers renders it: a conversation becomes the prompt of a turn.
 
-What a template knows is found by rendering small conversations, once. What it leaves out of one conversation shows
-when that is rendered again with other words in it. template_sandbox.py has the functions and limits.
+What a template supports is found by rendering small conversations, once. What it leaves out of a conversation shows
+when the conversation is rendered again with other words. template_sandbox.py has the functions and limits.
 """
 
 import json
@@ -14,13 +14,13 @@ from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.template_roles import TemplateRoles
 from scheduler_svc.front.text.template_sandbox import RENDER_ERRORS, SandboxedTemplate
 
-# The roles that every template knows.
+# The roles that every template supports.
 _TURNS = ("user", "assistant")
 
-# What templates call the tools; SmolLM3's has a name of its own.
+# The names of the tools in templates; SmolLM3's has a name of its own.
 _TOOL_VARIABLES = ("tools", "xml_tools")
 
-# A tool that no template knows by itself, and a conversation with a call of it.
+# A tool that no template has built in, and a conversation with a call of it.
 _PROBE_NAME = "octavo_probe"
 _PROBE = {
     "type": "function",
@@ -29,20 +29,17 @@ _PROBE = {
 _HELLO = {"role": "user", "content": "Hello"}
 _PROBE_ARGUMENTS = {"octavo_key": "octavo_value"}
 _PROBE_TEXT = json.dumps(_PROBE_ARGUMENTS)
-_PROBE_ID = "octavo123"  # of nine letters and digits, as Mistral's templates want them
+_PROBE_ID = "octavo123"  # nine letters and digits, as Mistral's templates require
 
 
 class ChatTemplate:
     """A compiled chat template. Rendering changes nothing, so threads may share one.
 
     Args:
-        source: The Jinja source.
         special_tokens: The variables `bos_token`, `eos_token` and so on, as far as the model has them.
 
     Attributes:
-        source: As above.
-        knows_tools: Whether the tools of a request come into the prompt.
-        variables: The names that it reads.
+        knows_tools: Whether the prompt includes the tools of a request.
 
     Raises: jinja2.TemplateError: the source is not a template.
     """
@@ -61,8 +58,8 @@ class ChatTemplate:
     def render(self, conversation: Conversation) -> str:
         """Return the prompt for the assistant's next turn.
 
-        Raises: InvalidFieldError: the template refuses these messages, does not know a role, leaves one with a role of
-            its own, names that tell speakers apart, or the tools out of the prompt, fails, or passes a limit.
+        Raises: InvalidFieldError: the template refuses these messages, does not support a role, leaves out a message
+            with a role of its own, names that tell speakers apart, or the tools; or it fails, or passes a limit.
         """
         if conversation.tools and not self.knows_tools:
             rule = "unset: this model's chat template does not support tools, so the model would not see them"
@@ -110,9 +107,9 @@ class ChatTemplate:
             return ""
 
     def _prefers_text_arguments(self) -> bool:
-        """Return whether calls come into the prompt right only if their arguments are a text, as OpenAI's API has it.
+        """Return whether the prompt is right only if a call's arguments are a text, as in OpenAI's API.
 
-        Most templates want an object. Some fail on one, or write it as Python does.
+        Most templates want an object. Some fail on an object, or write it as Python does.
         """
         with_object, with_text = (
             self._probe([_HELLO, *_probe_call(arguments)], self._tools_variable)
@@ -121,10 +118,10 @@ class ChatTemplate:
         return _PROBE_TEXT in with_text and (not with_object or str(_PROBE_ARGUMENTS) in with_object)
 
     def _refuse_ignored(self, conversation: Conversation, text: str) -> None:
-        """Refuse a message that is not in the prompt as the template knows its role, its tool calls or its name not.
+        """Refuse a message that the template drops because it does not support its role, its tool calls or its name.
 
-        What a template does with a message shows when it renders the conversation again, with other words in it. The
-        turns of user and assistant may lose text: a template may drop reasoning from them.
+        What a template does with a message shows when it renders the conversation again with other words. Turns of
+        user and assistant may lose text: a template may drop reasoning from them.
         """
         messages = conversation.messages
         words = {place: f"octavo{place}words" for place, turn in enumerate(messages) if _may_be_left_out(turn, text)}
@@ -138,7 +135,7 @@ class ChatTemplate:
                 for place, turn in enumerate(messages)
             ]
             probe = self._render(conversation, others)
-        except InvalidFieldError:  # it looks into the content, so it knows the role
+        except InvalidFieldError:  # the template reads the content, so it supports the role
             return
         for place, word in words.items():
             if word not in probe:
@@ -178,9 +175,9 @@ def _with_text_arguments(turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _telling_names(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the places of messages whose name tells two speakers of one role apart.
+    """Return the places of messages whose name tells two speakers with one role apart.
 
-    The results of tools are told apart by their order, and a single name of a role adds nothing.
+    Tool results are told apart by their order, and if a role has a single name, it adds nothing.
     """
     names: dict[str, set[str]] = {}
     for turn in messages:
@@ -194,7 +191,7 @@ def _telling_names(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _reworded(turn: Mapping[str, Any], content: str | None, function: str | None, name: str | None) -> dict[str, Any]:
-    """Return a turn with another content, other names of the tools it calls, and another name; None: its own."""
+    """Return a turn with another content, other names of the tools it calls, and another name; None: unchanged."""
     reworded = dict(turn) if content is None else {**turn, "content": content}
     if function is not None:
         reworded["tool_calls"] = _changed(turn["tool_calls"], lambda called: {**called, "name": function})
@@ -204,7 +201,7 @@ def _reworded(turn: Mapping[str, Any], content: str | None, function: str | None
 
 
 def _changed(calls: Sequence[Any], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> list[Any]:
-    """Return tool calls with changed functions; what is no call stays as it is."""
+    """Return tool calls with changed functions; values that are no calls stay as they are."""
     return [
         {**call, "function": change(call["function"])}
         if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
@@ -214,6 +211,6 @@ def _changed(calls: Sequence[Any], change: Callable[[Mapping[str, Any]], Mapping
 
 
 def _may_be_left_out(turn: Mapping[str, Any], prompt: str) -> bool:
-    """Return whether it is not yet sure that the template has put a turn into a prompt."""
+    """Return whether the template may have left a turn out of a prompt."""
     role, content = turn["role"], turn["content"].strip()
     return role not in _TURNS and not (role == "system" and content and content in prompt)

@@ -10,10 +10,10 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.text.json_text import parse_json
 
-# What the conversation says itself, or the model's files do.
+# Variables that the conversation itself or the model's files set.
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
-# Of speakers and of calls.
+# For names of speakers and of functions.
 MAX_NAME_LENGTH = 256
 
 _VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -107,6 +107,6 @@ def _with_parsed_arguments(call: Any) -> Any:
         return call
     try:
         arguments = parse_json(function["arguments"], "messages.tool_calls_json", dict)
-    except InvalidFieldError:  # what the model wrote may be no JSON; the template may show it all the same
+    except InvalidFieldError:  # the model may have written no JSON; the template may show it all the same
         return call
     return {**call, "function": {**function, "arguments": arguments}}

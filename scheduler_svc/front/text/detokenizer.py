@@ -2,7 +2,7 @@
 
 Decoding each token alone is wrong: a character may be spread over several tokens, and many
 tokenizers treat the first token of a sequence differently (they drop its leading space). So a short
-window is decoded: a few tokens whose text is out already, as context, and the pending ones.
+window is decoded: a few tokens whose text was released, as context, and the pending ones.
 
       ids    ... | context ............ | pending ......... |
                  | _window[:_num_context] | the rest          |
@@ -28,10 +28,9 @@ class Detokenizer:
 
     The pieces that `push` and `finish` return add up to `tokenizer.decode` of all tokens. The one
     exception: a byte-fallback decoder turns a run of bytes with an invalid one into replacement
-    characters altogether, also the good characters before it, which are out already by then.
+    characters altogether, including good characters before it, which were released by then.
 
     Args:
-        tokenizer: The model's tokenizer.
         skip_special_tokens: Whether special tokens stay out of the text.
     """
 
@@ -41,7 +40,7 @@ class Detokenizer:
         self._skipped_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
         self._window: list[int] = []
         self._num_context = 0
-        self._released = ""  # what is out already of the window's text
+        self._released = ""  # the part of the window's text that was released
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens; return the text that they make certain, which may be empty."""
@@ -56,7 +55,7 @@ class Detokenizer:
     def push_one(self, token_id: int) -> str:
         """Add a token; return the text that it makes certain, which may be empty."""
         if token_id in self._skipped_ids or not self._tokenizer.has_id(token_id):
-            return ""  # it has no text, and many of them would make the window grow
+            return ""  # it has no text, and many such tokens would make the window grow
         self._window.append(token_id)
         text = self._decode(self._window)
         if not text.startswith(self._released):

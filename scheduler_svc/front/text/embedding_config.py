@@ -13,13 +13,13 @@ MODEL_CONFIG = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingConfig:
-    """What is said.
+    """What the files say.
 
     Attributes:
-        prompts: What stands before a text, by name, such as "query".
-        default_prompt_name: That of texts whose caller names none; None: nothing stands before them.
-        dimensions: The sizes that vectors may be cut to; empty: none is named.
-        is_matryoshka: Whether they may be cut to any size.
+        prompts: The texts to put before a text, by name, such as "query".
+        default_prompt_name: The prompt for texts whose caller names none; None: no prompt.
+        dimensions: The sizes that vectors may be cut to; empty: the files name none.
+        is_matryoshka: Whether vectors may be cut to any size.
     """
 
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class EmbeddingConfig:
     def of(cls, sentence_transformers: Mapping[str, object], model: Mapping[str, object]) -> Self:
         """Read config_sentence_transformers.json and config.json; both may be empty.
 
-        Raises: TokenizerFileError: what the first says of prompts is damaged.
+        Raises: TokenizerFileError: the prompts in the first file are damaged.
         """
         prompts = sentence_transformers.get("prompts") or {}
         default = sentence_transformers.get("default_prompt_name")

@@ -1,6 +1,6 @@
-"""JSON from clients: counted before it is parsed, so that nobody else waits for it.
+"""JSON from clients: counted before it is parsed, so that no other request waits for it.
 
-To build two million empty lists from 4 MiB of JSON takes so long that every stream would stand still meanwhile.
+Building two million empty lists from 4 MiB of JSON takes so long that every stream would stop meanwhile.
 """
 
 import json
@@ -13,14 +13,14 @@ from octavo_shared.errors import CallerError, InvalidFieldError
 
 _T = TypeVar("_T", dict[str, Any], list[Any])
 
-# Lists, objects and their elements; so many take some 10 ms. A prompt of token ids may have about as many.
+# Lists, objects and their elements; this many take some 10 ms. A prompt of token ids may have about as many.
 MAX_ELEMENTS = 2**18
 
-# Names in objects; so many take some 20 ms. The longest conversation may have about as many.
+# Names in objects; this many take some 20 ms. The longest conversation may have about as many.
 MAX_NAMES = 2**16
 
 # A string, or a character that begins an element or a value with a name. A string without an end goes to the end of the
-# text: to look for its end again behind each of its quotation marks would take hours.
+# text: searching for its end again behind each of its quotation marks would take hours.
 _STRING_OR_MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[{,:]', re.DOTALL)
 
 
@@ -46,7 +46,7 @@ def load_json(text: bytes) -> Any:
 def parse_json(text: str, field: str, kind: type[_T]) -> _T:
     """Return the object or the list in a field of a request; an empty text stands for an empty one.
 
-    Raises: InvalidFieldError: there is none.
+    Raises: InvalidFieldError: the text is not JSON of this type.
     """
     if not text:
         return kind()

@@ -1,4 +1,4 @@
-"""The text of one output: tokens in, text to deliver out, and the end if a stop string comes.
+"""The text of one output: takes tokens, returns text to deliver, and ends the output at a stop string.
 
 Puts `detokenizer.py` before `stop_strings.py`; both may hold text back.
 """
@@ -12,7 +12,7 @@ from scheduler_svc.front.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How tokens become text, and where it ends; the fields are those of `SamplingParams`.
+    """How tokens become text, and where the text ends; the fields are those of `SamplingParams`.
 
     `stop_strings` is its `stop`: checked already, none empty.
     """
@@ -27,14 +27,13 @@ class OutputText:
     """Turns the tokens of one output into text.
 
     Args:
-        tokenizer: The model's tokenizer.
-        options: How to do it.
+        options: How tokens become text.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
         self._detokenizer = Detokenizer(tokenizer, options.skip_special_tokens)
         self._matcher = StopStringMatcher(options.stop_strings, options.include_stop_str_in_output)
-        self._num_early_tokens = options.min_tokens - 1  # those that no stop string ends with
+        self._num_early_tokens = options.min_tokens - 1  # a stop string that ends with one of these does not count
 
     def push(self, token_id: int) -> tuple[str, str | None]:
         """Add a token; return the text that may be delivered now, and the stop string if the token completed one.

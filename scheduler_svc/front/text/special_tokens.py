@@ -1,7 +1,7 @@
-"""Makes ordinary text of the special tokens in a conversation, and leaves the template's own.
+"""Makes ordinary text of the special tokens in a conversation; the template's own stay special.
 
-A tokenizer takes `<|im_end|>` for a special token wherever it stands. So a mark that nobody can guess is put into each
-one in the conversation. Where it is in the rendered prompt the prompt is cut, and each piece is tokenized by itself.
+A tokenizer reads `<|im_end|>` as a special token wherever it stands. So an unguessable mark is put into each one in the
+conversation. The rendered prompt is cut wherever the mark appears, and each piece is tokenized by itself.
 """
 
 import re
@@ -12,20 +12,20 @@ from typing import Any
 
 from scheduler_svc.front.text.conversation import Conversation
 
-# Digits pass unchanged through whatever a template does with a text: JSON, escapes, capital letters.
+# Digits pass unchanged through whatever a template does to a text: JSON, escapes, capital letters.
 _NUM_MARK_DIGITS = 32
 
 
 class SpecialTokenBreaker:
-    """Breaks special tokens in what a request says.
+    """Breaks up special tokens in the texts of a request.
 
     Args:
-        special_tokens: As they are written in text; one of a single character cannot be broken.
+        special_tokens: As written in text; a token of a single character cannot be broken up.
     """
 
     def __init__(self, special_tokens: Iterable[str]) -> None:
         longest_first = sorted((token for token in special_tokens if len(token) > 1), key=len, reverse=True)
-        # A token may begin inside another one, so those behind the first character are looked for, too.
+        # A token may begin inside another one, so the search also finds tokens behind the first character.
         starts = "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in longest_first)
         self._starts = re.compile(starts) if starts else None
 

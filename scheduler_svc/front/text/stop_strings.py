@@ -1,6 +1,6 @@
 """Finds stop strings in text that arrives in pieces, and holds back what may become one.
 
-Which stop string counts: the one whose last character comes first; of several that end there, the
+The stop string that counts is the one whose last character comes first; of several that end there, the
 longest. Reading the text one character at a time, that is the first moment at which the output
 holds a stop string, so the answer does not depend on how the text was cut into pieces.
 """
@@ -32,7 +32,7 @@ class StopStringMatcher:
         """
         assert not self._has_stopped, "text after the stop string"
         if not self._held and self._first_characters.isdisjoint(text):
-            return text, None  # almost all text: no stop string is under way and none begins
+            return text, None  # almost all text: no stop string has begun
         matches = []
         for progress in self._progresses:
             if not may_stop:

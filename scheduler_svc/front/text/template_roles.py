@@ -1,7 +1,7 @@
-"""Which roles a chat template knows, found by rendering small conversations.
+"""Which roles a chat template supports, found by rendering small conversations.
 
-Many templates write any role into the header of a turn, though the model was trained with a few only. So a role is
-known if the template does something else with it than with a role that nobody knows.
+Many templates write any role into the header of a turn, though the model was trained with a few only. So a role counts
+as supported if the template treats it in another way than a made-up role.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,17 +9,17 @@ from typing import Any
 
 from octavo_shared.errors import InvalidFieldError
 
-# Every template knows the first two, and one that does not know the others leaves them out or fails.
+# Every template supports the first two, and leaves out the others or fails if it does not support them.
 _COMMON = frozenset({"user", "assistant", "system", "tool"})
 
 _DEVELOPER = "developer"
 _NOBODYS = "octavorole"
 _WORDS = "octavowords"
 
-# A longer role is nobody's.
+# No template has a longer role.
 _MAX_LENGTH = 64
 
-# Roles whose answer is kept; a template names a handful.
+# How many roles are remembered; a template names a handful.
 _MAX_KEPT = 64
 
 _HELLO = {"role": "user", "content": "Hello"}
@@ -38,9 +38,9 @@ class TemplateRoles:
         self._kept: dict[str, bool] = {}
 
     def in_known_roles(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Return messages whose roles are known: a developer is the system where the template knows no developer.
+        """Return messages with supported roles: a developer becomes the system where the template has no developer.
 
-        Raises: InvalidFieldError: the template does not know another role.
+        Raises: InvalidFieldError: the template does not support another role.
         """
         if all(turn["role"] in _COMMON for turn in messages):
             return messages
@@ -66,7 +66,7 @@ class TemplateRoles:
         return self._kept[role]
 
     def _differs(self, role: str, place: int, *others: Mapping[str, Any]) -> bool:
-        """Return whether a turn of a role comes into a prompt, and in another way than one of nobody's role."""
+        """Return whether the prompt includes a turn of a role, and in another way than a turn of a made-up role."""
 
         def prompt(name: str) -> str:
             turn = {"role": name, "content": _WORDS}

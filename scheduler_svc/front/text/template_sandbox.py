@@ -1,6 +1,6 @@
-"""The sandbox of chat templates: the functions and filters that they find, and limits on what they may cost.
+"""The sandbox of chat templates: the functions and filters that they may use, and limits on their cost.
 
-The template comes with the model, so it is somebody else's program. Jinja's sandbox keeps it away
+A template comes with the model, so it is a foreign program. Jinja's sandbox keeps it away
 from Python's internals, and from ranges of more than 100,000 numbers. The limits here add:
 
 - text: at most `MAX_TEXT_CHARS` in the result and in anything built by an operator, a filter, a call or a
@@ -43,13 +43,13 @@ MAX_INT_BITS = 4096
 MAX_RENDER_CPU_S = 2.0
 _MAX_DATE_FORMAT_CHARS = 1000
 
-# Digits enough for a width of a field that hurts.
+# Enough digits for a field width that does harm.
 _WIDE_FIELD = re.compile(r"\d{5}")
 
 # No template can set a name with a space in it.
 _LIMITS = "render limits"
 
-# What a template can make Python raise; anything else is a mistake of ours.
+# What a template can make Python raise; anything else is a fault of ours.
 RENDER_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -64,14 +64,11 @@ RENDER_ERRORS = (
 
 
 class _LimitError(jinja2.TemplateError):
-    """The template went past a limit of this module."""
+    """The template passed a limit of this module."""
 
 
 class SandboxedTemplate:
     """A compiled template. Rendering changes nothing, so threads may share one.
-
-    Args:
-        source: The Jinja source.
 
     Attributes:
         variables: The names that it reads and does not set itself.
@@ -95,14 +92,14 @@ class SandboxedTemplate:
         try:
             return "".join(_limited(self._template.root_render_func(context)))
         except RENDER_ERRORS as error:
-            # What the template has built goes now, not when somebody looks for garbage.
+            # Free what the template has built now, before the next garbage collection.
             traceback.clear_frames(error.__traceback__)
             context.vars.clear()
             raise
 
 
 class _Limits:
-    """What one rendering has used."""
+    """What one rendering has used so far."""
 
     def __init__(self) -> None:
         # The thread's CPU time: a busy or paused machine must not refuse a harmless template.
@@ -195,7 +192,7 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
         return limits.fitting(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call what a template calls, if its result fits the limits, and its numbers are not absurd."""
+        """Run a call of the template, if its result fits the limits, and its numbers are not absurd."""
         limits = context.parent[_LIMITS]
         limits.check_deadline()
         if isinstance(function, Macro):
@@ -208,7 +205,7 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
         return limits.fitting(super().call(context, function, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return `str.format` with the sandbox's rules and these limits; None: it is something else."""
+        """Return `str.format` with the sandbox's rules and these limits; None: `value` is something else."""
         if super().wrap_str_format(value) is None:
             return None
         text = value.__self__

@@ -1,7 +1,7 @@
-"""How long the result of an operation of a chat template may get, known before it runs: nothing stops one on its way.
+"""Bounds on the size of an operation's result in a chat template, known before it runs: nothing can stop it midway.
 
-Each function here returns an upper bound in characters, but for escapes, which lengthen a text up to twelvefold.
-Operators, filters and methods that are not here make nothing longer than what they get. `template_sandbox.py` asks.
+Each function here returns an upper bound in characters, except for escapes, which lengthen a text up to twelvefold.
+Operators, filters and methods that are not here make nothing longer than their input. `template_sandbox.py` uses this.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from jinja2.utils import Namespace
 
-# Nothing that is longer is measured to its end.
+# Anything longer is not measured to its end.
 MAX_TEXT_CHARS = 16 * 1024 * 1024
 _MAX_LISTS = 100_000  # as many as the numbers of a range in Jinja's sandbox
 _MAX_DIGITS = 100
@@ -23,7 +23,7 @@ _PERCENT_FIELD = re.compile(r"[%)][#0\- +]*(\d+|\*)?(?:\.(\d+|\*))?")
 
 
 def text_size(value: object) -> int:
-    """Return how long a value is as a text, with all that it holds as often as it holds it."""
+    """Return the length of a value as a text, counting each thing in it as often as it appears."""
     return _text_size(value, {})
 
 
@@ -33,11 +33,11 @@ def _text_size(value: object, known: dict[int, int]) -> int:
     if isinstance(value, int):
         return value.bit_length() // 3 + 1
     if isinstance(value, Namespace):
-        value = object.__getattribute__(value, "_Namespace__attrs")  # it shows nothing else of itself
+        value = object.__getattribute__(value, "_Namespace__attrs")  # its only readable attribute
     if not isinstance(value, Collection):
         return 32
     if id(value) not in known:
-        known[id(value)] = 0  # what holds itself is written once
+        known[id(value)] = 0  # a value that contains itself is written once
         size = 4
         for item in [*value.keys(), *value.values()] if isinstance(value, Mapping) else value:
             size += 2 + _text_size(item, known)
@@ -111,15 +111,15 @@ def _rounded(value: object, precision: int = 0, *_: object, **__: object) -> flo
 def _as_json(
     value: object, ensure_ascii: bool = False, indent: object = None, separators: Any = None, sort_keys: bool = False
 ) -> int:
-    return text_size(value) * (1 + sum(map(len, separators or ())))  # what an indent makes is measured as it is made
+    return text_size(value) * (1 + sum(map(len, separators or ())))  # indents are measured as they are made
 
 
 FILTERS: Final[Mapping[str, Callable[..., float]]] = MappingProxyType(
     {
-        # These make a text of whatever they get.
+        # These turn any value into a text.
         **dict.fromkeys(("capitalize", "e", "escape", "forceescape", "lower", "string", "striptags", "title"), _whole),
         **dict.fromkeys(("trim", "truncate", "upper", "urlencode", "wordcount", "xmlattr"), _whole),
-        # And these keep one of each item beside it.
+        # And these keep another copy of each item.
         **dict.fromkeys(("dictsort", "groupby", "sort", "sum", "unique"), _whole),
         "batch": _lists,
         "center": lambda value, width=80: text_size(value) + width,

@@ -1,4 +1,4 @@
-"""The served model as the front sees it: what a request is checked against, and what makes text of its tokens."""
+"""The served model as the front sees it: the limits of a request, and the tokenizer."""
 
 import asyncio
 import logging
@@ -19,11 +19,10 @@ TOKENIZER_FIX = "start the scheduler with --tokenizer DIRECTORY, a directory wit
 
 
 class UnknownModelError(InvalidFieldError):
-    """A request is for none of the models that are served.
+    """A request names a model that is not served.
 
     Args:
-        asked: What it calls its model; "": it names none, and there are several.
-        names: What is served.
+        asked: The name in the request; "": it names none, and there are several.
     """
 
     def __init__(self, asked: str, names: Sequence[str]) -> None:
@@ -40,7 +39,7 @@ class TextModel:
 
     @property
     def info(self) -> ExecutorInfo:
-        """The model, as the executor with the longest sequences describes it."""
+        """The model, as described by the executor with the longest sequences."""
         return self.served.info
 
     @property
@@ -65,7 +64,7 @@ class TextModel:
 
 
 def check_model(asked: str, model: TextModel) -> None:
-    """Raise UnknownModelError if a request is for another model than this one."""
+    """Raise UnknownModelError if a request names another model than this one."""
     if asked != model.name:
         raise UnknownModelError(asked, [model.name])
 
@@ -74,8 +73,7 @@ class ModelTokenizer:
     """The tokenizer of the served model: from the operator's own directory, else from the executor's files.
 
     Args:
-        directory: The operator's; None: there is none.
-        escapes_special_tokens: See `Tokenizer`.
+        directory: The operator's; None: the executor's files are used.
 
     Raises: OctavoServiceError: the directory is broken.
     """
@@ -86,7 +84,7 @@ class ModelTokenizer:
         self._current = self._own
 
     async def load(self, info: ExecutorInfo, fetch: Callable[[], Awaitable[Sequence[TokenizerFile]]]) -> None:
-        """Another executor process is the first one of the fleet: its model is about to be served.
+        """Load the tokenizer of the model that is about to be served: the fleet has another first executor.
 
         Raises: TokenizerFileError: a file is missing or broken. What `fetch` raises.
         """
@@ -98,7 +96,7 @@ class ModelTokenizer:
                 tokenizer = await asyncio.to_thread(Tokenizer, files, escapes_special_tokens=self._escapes)
         if tokenizer.is_absent:
             log.warning(Event("no_tokenizer", model=info.model_id, serves="token ids only", fix=TOKENIZER_FIX))
-        elif tokenizer.largest_id >= info.vocab_size:  # texts of unknown tokens are refused one by one
+        elif tokenizer.largest_id >= info.vocab_size:  # texts with unknown tokens are refused one by one
             largest = tokenizer.largest_id
             token = tokenizer.token_of(largest)
             log.warning(Event("tokenizer_larger_than_model", token=token, token_id=largest, vocab_size=info.vocab_size))

@@ -1,7 +1,6 @@
-"""The threads in which texts are tokenized. A call of the library cannot be stopped; one that hangs costs its thread.
+"""The threads in which texts are tokenized. A call of the library cannot be stopped; if it hangs, its thread is lost.
 
-They are not those of the event loop: requests with token ids go on whatever hangs here, and so does the end of the
-process.
+They are not the event loop's threads: whatever hangs here, requests with token ids go on, and the process can end.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from octavo_shared.process.metric import Family, Metric
 # How long a call may take, in seconds: the longest prompt takes a few.
 LIMIT_S = 10.0
 
-# As many as the event loop has.
+# As many threads as the event loop has.
 NUM_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 LOST_THREADS = Metric(
@@ -40,11 +39,7 @@ _Work: TypeAlias = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreads(Executor):
-    """A pool of threads that nobody waits for, not even the end of the process.
-
-    Args:
-        num_threads: How many there are at most.
-    """
+    """A pool of threads that nothing waits for, not even the end of the process."""
 
     def __init__(self, num_threads: int) -> None:
         self._max_threads = num_threads
@@ -71,13 +66,13 @@ def _serve(works: "SimpleQueue[_Work | None]", idle: threading.Semaphore) -> Non
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
-        del future, call, work  # what they hold is not to live until the next call
+        del future, call, work  # free what they hold before the next call
         idle.release()
     works.put(None)  # for the next thread
 
 
 class TextThreads:
-    """Calls what may call the tokenizer.
+    """Runs calls that may use the tokenizer.
 
     Args:
         num_threads: How many calls may run at once.
@@ -91,7 +86,7 @@ class TextThreads:
 
     @property
     def num_lost(self) -> int:
-        """Threads whose call has had its time; one that comes back is none any more."""
+        """Threads whose call has exceeded its time; a thread that comes back no longer counts."""
         overdue_s = monotonic_s() - LIMIT_S
         return sum(begun_at_s <= overdue_s for begun_at_s in list(self._begun_at_s.values()))
 
@@ -100,9 +95,9 @@ class TextThreads:
         yield LOST_THREADS.single(self.num_lost)
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of a call, in a thread.
+        """Return the result of a call, run in a thread.
 
-        Raises: TokenizerFailedError: it does not come back. UnavailableError: too many before it have not.
+        Raises: TokenizerFailedError: the call does not return. UnavailableError: too many others hang.
         """
         self._require_threads()
         number = next(self._numbers)
@@ -110,7 +105,7 @@ class TextThreads:
         future = asyncio.get_running_loop().run_in_executor(self._threads, self._timed, number, call)
         try:
             while not (await asyncio.wait((future,), timeout=self._time_left_s(number)))[0]:
-                if number not in self._begun_at_s:  # it waits for a thread
+                if number not in self._begun_at_s:  # the call waits for a thread
                     self._require_threads()
                 elif self._time_left_s(number) <= 0:
                     raise TokenizerFailedError(f"the tokenizer did not finish within {LIMIT_S:g} s")

@@ -1,7 +1,7 @@
 """The model's tokenizer: text to token ids and back, and conversations to prompts.
 
 Built on `tokenizers` and `chat_template.py` alone: transformers would bring torch into the
-scheduler. Text that grows token by token is `detokenizer.py`'s business.
+scheduler. `detokenizer.py` handles text that grows token by token.
 """
 
 import json
@@ -29,13 +29,13 @@ CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 
-# What is read of a directory.
+# The files that are read in a directory.
 FILE_NAMES = (TOKENIZER, CONFIG, SPECIAL_TOKENS_MAP, CHAT_TEMPLATE, SENTENCE_TRANSFORMERS_CONFIG, MODEL_CONFIG)
 
-# The variables that a chat template finds, where the model has such a token.
+# The variables that a chat template gets, as far as the model has such a token.
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-# Whose pairs have token types where `model_input_names` does not say; the first one is that of a file without a class.
+# Classes whose pairs have token types if `model_input_names` is missing; the first is that of a file without a class.
 # Source: the classes of transformers 5, in which PreTrainedTokenizerFast is not one of them.
 _BERT = "BertTokenizer"
 _WITH_TOKEN_TYPES = frozenset(
@@ -79,7 +79,6 @@ class Tokenizer:
         escapes_special_tokens: Whether special tokens in a conversation become ordinary text.
 
     Attributes:
-        files: As above.
         embedding_config: What the files say of the model's vectors.
 
     Raises: TokenizerFileError: a file is missing or broken.
@@ -114,10 +113,7 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: Path | str, *, escapes_special_tokens: bool = False) -> "Tokenizer":
-        """Read the files of a model directory.
-
-        Raises: TokenizerFileError: a file is missing, unreadable or broken.
-        """
+        """Read the files of a model directory. Raises TokenizerFileError: a file is missing, unreadable or broken."""
         files = []
         for name in FILE_NAMES:
             file = Path(path) / name
@@ -137,7 +133,7 @@ class Tokenizer:
 
     @property
     def largest_id(self) -> int:
-        """The largest id that `encode` may return, -1: none; the model may have fewer ids, and mostly has more."""
+        """The largest id that `encode` may return, -1: none; the model may have fewer ids, but mostly has more."""
         return self._largest_id
 
     @property
@@ -157,7 +153,7 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """The tokens that the model has names for, such as `eos_token`."""
+        """The tokens that the model names, such as `eos_token`, by name."""
         return self._special_tokens
 
     @property
@@ -184,7 +180,7 @@ class Tokenizer:
         return self._tokenizer.id_to_token(token_id) or ""
 
     def has_id(self, token_id: int) -> bool:
-        """Return whether there is such a token; `decode` passes over ids without one."""
+        """Return whether a token with this id exists; `decode` skips ids without one."""
         return self._tokenizer.id_to_token(token_id) is not None
 
     def encode(self, text: str, max_tokens: int = NO_LIMIT, *, add_special_tokens: bool = True) -> list[int]:
@@ -205,8 +201,8 @@ class Tokenizer:
 
         Args:
             inputs: The texts, or the pairs: all of one kind.
-            cut_to: What is longer in tokens is cut: a text at its end, of a pair the longer text; it has room for the
-                special tokens and one more of each text. None: nothing is cut.
+            cut_to: Longer inputs are cut to this many tokens: a text at its end, of a pair the longer text; enough for
+                the special tokens and one more of each text. None: nothing is cut.
 
         Raises: TokenizerFailedError: the library fails.
         """
@@ -277,12 +273,12 @@ class Tokenizer:
 
     def _encode(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
         [encoding] = self._encode_all([text], add_special_tokens=add_special_tokens)
-        if len(encoding) > max_tokens:  # a list of them would be the only thing here that takes long
+        if len(encoding) > max_tokens:  # checked first, as making a list of them takes long
             raise TooManyTokensError(len(encoding))
         return encoding.ids
 
     def _encode_all(self, texts: Sequence[PoolingText], *, add_special_tokens: bool) -> list[tokenizers.Encoding]:
-        """Tokenize texts. Other threads run meanwhile, however long it takes: `encode` would keep them waiting."""
+        """Tokenize texts. Unlike `encode` this lets other threads run, however long it takes."""
         try:
             return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except BaseException as error:  # a panic is no Exception
@@ -298,7 +294,7 @@ def _load_tokenizer(contents: dict[str, bytes]) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_buffer(contents[TOKENIZER])
     except BaseException as error:  # the library has no narrower class, and may panic
         raise TokenizerFileError(TOKENIZER, f"is not a valid tokenizer: {words_of(error)}") from error
-    # Settings of whoever trained it; a prompt must never be cut or padded silently.
+    # Settings from the model's training; a prompt must never be cut or padded silently.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -340,7 +336,7 @@ def _load_chat_template(
 
 
 def _configured_template(config: dict[str, object], kind: str) -> str | None:
-    """Return the template of tokenizer_config.json: a string, or a list of which the one called `kind` is taken."""
+    """Return the template in tokenizer_config.json: a string, or the item `kind` of a list."""
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}

@@ -10,9 +10,9 @@ For a server, in this order:
     events = parser.feed(delta.text)                                                           # for each delta
     events = parser.finish(is_cut=...)                                                         # once, at the end
 
-The events are the same for an answer that is streamed and for one that comes whole, which leaves out what a
+The events are the same for a streamed answer and for a complete one, which leaves out what a
 `ToolCallBroken` takes back. A choice that ends with "stop" has the finish reason "tool_calls" if it has a whole call,
-does not end in one that broke off, and its stream shows nothing of one; "length" stays "length".
+does not end in a call that broke off, and its stream shows nothing of one; "length" stays "length".
 
 Read first: events.py, formats.py, parser.py. A reader for each way of writing a call stands behind parser.py:
 json_calls.py, named_call.py, xml_call.py.

@@ -15,12 +15,12 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     "null": type(None),
 }
 
-# Deeper than people nest them.
+# Deeper than people nest types.
 _MAX_DEPTH = 32
 
 
 def types_of(schema: Mapping[str, object], key: str) -> frozenset[str]:
-    """Return the names of the types that an argument may have; none: the schema does not say."""
+    """Return the names of the types that an argument may have; empty: the schema does not say."""
     properties = schema.get("properties")
     return frozenset(_types(properties.get(key), schema, set(), 0)) if isinstance(properties, Mapping) else frozenset()
 
@@ -38,7 +38,7 @@ def argument_json(value: str, types: frozenset[str]) -> str:
 
 
 def _types(schema: object, root: Mapping[str, object], seen: set[str], depth: int) -> Iterator[str]:
-    """Yield the types that a schema names at its top, also by way of definitions (`$ref`) that were not seen yet."""
+    """Yield the types that a schema names at its top, also through definitions (`$ref`) that were not seen yet."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return
     named = schema.get("type")

@@ -1,16 +1,16 @@
-"""What reads the calls behind a marker; there is one class for each `body` of `formats.py`."""
+"""The readers of the calls behind a marker; there is one class for each `body` of `formats.py`."""
 
 from abc import ABC, abstractmethod
 from enum import Enum
 
 from scheduler_svc.front.tool_calls.call_writer import CallWriter
 
-# The longest name of an argument, where it is not JSON.
+# The longest argument name, where it is not JSON.
 MAX_KEY_CHARS = 256
 
 
 class Progress(Enum):
-    """What a reader says of the piece of text that it was given."""
+    """A reader's verdict on the piece of text that it was given."""
 
     MORE = "it belongs to the call"
     DONE = "the call ends with it"
@@ -21,7 +21,7 @@ class CallReader(ABC):
     """Reads one call, or one list of calls. Its memory is the state of the call, so any split of the text does.
 
     Attributes:
-        num_unread: How many of the last characters do not belong to a call that FAILED, and may begin another one.
+        num_unread: How many of the last characters are not part of a call that FAILED, and may begin another one.
     """
 
     num_unread = 1
@@ -30,7 +30,7 @@ class CallReader(ABC):
         self._writer = writer
 
     def plain_run(self, text: str, position: int) -> int:
-        """Return where the characters from `position` on end that may be taken at once; often there are none."""
+        """Return the end of the characters from `position` on that may be taken at once; often there are none."""
         return position
 
     @abstractmethod

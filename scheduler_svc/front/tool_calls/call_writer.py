@@ -1,4 +1,4 @@
-"""Turns what a reader finds in the text of calls into events, and keeps the text that may still be content."""
+"""Turns what a reader finds in the text of calls into events, and keeps text that may still be content."""
 
 from collections.abc import Callable, Collection
 
@@ -9,24 +9,23 @@ from scheduler_svc.front.tool_calls.json_scanner import unreadable_end
 class CallWriter:
     """Writes the calls of one output.
 
-    A reader tells it of each piece of text that it takes (`take`), and then what that piece means. If the text turns
+    A reader tells it of each piece of text that it takes (`take`), then what that piece means. If the text turns
     out to be no call, `give_up` returns all of it.
 
     Args:
-        tool_names: The tools of the request.
-        make_id: Makes the id of a call of its index.
+        make_id: Makes the id of a call from its index.
     """
 
     def __init__(self, tool_names: Collection[str], make_id: Callable[[int], str]) -> None:
         self._tool_names = frozenset(tool_names)
         self._make_id = make_id
-        self._num_calls = 0  # that events have told of
+        self._num_calls = 0  # the calls in events
         self._call_ids: set[str] = set()
-        self._text: list[str] = []  # taken, and not of a whole call
-        self._call: ToolCallBegin | None = None  # that has begun
-        self._is_shown = False  # whether events tell of it before its end
-        self._arguments: list[str] = []  # of the call, and in no event
-        self._told: list[str] = []  # of the call, and in events
+        self._text: list[str] = []  # taken, and not part of a whole call
+        self._call: ToolCallBegin | None = None  # the call that has begun
+        self._is_shown = False  # whether events report the call before its end
+        self._arguments: list[str] = []  # the call's, not in an event yet
+        self._told: list[str] = []  # the call's, in events
         self._ready: list[OutputEvent] = []
 
     def is_tool(self, name: str) -> bool:
@@ -34,35 +33,35 @@ class CallWriter:
         return name in self._tool_names
 
     def may_become_tool(self, beginning: str) -> bool:
-        """Return whether a tool's name begins like this."""
+        """Return whether a tool's name begins with this."""
         return any(name.startswith(beginning) for name in self._tool_names)
 
     def take(self, text: str) -> None:
-        """The next piece of text belongs to a call, as far as one can know."""
+        """Take the next piece of text, which may belong to a call."""
         self._text.append(text)
 
     def begin(self, name: str, call_id: str = "") -> None:
-        """What was taken so far is the beginning of a call of this tool; the model has given it an id, or none."""
+        """Begin a call: what was taken so far is its head; the model has given it an id, or none."""
         if not call_id or call_id in self._call_ids:
             call_id = self._make_id(self._num_calls)
         self._call_ids.add(call_id)
         self._call = ToolCallBegin(self._num_calls, call_id, name)
 
     def add_arguments(self, delta: str) -> None:
-        """What was taken so far has brought more of the arguments; their end may come only with the call's."""
+        """Add to the arguments; their end may come only with the call's end."""
         self._arguments.append(delta)
 
     def show(self) -> None:
-        """The first argument is certain: from now on events tell of the call as it comes."""
+        """The first argument is certain: from now on events report the call as it comes."""
         self._is_shown = True
 
     def complete(self) -> None:
-        """What was taken so far is a whole call, or stands between calls."""
+        """Note that what was taken so far is a whole call, or stands between calls."""
         self._tell()
         self._close()
 
     def give_up(self) -> str:
-        """The text is no call; return it all, which is content."""
+        """Return all of the text as content: it is no call."""
         text = "".join(self._text)
         if self._call is not None:
             index = None
@@ -70,6 +69,8 @@ class CallWriter:
                 self._tell()
                 index = self._call.index
                 self._ready.append(ToolCallArguments(index, unreadable_end("".join(self._told))))
+            else:
+                self._call_ids.discard(self._call.id)  # nobody was told
             self._ready.append(ToolCallBroken(index))
         self._close()
         return text

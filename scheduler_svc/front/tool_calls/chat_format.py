@@ -1,4 +1,4 @@
-"""How the served model writes tool calls and reasoning, and what follows for a request."""
+"""How the served model writes tool calls and reasoning, and the parser for a request's outputs."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,18 +19,17 @@ from scheduler_svc.front.tool_calls.parser import ToolCallParser
 from scheduler_svc.front.tool_calls.reasoning import ReasoningParser, opens_reasoning
 from scheduler_svc.front.tool_calls.tool_choice import RequestedTools
 
-# The end of a prompt that shows whether it opens the reasoning; a marker may be several tokens.
+# How much of a prompt's end shows whether it opens the reasoning; a marker may be several tokens.
 NUM_LAST_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """What is known of a model's chats. Make it once, when the model is loaded.
+    """The formats of a model's chats. Make it once, when the model is loaded.
 
     Attributes:
-        tokenizer: The model's.
-        tool_calls: How it writes tool calls; None: not known.
-        reasoning: How it marks reasoning; None: it does not reason, as far as is known.
+        tool_calls: The format of its tool calls; None: unknown.
+        reasoning: How it marks reasoning; None: as far as is known, it does not.
     """
 
     tokenizer: Tokenizer
@@ -51,7 +50,7 @@ class ChatFormat:
         )
 
     def check_tools(self, tools: RequestedTools | None) -> None:
-        """Refuse tools that the model would not see, or whose calls nobody would find.
+        """Refuse tools that the model would not see, or whose calls could not be found.
 
         Raises: InvalidFieldError: `tools` cannot be used with this model.
         """
@@ -91,11 +90,11 @@ class ChatFormat:
         """Return the parser of one output.
 
         Args:
-            tools: Those of the request.
-            prompt_token_ids: Its prompt, which may open the reasoning.
+            tools: The request's tools.
+            prompt_token_ids: The request's prompt, which may open the reasoning.
             end_token_ids: The tokens that may end the output and must not be seen in it. Give them if the text has
                 special tokens only because `needs_special_tokens` says so.
-            output_id: Of the output; the ids of its calls derive from it.
+            output_id: The output's; the ids of its calls derive from it.
         """
         reasoning = tool_calls = None
         if self.reasoning is not None:

@@ -13,7 +13,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thinks before its answer (`reasoning_content`)."""
+    """More of the model's reasoning before its answer (`reasoning_content`)."""
 
     text: str
 
@@ -39,7 +39,7 @@ class ToolCallArguments:
 class ToolCallBroken:
     """The last call broke off, so there is none: all of its text is content.
 
-    `index` is its own if events have told of it already. Their arguments are then no JSON, and cannot be completed.
+    If events have already reported that call, `index` is its index. Its arguments then stay incomplete JSON.
     """
 
     index: int | None
@@ -49,7 +49,7 @@ OutputEvent = ContentDelta | ReasoningDelta | ToolCallBegin | ToolCallArguments 
 
 
 def merged(events: list[OutputEvent]) -> list[OutputEvent]:
-    """Return the events with neighbouring deltas of one kind joined, so that a piece of text makes few messages."""
+    """Return the events with neighbouring deltas of one type joined, so that a piece of text makes few messages."""
     joined: list[OutputEvent] = []
     for _, group in groupby(events, lambda event: (type(event), getattr(event, "index", None))):
         alike = list(group)

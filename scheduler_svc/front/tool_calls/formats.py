@@ -1,7 +1,7 @@
 """How model families write tool calls and reasoning: one row each. A new family is a new row.
 
 The names are those of vLLM's `--tool-call-parser` and `--reasoning-parser`; vLLM has none for `json`. The sources are
-the chat templates of the families: they show the model its own earlier calls.
+the families' chat templates: they show the model its own earlier calls.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ AUTO = "auto"  # as the chat template shows
 
 
 def openai_call_id(output_id: str, index: int) -> str:
-    """Return the id of a call of an output, as OpenAI writes them; the same whoever makes it."""
+    """Return the id of a call of an output, in OpenAI's form; it follows from the arguments alone."""
     return f"call_{_digest(output_id, index).hex()[:24]}"
 
 
@@ -36,14 +36,14 @@ class ToolCallFormat:
     """How a model family writes tool calls.
 
     Attributes:
-        name: What `--tool-call-parser` calls it.
-        body: How it writes one.
+        name: Its name in `--tool-call-parser`.
+        body: How one call is written.
         begin: The markers in front of a call; none is the beginning of another one.
         ends: The markers behind a call, in their order; each may be missing. Further calls may come before the last.
         may_be_bare: Whether calls also come without a marker: at the beginning of the output, and behind another call
             after a `;` or `,`.
         template_marks: A chat template with all strings of one of these groups teaches this format.
-        call_id: Makes the id of a call, of the id of its output and its index there.
+        call_id: Makes the id of a call from the id of its output and its index there.
     """
 
     name: str
@@ -56,7 +56,7 @@ class ToolCallFormat:
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """How a call may begin anywhere. Models forget the marker, but a call between tags shows without it."""
+        """How a call may begin anywhere. Models forget the marker, but a call between tags is found without it."""
         tag = self.body.function if isinstance(self.body, XmlBody) else ""
         return (*self.begin, tag) if tag else self.begin
 
@@ -170,7 +170,7 @@ class ReasoningFormat:
     """How a model family marks its reasoning, which comes first in an output.
 
     Attributes:
-        name: What `--reasoning-parser` calls it.
+        name: Its name in `--reasoning-parser`.
         begin: The marker in front; many chat templates put it into the prompt.
         end: The marker behind.
     """
@@ -190,7 +190,7 @@ REASONING_FORMATS = (
 
 
 def tool_call_format(name: str, template: str) -> ToolCallFormat | None:
-    """Return the format with this name; auto: the one that the chat template teaches, None: none that is known."""
+    """Return the format with this name; auto: the one that the chat template teaches, None: no known one."""
     if name == AUTO:
         fitting = (row for row in TOOL_CALL_FORMATS if any(_has_all(template, marks) for marks in row.template_marks))
         return next(fitting, None)
@@ -198,7 +198,7 @@ def tool_call_format(name: str, template: str) -> ToolCallFormat | None:
 
 
 def reasoning_format(name: str, template: str) -> ReasoningFormat | None:
-    """Return the format with this name; auto: the one that the chat template uses, None: none that is known."""
+    """Return the format with this name; auto: the one that the chat template uses, None: no known one."""
     if name == AUTO:
         return next((row for row in REASONING_FORMATS if row.end in template), None)
     return next((row for row in REASONING_FORMATS if row.name == name), None)

@@ -7,7 +7,7 @@ from scheduler_svc.front.tool_calls.call_writer import CallWriter
 from scheduler_svc.front.tool_calls.json_scanner import JsonObjectScanner, Part, is_json_object
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
-# What else may come before the name. Any other key shows that the object is the answer itself.
+# Keys that may also come before the name. Any other key shows that the object is the answer itself.
 OTHER_KEYS = ("id", "type")
 NO_ARGUMENTS = "{}"
 
@@ -88,7 +88,7 @@ class JsonCallObject(CallReader):
 
     @property
     def _meaning(self) -> str:
-        """What the last key stands for: the name, the arguments, or nothing that matters."""
+        """What the last key stands for: the name, the arguments, or nothing of interest."""
         return "arguments" if self._scanner.key in ARGUMENTS_KEYS else self._scanner.key
 
     def _fits(self, meaning: str) -> bool:
@@ -103,7 +103,7 @@ class JsonCallObject(CallReader):
         if self._meaning not in ("name", "arguments"):
             return Progress.MORE
         if self._is_streaming:
-            if not is_end:  # the end waits for the end of the call; no other value can come that matters
+            if not is_end:  # the end waits for the end of the call; later values do not matter
                 self._writer.add_arguments(piece)
             return Progress.MORE
         if self._meaning == "name":

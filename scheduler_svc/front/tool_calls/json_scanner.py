@@ -1,4 +1,4 @@
-"""Checks JSON text while it arrives, one character at a time. Strict: what `JSON.parse` takes in any language."""
+"""Checks JSON text while it arrives, one character at a time. Strict: accepts what `JSON.parse` accepts anywhere."""
 
 import json
 import re
@@ -63,30 +63,30 @@ class JsonScanner:
 
     @property
     def depth(self) -> int:
-        """How many objects and lists are open."""
+        """The number of open objects and lists."""
         return len(self._open)
 
     def expects_another_key(self, depth: int) -> bool:
-        """Return whether the next key comes of an object with others before it, inside `depth` - 1 others."""
+        """Return whether the next key belongs to an object that has other keys already, inside `depth` - 1 others."""
         return self.state is KEY and len(self._open) == depth
 
     @property
     def unreadable_end(self) -> str:
-        """What no text can follow that makes the whole JSON: a bracket that does not fit, behind an open string."""
+        """What makes the JSON invalid whatever follows: a bracket that does not fit, behind an open string."""
         quote = '"' if self.state in (STRING, ESCAPE) else ""
         if self.state is ESCAPE and not self._rest:
             quote = '""'
         return quote + ("]" if self._open[-1] == "{" else "}")
 
     def plain_run(self, text: str, position: int) -> int:
-        """Return where the characters from `position` on end that change nothing, as they are inside a string."""
+        """Return the end of the characters from `position` on that change nothing, as they are inside a string."""
         if self.state is not STRING:
             return position
         match = _PLAIN_RUN.match(text, position)
         return position if match is None else match.end()
 
     def take(self, character: str) -> bool:
-        """Read a character; return whether it fits. If not, the text is not JSON, and the scanner is of no more use."""
+        """Read a character; return whether it fits. If not, the text is not JSON, and the scanner is unusable."""
         state = self.state
         if state is STRING:
             return self._take_in_string(character)
@@ -184,7 +184,7 @@ class Part(Enum):
 
 
 class JsonObjectScanner:
-    """Checks one object, and says where its own keys and values are.
+    """Checks one object, and finds its own keys and values.
 
     Attributes:
         key: The last complete key.
@@ -205,7 +205,7 @@ class JsonObjectScanner:
         return self._scanner.plain_run(text, position)
 
     def take(self, piece: str) -> Part:
-        """Read one character, or a plain run. The end of a number is the character behind it."""
+        """Read one character, or a plain run. A number ends with the character behind it."""
         scanner = self._scanner
         depth, state = scanner.depth, scanner.state
         if not scanner.take(piece[0]):  # in a plain run all characters are alike
@@ -239,7 +239,7 @@ def is_json_object(text: str) -> bool:
 def unreadable_end(beginning: str) -> str:
     """Return what makes the beginning of an object's text unreadable, also for clients that complete such beginnings.
 
-    Some do so with all arguments of a stream, and run the tool with what they got (LangChain's `parse_partial_json`).
+    Some clients do so with all arguments of a stream, and run the tool with them (LangChain's `parse_partial_json`).
     """
     scanner, position = JsonScanner(), 0
     while position < len(beginning):

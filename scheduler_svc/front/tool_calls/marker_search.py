@@ -6,9 +6,9 @@ from functools import lru_cache
 
 
 def find_marker(text: str, markers: Sequence[str]) -> tuple[int, str | None]:
-    """Return where the first marker begins, and which one it is.
+    """Return where the first marker begins, and which marker it is.
 
-    None: the text ends with the beginning of a marker, or there is none, and the place is the end of the text.
+    None: the text ends with the beginning of a marker, or has none; the place is then the end of the text.
     """
     for match in _first_characters(tuple(markers)).finditer(text):
         marker, may_come = match_marker(text, match.start(), markers)

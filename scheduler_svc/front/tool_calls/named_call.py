@@ -8,9 +8,9 @@ from scheduler_svc.front.tool_calls.call_writer import CallWriter
 from scheduler_svc.front.tool_calls.json_calls import JsonCalls
 from scheduler_svc.front.tool_calls.json_scanner import END, JsonScanner
 
-# The longest that a slot may hold; OpenAI's rule for names, and more than any family writes for ids.
+# The longest text of a slot: OpenAI's limit for names, and more than any family writes for ids.
 MAX_SLOT_CHARS = 64
-# Slots, fixed texts and whitespace; each character that comes looks at all of them.
+# Slots, fixed texts and whitespace; each new character is compared with all of them.
 MAX_HEADER_CHARS = 512
 _SLOTS = {Slot.NAME: re.compile(r"[A-Za-z0-9_-]*"), Slot.ID: re.compile(r"[A-Za-z0-9]*")}
 

@@ -18,8 +18,8 @@ from scheduler_svc.front.tool_calls.reasoning import ReasoningParser
 class OutputParser:
     """Parses one output.
 
-    The joined deltas are the same for any split of the text. Calls inside the reasoning are thoughts, but a model that
-    ends its output behind one, and not its reasoning, waits for the result: so the last calls of it are calls as well.
+    The joined deltas are the same for any split of the text. Calls inside the reasoning are thoughts. But a model that
+    ends its output behind such a call, with the reasoning still open, waits for the result: so its last calls count.
 
     Args:
         reasoning: Separates the reasoning; None: there is none.
@@ -35,14 +35,14 @@ class OutputParser:
         self._tool_calls = tool_calls
         self._end_tokens = tuple(filter(None, end_tokens))
         self._tail = ""  # may be an end token
-        self._thoughts: list[str] = []  # the reasoning, where calls may be in it
+        self._thoughts: list[str] = []  # the reasoning, which may contain calls
 
     def feed(self, text: str) -> list[OutputEvent]:
-        """Add text; return what it makes certain."""
+        """Add text; return the events that it makes certain."""
         return self._parse(self._without_tail(text))
 
     def finish(self, *, is_cut: bool = False) -> list[OutputEvent]:
-        """Return the rest: the output has ended; `is_cut`: not by itself, so the model had more to say."""
+        """Return the remaining events: the output has ended; `is_cut`: at a limit, so the model had more to say."""
         events = self._parse("" if self._tail in self._end_tokens else self._tail)
         is_open = self._reasoning is not None and self._reasoning.is_open
         if self._reasoning is not None:
@@ -86,7 +86,7 @@ class OutputParser:
 
 
 def _last_calls(events: Sequence[OutputEvent]) -> list[OutputEvent]:
-    """Return the whole calls that nothing but whitespace follows, with indices from 0."""
+    """Return the whole calls that only whitespace follows, with indices from 0."""
     last: list[ToolCallBegin | ToolCallArguments] = []
     for event in events:
         match event:

@@ -4,8 +4,8 @@
     text   content, up to the next marker
     call   a reader has the text, until the call ends or turns out to be none
 
-What turns out to be no call is content, and the search goes on behind it. Only text that may still become a call or a
-marker waits. Every decision follows from the characters alone, so any split of the text gives the same joined events.
+Text that turns out to be no call is content, and the search goes on behind it. Only text that may still become a call
+or a marker waits. Decisions follow from the characters alone, so any split of the text gives the same joined events.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,9 +22,9 @@ from scheduler_svc.front.tool_calls.named_call import NamedCall
 from scheduler_svc.front.tool_calls.pythonic_calls import PythonicCalls
 from scheduler_svc.front.tool_calls.xml_call import XmlCall
 
-# More whitespace than a template writes between calls is content: a model that writes nothing else must be seen.
+# More whitespace than a template writes between calls is content, so that a model that writes nothing else is seen.
 MAX_GAP_CHARS = 32
-# What is decided at a time: each decision copies what is left of it, and an answer that comes whole has many.
+# Text that is decided at a time: each decision copies the rest of it, and a complete answer needs many.
 _PIECE_CHARS = 512
 _WHITESPACE = " \t\r\n"
 _BARE_STARTS = {JsonBody: ("{", "["), PythonicBody: ("[",)}
@@ -34,9 +34,8 @@ class ToolCallParser:
     """Parses one output.
 
     Args:
-        call_format: How the model writes calls.
-        tools: The tools of the request: the JSON schema of the arguments, by name. A call of another one is content.
-        output_id: Of the output; the ids of its calls derive from it.
+        tools: The JSON schema of the arguments of each tool of the request, by name. Calls of other tools are content.
+        output_id: The output's; the ids of its calls derive from it.
     """
 
     def __init__(
@@ -58,16 +57,16 @@ class ToolCallParser:
         self._events: list[OutputEvent] = []
 
     def feed(self, text: str) -> list[OutputEvent]:
-        """Add text; return what it makes certain."""
+        """Add text; return the events that it makes certain."""
         for start in range(0, len(text), _PIECE_CHARS):
             self._text += text[start : start + _PIECE_CHARS]
             self._decide()
-        self._decide()  # what `finish` has given up
+        self._decide()  # the text that `finish` has given up
         events, self._events = self._events, []
         return merged(events)
 
     def finish(self) -> list[OutputEvent]:
-        """Return the rest: the output has ended."""
+        """Return the remaining events: the output has ended."""
         if self._reader is not None:
             self._reader = None
             self._give_up()
@@ -116,7 +115,7 @@ class ToolCallParser:
         return not may_come
 
     def _begin_call(self, num_chars: int) -> None:
-        """Give a reader what follows the next `num_chars` characters, which belong to the call."""
+        """Give a reader the text behind the next `num_chars` characters, which belong to the call."""
         self._writer.take(self._text[:num_chars])
         self._text = self._text[num_chars:]
         match self._format.body:
@@ -146,11 +145,11 @@ class ToolCallParser:
             self._has_calls |= progress is Progress.DONE
         self._text = text[position:]
         if progress is Progress.FAILED:
-            self._give_up(reader.num_unread)  # what does not fit may begin a marker
+            self._give_up(reader.num_unread)  # text that does not fit may begin a marker
         self._events += self._writer.take_events()
 
     def _give_up(self, num_unread: int = 0) -> None:
-        """What was read is no call: it is content but for its last characters, which are looked at again."""
+        """Make content of what was read, as it is no call, except for its last characters, which are read again."""
         text = self._writer.give_up()
         self._events += self._writer.take_events()
         end = len(text) - num_unread

@@ -3,14 +3,14 @@
 import ast
 import json
 
-# What a text that is deeply nested, too long, or no value at all makes Python raise.
+# What Python raises for a text that is nested too deeply, too long, or no value.
 _NO_VALUE = (ValueError, SyntaxError, MemoryError, RecursionError, TypeError)
 
 
 def value_of(text: str) -> tuple[str, object]:
-    """Return a value as JSON text, and what it is.
+    """Return a value as JSON text, and the value.
 
-    Raises: ValueError: it is neither JSON nor a literal of Python that JSON has.
+    Raises: ValueError: it is neither JSON nor a Python literal that JSON can express.
     """
     try:
         return text, json.loads(text, parse_constant=_refuse)

@@ -27,8 +27,7 @@ class ReasoningParser:
     """Parses one output.
 
     Args:
-        reasoning_format: How the model marks reasoning.
-        starts_inside: The prompt ends with the marker in front; see `opens_reasoning`.
+        starts_inside: Whether the prompt ends with the marker in front; see `opens_reasoning`.
     """
 
     def __init__(self, reasoning_format: ReasoningFormat, *, starts_inside: bool) -> None:
@@ -39,7 +38,7 @@ class ReasoningParser:
 
     @property
     def is_open(self) -> bool:
-        """Whether the marker behind the reasoning has not come."""
+        """Whether the end marker has not come yet."""
         return self._place is _Place.REASONING or (self._place is _Place.BEGINNING and self._is_inside)
 
     def feed(self, text: str) -> tuple[list[OutputEvent], str]:
@@ -69,7 +68,7 @@ class ReasoningParser:
         return [], rest
 
     def _pass_beginning(self) -> None:
-        """Pass over whitespace and the marker in front. Some models write it though the prompt has it already."""
+        """Skip whitespace and the begin marker. Some models write it though the prompt has it already."""
         position, text = 0, self._text
         while True:
             space = _SPACE.match(text, position)

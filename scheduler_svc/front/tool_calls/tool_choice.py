@@ -1,4 +1,4 @@
-"""What a chat request says of tools, checked: `tools`, `tool_choice` and `parallel_tool_calls` of OpenAI's API."""
+"""Checks what a chat request says of tools: `tools`, `tool_choice` and `parallel_tool_calls` of OpenAI's API."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -18,12 +18,12 @@ class RequestedTools:
     """The tools of a request.
 
     Attributes:
-        definitions: As the client sent them; the chat template gets them like this.
+        definitions: As the client sent them, and as the chat template gets them.
         schemas: The JSON schema of each tool's arguments, by name.
-        fields: What errors call each schema.
-        strict: The tools whose arguments are valid by their schema.
+        fields: The name of each schema's field in errors.
+        strict: The tools whose arguments must be valid by their schema.
         forced: The tools of which the model must call one; empty: it may answer.
-        is_parallel: Whether it may call several.
+        is_parallel: Whether the model may call several.
     """
 
     definitions: Sequence[Mapping[str, Any]]
@@ -35,7 +35,7 @@ class RequestedTools:
 
     @property
     def holds(self) -> tuple[str, str] | None:
-        """The field that asks for what only a grammar can hold, and its value; None: none does."""
+        """The field that asks for what only a grammar can enforce, and its value; None: there is none."""
         if self.forced:
             return "tool_choice", '"required"' if len(self.forced) == len(self.schemas) else "a function"
         if self.strict:

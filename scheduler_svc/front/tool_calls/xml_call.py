@@ -6,11 +6,11 @@
     </parameter>
     </function>
 
-The text says nothing of types, so the tool's schema decides which arguments are strings. A string is reported as it
-comes, and any other argument once it is complete: only then does the text say whether it fits its type.
+The text has no types, so the tool's schema decides which arguments are strings. A string is reported as it comes, any
+other argument once it is complete: only then does the text show whether it fits its type.
 
 Models forget the end of an argument. Where the next argument of the schema begins, the one before it is complete. Where
-the whole call seems to end, nobody knows whether these tags are the argument's own text, so the call broke off.
+the whole call seems to end, these tags might be the argument's own text, so the call counts as broken off.
 """
 
 import json
@@ -52,8 +52,6 @@ class XmlCall(CallReader):
     """Reads one call.
 
     Args:
-        writer: Gets the call.
-        body: The tags.
         tools: The schema of each tool's arguments, by the tool's name.
         followers: What may stand behind a call.
     """
@@ -74,7 +72,7 @@ class XmlCall(CallReader):
         self._tag = ""  # what has come of a tag, or of a name
         self._name = ""
         self._types: frozenset[str] = frozenset()  # that the argument may have
-        self._is_string = False  # whatever its text is
+        self._is_string = False  # true or false whatever its text is
         self._value: list[str] = []  # of the argument, unless it is a string
         self._is_at_start = False  # of the value
         self._keys: list[str] = []  # of the arguments so far

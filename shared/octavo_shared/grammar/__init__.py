@@ -1,1 +1,1 @@
-"""Grammars that outputs follow: what they are, and the matcher that fronts refuse by and executors mask by."""
+"""Grammars that outputs follow, and the matcher: fronts refuse requests by it, executors mask tokens by it."""

@@ -1,10 +1,10 @@
-"""A grammar as requests, the step wire and the step log carry it. Pure."""
+"""A grammar as carried by requests, the step wire and the step log. Pure."""
 
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
-# Longest body, in bytes: a compile cannot be cancelled, and its time grows with them.
+# Longest body, in bytes: a compile cannot be cancelled, and its time grows with the body.
 MAX_GRAMMAR_BYTES = 256 * 2**10
 
 
@@ -12,7 +12,7 @@ MAX_GRAMMAR_BYTES = 256 * 2**10
 class Grammar:
     """What an output must follow.
 
-    `body`: UTF-8 JSON, the form that the executor's `matcher_id` stands for; equal bodies are one grammar.
+    `body`: UTF-8 JSON, in the form that the executor's `matcher_id` stands for; equal bodies are one grammar.
     """
 
     body: bytes

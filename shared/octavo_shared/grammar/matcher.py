@@ -1,13 +1,13 @@
-"""Which tokens a grammar allows behind an output: the one place, with `matcher_tokenizer.py`, that knows llguidance.
+"""Which tokens a grammar allows behind an output. Only this and `matcher_tokenizer.py` know llguidance.
 
 The state of a matcher is a function of the output's tokens alone, so an executor can build it anew at any time. Two
-things of the library stand against that, and are dealt with here:
+properties of the library would break that, and are dealt with here:
 
-- A matcher in error allows exactly the end of the sequence, which would look like a finished output. So it is asked for
-  its error after every call, and where it has one there is no mask.
-- How much it may compute at a time depends on what it has computed before, and copies share that. So at an error the
-  matcher is built anew, on its own, with a mask at every position, as if the output had been drawn with it; only what
-  fails then too counts.
+- A matcher in error allows exactly the end of the sequence, which would look like a finished output. So its error is
+  checked after every call, and a matcher in error gives no mask.
+- How much it may compute at a time depends on what it has computed before, and copies share that. So after an error the
+  matcher is built anew, sharing nothing, with a mask at every position, as if the output had been sampled with it; only
+  an error that occurs then too counts.
 """
 
 import threading
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 MaskRow = npt.NDArray[np.uint32]
 
-# What a mask may compute at most: some 4 ms of the lexer and 1 ms of the parser, while others of the step wait. Whoever
-# changes them raises _RULES_VERSION.
+# The most that a mask may compute: some 4 ms of the lexer and 1 ms of the parser, while other rows of the step wait. A
+# change of these numbers requires a higher _RULES_VERSION.
 _STEP_LEXER_FUEL = 50_000
 _STEP_MAX_ITEMS = 25_000
 
 
-# A chain of 20,000 rules took less than 64 MiB. It is address space: what is not used is not there.
+# A chain of 20,000 rules took less than 64 MiB. This is address space: unused memory is not allocated.
 _STACK_BYTES = 256 * 2**20
 _changing_stack_size = threading.Lock()
 
-# What the library says of a token that does not follow; all else that it says of one is about a limit.
+# The library's errors for a token that does not follow the grammar; its other errors are about limits.
 _MISMATCHES = ("doesn't satisfy the grammar", "out of range", "parser stopped")
 
 
 class GrammarError(OctavoServiceError):
-    """An output cannot go on by its grammar; the message is the library's, in one line."""
+    """An output cannot continue by its grammar; the message is the library's, in one line."""
 
 
 class GrammarFailedError(GrammarError):
@@ -60,9 +60,9 @@ class NoTokenAllowedError(GrammarError):
 
 
 def check_grammar(tokenizer: MatcherTokenizer, grammar: Grammar) -> str:
-    """Return why outputs cannot follow a grammar, in the words of its parser and with the place; empty: they can.
+    """Return why outputs cannot follow a grammar, in its parser's words and with the place; empty: they can.
 
-    Takes up to some 0.3 s, mostly far less, and cannot be stopped: call it on a thread. It works on one of its own.
+    Takes up to some 0.3 s, mostly far less, and cannot be stopped: call it in a thread. It works in one of its own.
     """
     if len(grammar.body) > MAX_GRAMMAR_BYTES:
         return f"it has {len(grammar.body)} bytes; the limit is {MAX_GRAMMAR_BYTES}"
@@ -71,9 +71,9 @@ def check_grammar(tokenizer: MatcherTokenizer, grammar: Grammar) -> str:
 
 
 def thread_of_large_stack(name: str) -> ThreadPoolExecutor:
-    """Return a pool of one thread, on whose stack no grammar of `MAX_GRAMMAR_BYTES` overflows.
+    """Return a pool of one thread, whose stack no grammar of `MAX_GRAMMAR_BYTES` overflows.
 
-    The library calls itself for rules that name each other, and an overflow ends the process.
+    The library recurses for rules that name each other, and an overflow ends the process.
     """
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
     with _changing_stack_size:
@@ -86,7 +86,7 @@ def thread_of_large_stack(name: str) -> ThreadPoolExecutor:
 
 
 def reason_against(tokenizer: MatcherTokenizer, grammar: Grammar) -> str:
-    """See `check_grammar`; on this thread, whose stack a hostile grammar may overflow."""
+    """See `check_grammar`; runs on this thread, whose stack a hostile grammar may overflow."""
     try:
         OutputMatcher(tokenizer, grammar).fill_mask(np.zeros(tokenizer.num_mask_words, np.uint32))
     except NoTokenAllowedError:
@@ -97,10 +97,7 @@ def reason_against(tokenizer: MatcherTokenizer, grammar: Grammar) -> str:
 
 
 class OutputMatcher:
-    """Follows one output by a grammar. Not thread-safe.
-
-    Raises: GrammarFailedError: the grammar cannot be compiled.
-    """
+    """Follows one output by a grammar. Not thread-safe. Raises GrammarFailedError: the grammar cannot be compiled."""
 
     def __init__(self, tokenizer: MatcherTokenizer, grammar: Grammar) -> None:
         self._tokenizer = tokenizer
@@ -112,10 +109,10 @@ class OutputMatcher:
         self._is_on_its_own = True  # shares nothing with a copy, and had a mask at every position
 
     def follow(self, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
-        """Consume what an output has beyond what was consumed; what is behind its end is ignored.
+        """Consume the new tokens of an output; tokens behind its end are ignored.
 
         Args:
-            token_ids: All of the output, whose beginning is what was consumed before.
+            token_ids: The whole output, which begins with the tokens consumed before.
 
         Raises: GrammarError: as `fill_mask`.
         """
@@ -136,17 +133,17 @@ class OutputMatcher:
             self._has_ended = True
 
     def fill_mask(self, row: MaskRow) -> None:
-        """Write which tokens may come next: bit i % 32 of word i // 32 stands for token i.
+        """Write the mask of the tokens that may come next: bit i % 32 of word i // 32 stands for token i.
 
-        Behind the end of an output, and where nothing but its end can follow, these are the tokens that end it.
+        Behind the end of an output, and where only its end can follow, these are the tokens that end it.
 
         Args:
             row: [num_mask_words], contiguous.
 
         Raises:
-            NoTokenAllowedError: none.
-            GrammarLimitError: see there.
-            GrammarFailedError: what was followed is not of the grammar.
+            NoTokenAllowedError: no token may come.
+            GrammarLimitError: see `GrammarLimitError`.
+            GrammarFailedError: the output does not follow the grammar.
         """
         if self._has_ended:
             row[:] = 0

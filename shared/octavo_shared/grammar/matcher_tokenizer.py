@@ -1,7 +1,7 @@
-"""A model's tokenizer as the matcher of grammars reads it: which kinds it can read, under which name, and the load.
+"""A model's tokenizer as the matcher of grammars loads it: which types it can read, and the id of the result.
 
-Read next: `matcher.py`. Nothing here is loaded before somebody asks for it: llguidance and tokenizers are imported by
-the functions that use them.
+Read next: `matcher.py`. Nothing is loaded here until it is needed: the functions that use llguidance and tokenizers
+import them.
 """
 
 import functools
@@ -19,7 +19,7 @@ from octavo_shared.step_wire.executor_info import TokenizerFile
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Raised by whoever changes which tokens a grammar allows: the limits of `matcher.py`, or what is done at them.
+# Raise it with every change of the tokens that a grammar allows: of the limits of `matcher.py`, or of what they cause.
 _RULES_VERSION = 1
 
 # llguidance marks special tokens by this byte, which no UTF-8 text has, and leaves it out of a token's bytes.
@@ -36,8 +36,8 @@ class MatcherTokenizer:
     Attributes:
         matcher_id: Matchers of equal ids allow the same tokens.
         vocab_size: Width of the logits.
-        eos_token_ids: What ends an output, ascending.
-        loaded: That of llguidance.
+        eos_token_ids: The tokens that end an output, ascending.
+        loaded: llguidance's tokenizer.
     """
 
     def __init__(self, matcher_id: str, vocab_size: int, eos_token_ids: tuple[int, ...], loaded: "LLTokenizer") -> None:
@@ -56,11 +56,11 @@ class MatcherTokenizer:
         """Load a tokenizer; it takes half a second, and 61 MiB, at 49,152 tokens.
 
         Args:
-            tokenizer_files: Of the model.
-            eos_token_ids: What ends an output.
+            tokenizer_files: The model's.
+            eos_token_ids: The tokens that end an output.
             vocab_size: Width of the logits.
 
-        Raises: UnsupportedTokenizerError: llguidance is missing, or cannot read it, or reads other bytes than we do.
+        Raises: UnsupportedTokenizerError: llguidance is missing, cannot read it, or reads other bytes than we do.
         """
         matcher_id = matcher_id_of(tokenizer_files, eos_token_ids, vocab_size)
         from llguidance import LLTokenizer
@@ -76,7 +76,7 @@ class MatcherTokenizer:
 
 
 def matcher_id_of(tokenizer_files: Sequence[TokenizerFile], eos_token_ids: Sequence[int], vocab_size: int) -> str:
-    """Return the id of the matchers of a tokenizer, which need not be loaded for that.
+    """Return the id of the matchers of a tokenizer, which need not be loaded for this.
 
     Raises: UnsupportedTokenizerError: there can be none; see `MatcherTokenizer.load`.
     """
@@ -118,7 +118,7 @@ def _tokenizer_json(tokenizer_files: Sequence[TokenizerFile]) -> str:
 
 
 def _require_known_kind(text: str, vocab_size: int) -> None:
-    """Raise UnsupportedTokenizerError for kinds whose tokens have no bytes of their own, and for too many tokens."""
+    """Raise UnsupportedTokenizerError for types whose tokens have no bytes of their own, and for too many tokens."""
     try:
         described = json.loads(text)
         model, decoder = _kind(described["model"]), described.get("decoder") or {}
@@ -140,7 +140,7 @@ def _require_known_kind(text: str, vocab_size: int) -> None:
 
 
 def _kind(part: Mapping[str, Any]) -> str:
-    # Old files do not name the kind of a model; those with merges are BPE.
+    # Old files do not name the type of a model; those with merges are BPE.
     return str(part.get("type") or ("BPE" if "merges" in part else ""))
 
 

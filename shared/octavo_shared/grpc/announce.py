@@ -1,9 +1,9 @@
-"""Peers say "I am here" to those who look for them by name, so that these look now, not when a cache has forgotten.
+"""Processes announce themselves to the peers that look for them by name, which then need not wait for a DNS cache.
 
     executor ── Announce ──> scheduler ── Announce ──> front
 
-Nothing is trusted: the message is empty, the address is that of the connection, and `Membership.look_for` believes DNS
-alone. What comes too often costs nothing and is answered all the same.
+Nothing is trusted: the message is empty, the address is the connection's, and `Membership.look_for` believes DNS
+alone. Calls that come too often cost nothing and are answered all the same.
 """
 
 import asyncio
@@ -25,26 +25,22 @@ from octavo_shared.process.events import Event
 
 log = logging.getLogger(__name__)
 
-# Between two announcements of a peer that nobody uses, and of one that is used, in seconds.
+# Time between two announcements of a process that no peer uses, and of one that is used, in seconds.
 UNUSED_INTERVAL_S = 2.0
 USED_INTERVAL_S = 30.0
-# How soon one that is not used any more says so, in seconds.
+# How soon a process announces that it is no longer used, in seconds.
 LOOK_INTERVAL_S = 0.5
 CALL_TIMEOUT_S = 1.0
 
-# Look-ups for announcements: at most so many at a time, one in so many seconds for one IP address, and of so many
-# addresses it is known when.
+# Limits of look-ups for announcements: how many at a time, seconds between two for one IP address, and for how many
+# addresses the last time is remembered.
 MAX_LOOK_UPS = 8
 ONE_IN_S = 1.0
 MAX_HOSTS = 256
 
 
 class Announcements(pb_grpc.DiscoveryServiceServicer):
-    """Takes announcements, and has memberships look for the peers.
-
-    Args:
-        memberships: Returns those of this process.
-    """
+    """Takes announcements, and has memberships look for the peers."""
 
     def __init__(self, memberships: Callable[[], Iterable[Membership]]) -> None:
         self._memberships = memberships
@@ -54,7 +50,7 @@ class Announcements(pb_grpc.DiscoveryServiceServicer):
     async def Announce(  # noqa: N802
         self, request: pb.AnnounceRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.AnnounceResponse:
-        """Look for the caller, unless too much is looked for."""
+        """Look for the caller, unless too many look-ups run."""
         host = peer_address(context).rpartition(":")[0].strip("[]").removeprefix("::ffff:")
         if self._may_look_for(host):
             task = self._under_way[host] = asyncio.create_task(self._look_for(host), name="announced")
@@ -78,12 +74,10 @@ class Announcements(pb_grpc.DiscoveryServiceServicer):
 
 
 class Announcer:
-    """Says to those who look for this process that it is ready.
+    """Announces to peers that this process is ready.
 
     Args:
-        targets: Where they take announcements: `host:port`, or `dns:///name:port` for every address of the name.
-        is_used: Whether any of them uses this process.
-        resolve: Looks a name up.
+        targets: Where peers take announcements: `host:port`, or `dns:///name:port` for every address of the name.
     """
 
     def __init__(self, targets: Sequence[str], is_used: Callable[[], bool], resolve: Resolve = resolve) -> None:
@@ -92,7 +86,7 @@ class Announcer:
         self._resolve = resolve
 
     async def run(self) -> None:
-        """Announce, at once, again and again, and soon after nobody uses it any more; until cancelled."""
+        """Announce at once, again and again, and soon after the last peer stops using this process; until cancelled."""
         said_at_s, was_used = -math.inf, False
         while self._targets:
             is_used, now_s = self._is_used(), monotonic_s()

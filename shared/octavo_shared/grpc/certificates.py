@@ -1,7 +1,7 @@
-"""Reads and checks PEM files: certificates, private keys, authorities. What is wrong is one sentence with the fix.
+"""Reads and checks PEM files: certificates, private keys, authorities. Errors are one sentence with the fix.
 
-gRPC itself takes any bytes and refuses every connection later, without saying why. Nothing imports cryptography before
-there is a file to read: a start without TLS is faster by it. Read next: `octavo_shared/grpc/tls.py`.
+gRPC itself takes any bytes and later refuses every connection, without saying why. cryptography is imported only once
+there is a file to read, so that a start without TLS is fast. Read next: `octavo_shared/grpc/tls.py`.
 """
 
 from dataclasses import dataclass
@@ -30,10 +30,7 @@ class PemFile:
     path: Path
 
     def read(self) -> bytes:
-        """Return the content.
-
-        Raises: TlsFileError: it cannot be read.
-        """
+        """Return the content. Raises TlsFileError: the file cannot be read."""
         try:
             return self.path.read_bytes()
         except OSError as error:
@@ -50,9 +47,9 @@ class CertificatePair:
     """A certificate with its chain and its private key, checked.
 
     Attributes:
-        cert: PEM, the own certificate first.
+        cert: PEM, the service's certificate first.
         key: PEM.
-        not_after_s: When the own certificate expires, in seconds of Unix time.
+        not_after_s: When the service's certificate expires, in seconds of Unix time.
     """
 
     cert: bytes

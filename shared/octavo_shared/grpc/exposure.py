@@ -1,4 +1,4 @@
-"""Warns of ports that others can reach and that do not ask who calls, and of secrets that others can read."""
+"""Warns of ports that other machines can reach without authentication, and of secrets that other users can read."""
 
 import logging
 import stat
@@ -14,8 +14,8 @@ _logger = logging.getLogger(__name__)
 
 
 def warn_if_others_can_read(flag: str, path: Path) -> None:
-    """Say in the log that every user of the machine can read a secret. Its group may: in Kubernetes that is the pod."""
-    with suppress(OSError):  # whoever reads it says so
+    """Log that every user of the machine can read a secret. Its group may: in Kubernetes that is the pod."""
+    with suppress(OSError):  # the reader of the file reports it
         if path.stat().st_mode & stat.S_IROTH:
             fix = f"chmod o-r {path}"
             _logger.warning(Event("secret_readable_by_others", flag=flag, file=str(path), fix=fix))
@@ -24,14 +24,14 @@ def warn_if_others_can_read(flag: str, path: Path) -> None:
 def warn_if_exposed(
     service: str, ports: Mapping[str, str], *, is_encrypted: bool, knows_clients: bool, how_to_know_clients: str
 ) -> None:
-    """Say in the log, and as a sentence on stderr, which ports lack protection, and what to do.
+    """Log, and print as a sentence on stderr, which ports lack protection, and what to do.
 
     Args:
         service: Name of the service.
         ports: Address of each port, host:port, by the flag that sets it.
-        is_encrypted: Whether they speak TLS.
-        knows_clients: Whether they take calls of known clients only.
-        how_to_know_clients: The advice if they do not, beginning with a verb.
+        is_encrypted: Whether the ports speak TLS.
+        knows_clients: Whether the ports take calls of known clients only.
+        how_to_know_clients: The advice if not, beginning with a verb.
     """
     if is_encrypted and knows_clients:
         return
@@ -46,5 +46,5 @@ def warn_if_exposed(
             advice = f"set --tls-cert and --tls-key, or {local_address_advice(flag)}"
         if warning := exposure_warning(service, flag, address, lack=lack, advice=advice):
             _logger.warning(Event(event, flag=flag, address=address, advice=advice))
-            if not isinstance(sys.stderr, JsonLines):  # the event has said it to whoever collects logs
+            if not isinstance(sys.stderr, JsonLines):  # the event has told log collectors
                 print(warning, file=sys.stderr)

@@ -1,8 +1,8 @@
 """The metrics that every service has: its gRPC calls, and its certificate.
 
-Calls have the metrics' names that gRPC's own middleware for Go and Java gives them. `CallMetrics` stands around
-everything else, the mapping of errors to statuses included, so that it counts the code that the client gets. It keeps
-plain numbers by method and code; a message of a stream costs one addition. Methods that nobody serves get no label:
+The metrics of calls have the names of gRPC's own middleware for Go and Java. `CallMetrics` stands outside everything
+else, including the mapping of errors to statuses, so it counts the code that the client gets. It keeps
+plain numbers by method and code; a message of a stream costs one addition. Unknown methods get no label:
 clients could make up any number of them.
 """
 
@@ -50,7 +50,7 @@ _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.Statu
 
 
 class CallMetrics(HandlerInterceptor):
-    """Counts the calls of all ports that it stands before.
+    """Counts the calls of all ports that use it.
 
     Args:
         clock: Monotonic time in seconds.
@@ -101,7 +101,7 @@ class CallMetrics(HandlerInterceptor):
         yield HANDLING.histogram_family({labels: method.handling for labels, method in methods.items()})
 
     def _counts_of(self, full_name: str, handler: Handler) -> _Method:
-        """Return the numbers of a method, which is served."""
+        """Return the numbers of a method that is served."""
         _, service, name = full_name.split("/", 2)
         labels = (_type_of(handler), service, name)
         if labels not in self._methods:
@@ -116,7 +116,7 @@ def service_families(calls: CallMetrics, tls: ServerTls | None) -> Iterator[Fami
 
 
 class _Method:
-    """The numbers of one method."""
+    """The counts of one method."""
 
     __slots__ = ("handling", "num_handled", "num_received", "num_sent", "num_started")
 
@@ -129,7 +129,7 @@ class _Method:
 
 
 class _CountingContext:
-    """A call's context that counts what is written. All else is the context's."""
+    """A call's context that counts the messages written."""
 
     __slots__ = ("_context", "num_messages")
 
@@ -146,7 +146,7 @@ class _CountingContext:
 
 
 class _CountedRequests:
-    """The requests of a stream, counted as they are taken."""
+    """The requests of a stream, counted as they are read."""
 
     __slots__ = ("_iterator", "_requests", "num_messages")
 
@@ -159,7 +159,7 @@ class _CountedRequests:
         return self
 
     async def __anext__(self) -> Any:
-        if self._iterator is None:  # a call that is refused before it reads must not begin to: gRPC complains
+        if self._iterator is None:  # a refused call must not begin to read: gRPC complains
             self._iterator = aiter(self._requests)
         message = await anext(self._iterator)
         self.num_messages += 1
@@ -173,14 +173,14 @@ def _type_of(handler: Handler) -> str:
 
 
 def _code_of(context: Context, otherwise: grpc.StatusCode = grpc.StatusCode.OK) -> grpc.StatusCode:
-    """Return the code that the call was ended with; `otherwise`: nobody said one."""
-    said: grpc.StatusCode | int | None = context.code()  # more than its type says
+    """Return the code that the call was ended with; `otherwise`: none was set."""
+    said: grpc.StatusCode | int | None = context.code()  # the type stub is too narrow
     code = _CODES.get(said, grpc.StatusCode.UNKNOWN) if isinstance(said, int) else said
     return otherwise if code in (None, grpc.StatusCode.OK) else code
 
 
 def _code_of_cancelled(context: Context) -> grpc.StatusCode:
-    """Return what a client has seen whose call gRPC cancelled: its deadline has passed, or it left."""
+    """Return the code that the client of a cancelled call saw: its deadline has passed, or it left."""
     remaining_s = context.time_remaining()
     if remaining_s is not None and remaining_s <= 0:
         return grpc.StatusCode.DEADLINE_EXCEEDED

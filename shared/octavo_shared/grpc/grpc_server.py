@@ -1,7 +1,7 @@
-"""The gRPC ports of a process: each a server with health and reflection, all of them with one end.
+"""The gRPC ports of a process: each a server with health and reflection, all of them stopped together.
 
-`GrpcServer` is one port. `Ports` are all of a process: the main one, which takes work, and those beside it
-(operators, probes). `shut_down` is the order of the end.
+`GrpcServer` is one port. `Ports` are all ports of a process: the main one, which takes work, and those beside it
+(operators, probes). `shut_down` stops them in order.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ from octavo_shared.process.events import Event
 
 _logger = logging.getLogger(__name__)
 
-# A connection that has not shown by then that it speaks HTTP/2, or TLS, is closed.
+# A connection that has not spoken HTTP/2, or TLS, by then is closed.
 HANDSHAKE_TIMEOUT_MS = 10_000
 
-# One without a call for so long is closed: clients open another when they need it.
+# A connection without a call for this long is closed: clients open another when they need it.
 _MAX_IDLE_MS = 600_000
 
-# Clients look a name up again when a connection ends: so those of the ports where they call are ended at this age, and
-# processes that come get their share of clients that are there. Calls that run on it go on to their end.
+# Clients look a name up again when a connection ends. So connections of clients end at this age, and new processes get
+# their share of existing clients. Running calls go on to their end.
 CLIENT_CONNECTION_AGE_MS = 30_000
 
-# Time after which a start is worth a word, in seconds: the first attempts to connect have had their answers.
+# Time after which a start is worth a message, in seconds: the first attempts to connect have been answered.
 SILENCE_S = 2.0
 
 # A probe's messages hold a service's name.
@@ -50,15 +50,15 @@ class GrpcServer:
         max_message_bytes: Limit of one message, in and out.
         max_request_bytes: Limit of one message from outside; None: the same.
         service_names: Full names of the own services, for reflection; none: there is no reflection.
-        health: What it says of the process; by default a health of its own.
-        credentials: Speak TLS with these; None: plaintext.
-        interceptors: Around every call, the first one outermost; what they refuse they end themselves, by `abort`
-            of `octavo_shared/grpc/grpc_status.py`.
-        readers: Inside of all others, where the request is decoded.
-        call_metrics: Around all of them: counts the calls by the status that they end with; None: nobody counts.
-        flag: The setting that `listen` comes from, for people.
-        is_shared: Whether other processes of ours bind the port too, and the kernel deals connections to all.
-        max_connection_age_ms: Age at which a connection takes no more calls; None: none.
+        health: The health that it reports; by default its own.
+        credentials: TLS credentials; None: plaintext.
+        interceptors: Around every call, the first one outermost; they end the calls that they refuse with `abort` of
+            `octavo_shared/grpc/grpc_status.py`.
+        readers: Interceptors inside of all others, where the request is decoded.
+        call_metrics: Outside of all others: counts the calls by their final status; None: calls are not counted.
+        flag: The setting that has `listen`, for errors.
+        is_shared: Whether our other processes bind the port too, so that the kernel deals connections to all.
+        max_connection_age_ms: Age at which a connection takes no more calls; None: no limit.
     """
 
     def __init__(
@@ -94,10 +94,7 @@ class GrpcServer:
             reflection.enable_server_reflection(reflected, self.server)  # type: ignore[no-untyped-call]
 
     async def start(self) -> str:
-        """Bind and serve; return the bound address, host:port.
-
-        Raises: AddressError: it cannot be bound.
-        """
+        """Bind and serve; return the bound address, host:port. Raises AddressError: it cannot be bound."""
         try:
             if self._credentials is None:
                 port = self.server.add_insecure_port(self._listen)
@@ -111,11 +108,11 @@ class GrpcServer:
         return self._listen if is_path else f"{self._listen.rpartition(':')[0]}:{port}"
 
     async def set_ready(self, ready: bool) -> None:
-        """Say through health whether the process takes work."""
+        """Set, in health, whether the process takes work."""
         await self.health.set_ready(ready)
 
     def leave(self) -> None:
-        """Nothing: connections of clients have an age."""
+        """Do nothing: connections of clients have an age."""
 
     async def stop(self, grace_s: float) -> None:
         """Stop taking calls; end those still running after `grace_s` seconds."""
@@ -123,16 +120,13 @@ class GrpcServer:
 
 
 class Port(Protocol):
-    """What serves on one address: `GrpcServer`, or `MetricsServer` over HTTP."""
+    """A port: `GrpcServer`, or `MetricsServer` over HTTP."""
 
     async def start(self) -> str:
-        """Bind and serve; return the bound address, host:port.
-
-        Raises: AddressError: it cannot be bound.
-        """
+        """Bind and serve; return the bound address, host:port. Raises AddressError: it cannot be bound."""
 
     def leave(self) -> None:
-        """Go on, and have clients connect elsewhere from now on."""
+        """Go on serving, and have clients connect elsewhere from now on."""
 
     async def stop(self, grace_s: float) -> None:
         """Stop taking calls; end those still running after `grace_s` seconds."""
@@ -142,11 +136,10 @@ class Ports:
     """All ports of a process.
 
     Args:
-        main: The gRPC port that takes work.
-        others: Those beside it, by the name that the log has for them; they answer until the main one has ended.
+        others: The ports beside it, by their names in the log; they answer until the main one has ended.
 
     Attributes:
-        other_addresses: Where the others are bound, host:port, by name.
+        other_addresses: The bound addresses of the others, host:port, by name.
     """
 
     def __init__(self, main: GrpcServer, others: Mapping[str, Port]) -> None:
@@ -157,7 +150,7 @@ class Ports:
     async def start(self) -> str:
         """Bind and serve, not ready yet; return the main address, host:port.
 
-        Raises: AddressError: one cannot be bound; then none is.
+        Raises: AddressError: an address cannot be bound; then none is.
         """
         async with AsyncExitStack() as at_failure:
             for name, server in self._others.items():
@@ -168,11 +161,11 @@ class Ports:
         return address
 
     async def set_ready(self, ready: bool) -> None:
-        """Say through health whether the process takes work."""
+        """Set, in health, whether the process takes work."""
         await self._main.set_ready(ready)
 
     async def leave(self) -> None:
-        """Go on, not ready, and have clients connect elsewhere from now on."""
+        """Go on serving, not ready, and have clients connect elsewhere from now on."""
         await self._main.health.leave()
         for server in self._others.values():
             server.leave()
@@ -186,7 +179,7 @@ class Ports:
 
 
 def probe_server(listen: str, health: Health, announcements: Announcements | None = None) -> GrpcServer:
-    """Return a plaintext server with health, and what takes announcements: the probes of Kubernetes speak no TLS."""
+    """Return a plaintext server with health, which also takes announcements: probes of Kubernetes speak no TLS."""
     server = GrpcServer(
         listen=listen, max_message_bytes=_PROBE_MESSAGE_BYTES, service_names=(), health=health, flag="--health-listen"
     )
@@ -196,7 +189,7 @@ def probe_server(listen: str, health: Health, announcements: Announcements | Non
 
 
 async def leave(ports: Ports, reason: str, delay_s: float, until: Awaitable[object] | None = None) -> None:
-    """Work on for a while, or until something, with everybody told to go elsewhere (`shutdown_delay_s`)."""
+    """Go on working for a while, or until something, while clients are told to go elsewhere (`shutdown_delay_s`)."""
     if delay_s:
         _logger.info(Event("leaving", reason=reason, delay_s=delay_s))
         await ports.leave()
@@ -206,9 +199,9 @@ async def leave(ports: Ports, reason: str, delay_s: float, until: Awaitable[obje
 
 
 async def shut_down(ports: Ports, reason: str, *, drain: Callable[[], Awaitable[None]], grace_s: float) -> bool:
-    """End in order: not ready, drain, stop the servers.
+    """Stop in order: not ready, drain, stop the servers.
 
-    `drain` and the calls that it leaves behind share `grace_s` seconds. Returns whether `drain` ended
+    `drain` and the calls that remain after it share `grace_s` seconds. Returns whether `drain` ended
     in that time.
     """
     _logger.info(Event("stopping", reason=reason, grace_s=grace_s))
@@ -232,7 +225,7 @@ def announce_listening(
 ) -> None:
     """Print on stdout where a service takes calls: a line for each port beside the main one, whose line is last.
 
-    The main one does not serve yet: the line says what that waits for. A parent process learns the address from it.
+    The main one does not serve yet: its line says what it waits for. A parent process reads the address there.
     """
     for name, port in other_addresses.items():
         print(f"octavo {service} serving {name} on {port}", flush=True)
@@ -242,7 +235,7 @@ def announce_listening(
 async def announce_when_ready(
     service: str, address: str, wait_until_ready: Callable[[], Awaitable[object]], why_not: Callable[[], str]
 ) -> None:
-    """Say on stdout that a service takes work, once it does; if that takes long, what keeps it."""
+    """Print on stdout that a service takes work, once it does; if that takes long, print the reason."""
     try:
         async with asyncio.timeout(SILENCE_S):
             await wait_until_ready()

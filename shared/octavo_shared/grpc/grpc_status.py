@@ -1,7 +1,7 @@
 """The one table from the error tree to gRPC status, and the interceptor that applies it.
 
-Servicers raise errors of `octavo_shared/errors.py` and never call `context.abort`. `StatusInterceptor`
-stands around every handler of a server, decodes its request and ends the call with the status below. Details that a
+Servicers raise errors of `octavo_shared/errors.py` and never call `context.abort`. `StatusInterceptor` wraps
+every handler of a server, decodes its request and ends the call with the status below. Details that a
 program can use travel as `google.rpc.Status` in the trailing metadata `grpc-status-details-bin`.
 Read next: `octavo_shared/grpc/grpc_server.py`, which installs the interceptor.
 """
@@ -57,7 +57,7 @@ from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.message_bytes import decode
 
-# What gRPC's core says when no address of a name took the connection; the reason is at the end.
+# gRPC's text when no address of a name took the connection; the reason is at the end.
 _NO_CONNECTION = re.compile(
     r"failed to connect to all addresses; last error: (?:[A-Z_]+: \S+: )?"
     r"(?:Failed to connect to remote host: (?:connect: )?)?(?P<reason>.+?)(?: \(\d+\))?"
@@ -67,7 +67,7 @@ _NO_CONNECTION = re.compile(
 _MAX_MESSAGE_CHARS = 1000
 _MAX_INTERNAL_MESSAGE_CHARS = 300
 
-# From one line about bytes that are no request of a method to the next one, in seconds.
+# Least time between two log lines about bytes that are no request of a method, in seconds.
 _MALFORMED_INTERVAL_S = 10.0
 
 _logger = logging.getLogger(__name__)
@@ -105,14 +105,14 @@ def status_code(error: BaseException) -> grpc.StatusCode:
 def rpc_status(error: Exception) -> status_pb2.Status:
     """Return the code, message and details of an error as `google.rpc.Status`.
 
-    The message of an error outside our tree is its class and first line: what else it holds may be
+    The message of an error outside our tree is its class and first line: the rest may be
     internals or a user's text.
     """
     code: int = status_code(error).value[0]
     status = status_pb2.Status(code=code, message=_message(error))
     for detail in _details(error):
         status.details.add().Pack(detail)
-    # Tells this status from one that gRPC makes up when a connection breaks.
+    # Tells this status from a status that gRPC makes up when a connection breaks.
     reasons = {LostTooOftenError: LOST_TOO_OFTEN, DrainingError: DRAINING}
     reason = reasons.get(type(error), status_code(error).name)
     origin = error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN)
@@ -127,9 +127,9 @@ async def abort(context: Context, error: Exception) -> Never:
 
 
 class StatusInterceptor(HandlerInterceptor):
-    """Ends every call that raised with the status of the error; logs the unexpected ones.
+    """Ends every call that raised with the status of the error; logs unexpected errors.
 
-    Requests are decoded in here, behind whatever asks who calls: bytes that are none end the call in the same way.
+    Requests are decoded here, after the caller was checked: malformed bytes end the call in the same way.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class StatusInterceptor(HandlerInterceptor):
 
 
 class _Malformed:
-    """Tells the log of calls of one method whose bytes are no message, in few lines: anybody can make any number."""
+    """Logs, in few lines, calls of one method with malformed requests: any client can make any number of them."""
 
     def __init__(self) -> None:
         self._num_calls = 0  # since the last line
@@ -199,13 +199,13 @@ def _details(error: Exception) -> Sequence[Message]:
 
 
 def is_refused(error: grpc.aio.AioRpcError) -> bool:
-    """Return whether a call found no connection because nobody listens at the address; gRPC says it in words only."""
+    """Return whether a call found no connection because no process listens there; gRPC says it in words only."""
     match = _NO_CONNECTION.fullmatch(error.details() or "")
     return match is not None and match["reason"] == "Connection refused"
 
 
 def failure_text(error: grpc.aio.AioRpcError) -> str:
-    """Return why a call failed, for people: its status, and the reason without gRPC's account of all it tried."""
+    """Return why a call failed, for people: its status, and the reason without gRPC's list of attempts."""
     details = error.details() or "no message was given"
     match = _NO_CONNECTION.fullmatch(details)
     if match is not None:

@@ -1,4 +1,4 @@
-"""What grpc.health.v1 says of a process, on each of its ports.
+"""The answers of grpc.health.v1 for a process, on each of its ports.
 
 Health has two names besides those of the services: `liveness` (the process answers) and `readiness` (it
 takes work). The empty name and every own service follow readiness.
@@ -19,7 +19,7 @@ class Health:
     """The health of one process. Alive from the start, not ready until `set_ready`.
 
     Args:
-        service_names: Full names of the own services.
+        service_names: Full names of the process's services.
     """
 
     def __init__(self, service_names: Sequence[str]) -> None:
@@ -32,12 +32,12 @@ class Health:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)  # type: ignore[no-untyped-call]
 
     async def leave(self) -> None:
-        """Not be ready any more, whatever is said later: the process ends."""
+        """Stop being ready, whatever is set later: the process ends."""
         self._is_leaving = True
         await self.set_ready(False)
 
     async def set_ready(self, ready: bool) -> None:
-        """Say whether the process takes work."""
+        """Set whether the process takes work."""
         ready &= not self._is_leaving
         statuses = health_pb2.HealthCheckResponse
         await self._servicer.set(LIVENESS, statuses.SERVING)
@@ -45,7 +45,7 @@ class Health:
             await self._servicer.set(name, statuses.SERVING if ready else statuses.NOT_SERVING)
 
     def end_watches(self) -> None:
-        """End all calls of Watch, which go on for ever by themselves: a server that stops would wait for them."""
+        """End all calls of Watch, which never end by themselves: a server that stops would wait for them."""
         self._servicer.is_over.set()
 
 

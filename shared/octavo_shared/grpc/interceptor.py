@@ -1,6 +1,6 @@
-"""What an interceptor of ours does with the handler of a call.
+"""The base of our gRPC interceptors.
 
-`grpc.aio.ServerInterceptor` gives an interceptor a way to the handler, and no way to wrap one that works for unary
+`grpc.aio.ServerInterceptor` gives an interceptor a way to the handler, but no way to wrap it that works for unary
 calls and streams alike. `HandlerInterceptor` does.
 """
 
@@ -21,7 +21,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class HandlerInterceptor(grpc.aio.ServerInterceptor):
-    """Stands around the handlers of a server."""
+    """Wraps the handlers of a server."""
 
     async def intercept_service(
         self,
@@ -38,7 +38,7 @@ class HandlerInterceptor(grpc.aio.ServerInterceptor):
 
 
 def handler_parts(handler: Handler) -> tuple[Callable[..., Any], Callable[..., Handler]]:
-    """Return the function behind a handler and what makes a handler of its kind."""
+    """Return the function behind a handler, and what makes a handler of its type."""
     kinds: dict[tuple[bool, bool], tuple[Any, Callable[..., Handler]]] = {
         (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
         (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),

@@ -1,10 +1,10 @@
-"""Which peers there ought to be, executors or engines: a list of addresses, and DNS names that stand for several.
+"""The peers that there should be, executors or engines: a list of addresses, and DNS names for several addresses each.
 
 A target is `host:port`, taken as it is, or `dns:///name:port`, which is looked up again and again: every
 address that the name has is a peer (a headless Service of Kubernetes names its pods so). A name
-that cannot be looked up keeps the addresses it had: a name server that fails must not end peers
-that work. Nor does one look-up that misses a peer that answers: name servers have a cache each, so one
-of them may name a peer that the next one does not know yet.
+that cannot be looked up keeps its addresses: a failing name server must not end working peers.
+Nor does one look-up that misses a peer that answers: each name server has a cache of its own, so one
+may name a peer that the next one does not know yet.
 """
 
 import asyncio
@@ -20,24 +20,21 @@ log = logging.getLogger(__name__)
 
 DNS_SCHEME = "dns:///"
 
-# How long the addresses that are known wait for a name server, in seconds; it is waited for beside them.
+# How long known addresses wait for a name server, in seconds; it is waited for beside them.
 LOOK_UP_S = 1.0
 
-# How long a peer that answers stays one while no look-up names it, in seconds: what the DNS of Kubernetes says of a
-# headless Service is true for 30 s, a cache may keep it 30 s more, and some room.
+# How long a peer that answers stays one while no look-up names it, in seconds: the DNS of Kubernetes is right about a
+# headless Service for 30 s, a cache may keep the answer 30 s more, and some room.
 FORGET_AFTER_S = 90.0
 
-# How long one that has announced itself has to answer, in seconds, if look-ups do not name it yet.
+# How long an announced peer has to answer, in seconds, if look-ups do not name it yet.
 ANNOUNCED_S = 10.0
 
 Resolve = Callable[[str, int], Awaitable[set[str]]]
 
 
 async def resolve(name: str, port: int) -> set[str]:
-    """Return the addresses, host:port, that a name has now.
-
-    Raises: OSError: it cannot be looked up.
-    """
+    """Return the addresses, host:port, that a name has now. Raises OSError: it cannot be looked up."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     hosts = {str(address[0]) for _, _, _, _, address in found}
@@ -45,9 +42,9 @@ async def resolve(name: str, port: int) -> set[str]:
 
 
 def host_of_name(targets: Sequence[str]) -> str | None:
-    """Return the first name among targets without its port: certificates have names, and peers are dialled by address.
+    """Return the first name among targets without its port; None: there is no name.
 
-    None: there is no name.
+    Certificates have names, and peers are dialled by address.
     """
     names = (target.removeprefix(DNS_SCHEME) for target in targets if target.startswith(DNS_SCHEME))
     return next((name.rpartition(":")[0] for name in names), None)
@@ -59,7 +56,6 @@ class Membership:
     Args:
         targets: `host:port` or `dns:///name:port`.
         interval_s: How often names are looked up.
-        resolve: Looks a name up.
         forget_after_s: See FORGET_AFTER_S.
 
     Attributes:
@@ -79,7 +75,7 @@ class Membership:
         self._resolve = resolve
         self._forget_after_s = forget_after_s
         self._changed = asyncio.Event()  # by an announcement
-        self._announced_at_s: dict[str, float] = {}  # by address: such a peer has a moment to answer
+        self._announced_at_s: dict[str, float] = {}  # by address: an announced peer has a moment to answer
         self._answers: Callable[[str], bool] = lambda _: False
         # By name and address: since when look-ups miss it; None: the last one named it.
         self._missed_since_s: dict[str, dict[str, float | None]] = {name: {} for name in self._names}
@@ -87,7 +83,7 @@ class Membership:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses as last seen, none twice: the list first, in its order, then those of the names."""
+        """The addresses as last seen, without repetition: the list first, in its order, then those of the names."""
         named = sorted(set().union(*self._missed_since_s.values()) - set(self._static))
         return [*dict.fromkeys(self._static), *named]
 
@@ -96,7 +92,7 @@ class Membership:
     ) -> None:
         """Await `on_change` with the addresses now and whenever they change.
 
-        `answers` says whether the peer at an address is there: then it is kept for `forget_after_s`.
+        `answers` says whether the peer at an address answers: then it is kept for `forget_after_s`.
         Returns at once if there is no name to look up, since nothing can change; else until cancelled.
         """
         self._answers = answers
@@ -131,13 +127,13 @@ class Membership:
                 task.cancel()
 
     async def look_for(self, host: str) -> None:
-        """A peer at this IP address says that it is there: add it if DNS has it under a name, else look the names up.
+        """Add the peer that announced itself from this IP address, if DNS has it under a name; else look the names up.
 
-        `10-0-0-5.NAME` is asked for: the DNS of Kubernetes answers that for each endpoint of a headless Service, and no
-        cache has been asked it before.
+        `10-0-0-5.NAME` is looked up: the DNS of Kubernetes answers it for each endpoint of a headless Service, and no
+        cache has it yet.
         """
         if any(address.rpartition(":")[0].strip("[]") == host for address in self.addresses):
-            return  # whoever dials it tries again soon
+            return  # it is dialled again soon anyway
         for name in self._names:
             service, _, port = name.rpartition(":")
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -163,7 +159,7 @@ class Membership:
             self.troubles[name] = f"{name} cannot be looked up: {error}"
 
     def _take(self, name: str, found: set[str]) -> None:
-        """A look-up of a name has found these addresses."""
+        """Take the addresses that a look-up of a name has found."""
         now_s, known = monotonic_s(), self._missed_since_s[name]
         for address in known.keys() - found:
             since_s = known[address]

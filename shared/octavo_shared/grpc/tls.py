@@ -1,7 +1,7 @@
 """A service's side of TLS: credentials whose files are read again when they change.
 
-gRPC asks for the certificate at every handshake, so new connections get a renewed one, and streams that
-run go on. Read next: `certificates.py` for the checks, `watched_files.py` for the renewal.
+gRPC asks for the certificate at every handshake, so new connections get a renewed one, and running streams
+go on. Read next: `certificates.py` for the checks, `watched_files.py` for the renewal.
 """
 
 from dataclasses import dataclass
@@ -23,12 +23,11 @@ class _Certificates:
 
 
 class ServerTls:
-    """The certificate that a service shows, and whose clients' it demands.
+    """The certificate that a service presents, and the authorities of client certificates.
 
     Args:
-        cert: The certificate, its chain behind it.
-        key: Its private key.
-        client_ca: Authorities of client certificates; None: clients show none.
+        cert: The certificate, followed by its chain.
+        client_ca: Authorities of client certificates; None: clients present none.
 
     Raises: TlsFileError: a file cannot be used.
     """
@@ -43,7 +42,7 @@ class ServerTls:
         self._demands_client_certificate = client_ca is not None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return credentials for one port: each port has to be told of a renewal."""
+        """Return credentials for one port: each port must be told of a renewal."""
         shown = self._files.current()
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:

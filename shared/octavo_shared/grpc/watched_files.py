@@ -1,7 +1,7 @@
 """A value that is read from files, and read again when they change.
 
-For what is renewed while a service runs: certificates, tokens. Whoever mounts such files replaces them at
-once, often by a symbolic link (Kubernetes), so what identifies a content is the file behind the name.
+For files that are renewed while a service runs: certificates, tokens. Such files are replaced in one step,
+often by a symbolic link (Kubernetes), so what identifies a content is the file behind the name.
 """
 
 import logging
@@ -16,24 +16,23 @@ from octavo_shared.process.events import Event
 
 ValueT = TypeVar("ValueT")
 
-# Of each file: device, inode, size, and when its content and its permissions changed, in ns; None: it cannot be
-# looked at.
+# For each file: device, inode, size, and when its content and its permissions changed, in ns; None: it is not
+# accessible.
 _Signature: TypeAlias = tuple[tuple[int, int, int, int, int] | None, ...]
 
-# Content that cannot be used may become usable as it is: a certificate whose time has not come.
+# Unusable content may become usable as it is: a certificate that is not valid yet.
 RETRY_INTERVAL_S = 1.0
 
 _logger = logging.getLogger(__name__)
 
 
 class WatchedFiles(Generic[ValueT]):
-    """Owns the value. Safe for several threads: gRPC asks for certificates in one of its own.
+    """Owns the value. Safe for several threads: gRPC asks for certificates in a thread of its own.
 
-    New content that cannot be used is reported once in the log, and tried again; the last good value stays.
+    Unusable new content is logged once, and tried again; the last good value stays.
 
     Args:
         name: What the files hold, for the log.
-        paths: The files.
         load: Reads them; raises OctavoServiceError with one sentence if they cannot be used.
         clock: Monotonic time in seconds.
 
@@ -60,7 +59,7 @@ class WatchedFiles(Generic[ValueT]):
     def current(self) -> ValueT:
         """Return the value of the files as they are, or the last good one."""
         with self._lock:
-            signature = _signature(self._paths)  # taken first: what is replaced while it is read is read again
+            signature = _signature(self._paths)  # taken first: a file that is replaced during the read is read again
             if signature != self._signature or (self._trouble and self._clock() >= self._retry_at_s):
                 self._signature = signature
                 self._reload()

@@ -1,4 +1,4 @@
-"""One question to several at once."""
+"""One question to several peers at once."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -10,11 +10,11 @@ from octavo_shared.errors import UnavailableError
 async def any_says_yes(asked: Iterable[Coroutine[Any, Any, bool]]) -> bool:
     """Return whether one of several calls returns true, as soon as one has.
 
-    Raises: UnavailableError: none that answers does, and others do not answer.
+    Raises: UnavailableError: no call that returns does, and others fail to answer.
     """
     answers = [asyncio.ensure_future(call) for call in asked]
     trouble: UnavailableError | None = None
-    for answer in answers:  # they go on, whoever waits for them
+    for answer in answers:  # the other calls go on, awaited or not
         answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     for next_answer in asyncio.as_completed(answers):
         try:

@@ -1,4 +1,4 @@
-"""The time of whoever runs the code: on an event loop the loop's own, as `asyncio.sleep` and `asyncio.timeout` have it.
+"""The monotonic clock of the running code: on an event loop the loop's own, which `asyncio.sleep` uses.
 
 So a loop that simulates time moves all of it.
 """

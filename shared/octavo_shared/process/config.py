@@ -13,8 +13,8 @@ key `max_num_waiting` in the table `[scheduler]` of the file that `--config` or 
 Its description (what it does, unit, what happens without it) is the help text. Rules over several fields are a
 `model_validator(mode="after")` that raises ValueError with one sentence.
 
-A key that nobody knows is a mistake in any of the three. All mistakes are reported together, one
-line each, with the name of the place where the value came from. Field types: str, int, float, bool,
+An unknown key is a mistake in any of the three. All mistakes are reported together, one
+line each, with the place where the value came from. Field types: str, int, float, bool,
 Literal, Path, each also `| None`, and tuples of them (comma-separated in flags and environment; such a flag may also be
 given several times).
 """
@@ -40,7 +40,7 @@ from octavo_shared.process.service_config import ADDRESS_PATTERN, ServiceConfig
 
 TABLES = ("scheduler", "front", "executor", "fake")
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
-# The commands read these; some are called like a setting.
+# Variables of the commands; some have the name of a setting.
 _VARIABLES_OF_COMMANDS = frozenset({"tls_ca", "tls_cert", "tls_key", "token_file"})
 
 # Kubernetes sets these for a Service that is named like one of ours; they are no settings.
@@ -70,7 +70,7 @@ def load_config_or_exit(config_class: type[ConfigT], argv: Sequence[str], enviro
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value, and what a person calls the place that it came from: a flag, a variable, a key."""
+    """A value, and the name of its place for people: a flag, a variable, a key."""
 
     value: object
     origin: str
@@ -82,7 +82,7 @@ def load_config(
     environ: Mapping[str, str],
     given: Mapping[str, Setting] = MappingProxyType({}),
 ) -> ConfigT:
-    """Read the three sources and return the configuration; settings that are `given`, by name, win over all of them.
+    """Read the three sources and return the configuration; `given` settings, by name, win over all of them.
 
     `--help` prints the fields, `--version` the version of Octavo; both exit with code 0.
 
@@ -156,7 +156,7 @@ def _parser(config_class: type[ServiceConfig]) -> _FlagParser:
 
 
 def _default(info: FieldInfo) -> str:
-    """Return the default for the help; nothing, if the description says what happens without a value."""
+    """Return the default for the help; empty if the description says what happens without a value."""
     if info.is_required():
         return " (required)"
     if info.default in (None, (), ""):
@@ -184,7 +184,7 @@ def _read_environment(
 
 
 def _setting_without_service(config_class: type[ServiceConfig], variable: str) -> str | None:
-    """Return which setting a variable such as OCTAVO_POLICY seems to mean; None: none of this service."""
+    """Return the setting that a variable such as OCTAVO_POLICY seems to mean; None: none of this service."""
     name = variable.removeprefix("OCTAVO_").lower()
     if name == variable.lower() or name in _VARIABLES_OF_COMMANDS or name.partition("_")[0] in TABLES:
         return None
@@ -216,7 +216,7 @@ def _read_file(config_class: type[ServiceConfig], path: str | None, mistakes: li
 
 
 def _findings(error: ValidationError) -> list[ErrorDetails]:
-    """Return what pydantic found, but a list that is too short only because an item of it is wrong."""
+    """Return pydantic's findings, except a list that is too short only because an item of it is wrong."""
     wrong_items = {details["loc"][0] for details in error.errors() if len(details["loc"]) > 1}
     return [
         details
@@ -303,16 +303,16 @@ def _variable(config_class: type[ServiceConfig], name: str) -> str:
 
 
 def removed_flag_hint(config_class: type[ServiceConfig], flag: str) -> str:
-    """Return what `removed_hint` says of the setting of a flag."""
+    """Return `removed_hint` of the setting of a flag."""
     return removed_hint(config_class, flag.removeprefix("--").removeprefix("no-").replace("-", "_"))
 
 
 def removed_hint(config_class: type[ServiceConfig], name: str) -> str:
-    """Return " any more: SENTENCE" of a setting that an earlier release had; "" of another name."""
+    """Return " any more: SENTENCE" for a setting of an earlier release; "" for another name."""
     sentence = config_class.removed.get(name)
     return f" any more: {sentence}" if sentence else ""
 
 
 def _hint(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
-    own_parts = [candidate.removeprefix(prefix) for candidate in candidates]  # a common prefix makes all of them near
+    own_parts = [candidate.removeprefix(prefix) for candidate in candidates]  # a common prefix makes all similar
     return did_you_mean(name.removeprefix(prefix), own_parts, prefix=prefix) or "; --help lists all"

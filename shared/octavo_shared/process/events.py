@@ -5,8 +5,8 @@ installed can log, and every handler can read its text:
 
     event=attached executor=10.0.0.7:50061 epoch=3
 
-`configure_logging` chooses how a process writes them: as such text, or as one JSON object a line; then whatever else
-the process prints becomes such an object, too, since a collector of logs reads nothing else. A line is for a change of
+`configure_logging` chooses how a process writes them: as such text, or as one JSON object a line. Then every other line
+that the process prints becomes such an object, too, as log collectors read nothing else. A line is for a change of
 state, of the service or of one request; never for a token, and never with a prompt.
 """
 
@@ -22,15 +22,15 @@ LogFormat: TypeAlias = Literal["text", "json"]
 FieldValue: TypeAlias = str | int | float | bool | None
 
 
-# The name of an event that `octavo up` tells people of.
+# The event that `octavo up` shows to people.
 SLOW_STEP = "slow_step"
 
 
 class Event:
-    """What happened, by name, and its fields; `str` gives key=value pairs.
+    """An event's name and fields; `str` gives key=value pairs.
 
     Args:
-        name: What happened, in snake_case: what a search looks for.
+        name: What happened, in snake_case, for searches.
         fields: What it happened to; None: left out.
     """
 
@@ -72,11 +72,11 @@ class JsonFormatter(logging.Formatter):
 
 
 class JsonLines(io.TextIOBase):
-    """A stream whose lines are for people: each becomes a JSON object with the line as its `message`.
+    """A stream of lines for people: each becomes a JSON object with the line as its `message`.
 
     Args:
         stream: Where the objects go.
-        level: Of all lines.
+        level: The level of all lines.
     """
 
     def __init__(self, stream: TextIO, level: str) -> None:
@@ -85,7 +85,7 @@ class JsonLines(io.TextIOBase):
         self._begun = ""  # the line that has no end yet
 
     def write(self, text: str) -> int:
-        """Write the lines that end in `text`; of one that begins anew, as progress bars do, what a terminal shows."""
+        """Write the lines that end in `text`; of a line that begins anew, as in a progress bar, its last state."""
         *ended, begun = (self._begun + text).split("\n")
         self._begun = begun[max(0, begun.rstrip("\r").rfind("\r") + 1) :]
         lines = (line.rstrip("\r").rpartition("\r")[2] for line in ended)

@@ -13,12 +13,11 @@ An executor makes few objects, but has 390,000 when torch and transformers are i
 0.76 s on that machine: it only freezes. While it imports and loads it looks rarely too, which saves 0.3 s of CPU in the
 imports and 0.2 s for each tokenizer.json of 262,144 tokens (2026-11-26).
 
-So what exists after the start is frozen (never looked at again), the young objects are looked at a hundred times less
-often, and a full look happens when nothing runs, or after `LONGEST_WAIT_S` if that never is the case.
+So the objects that exist after the start are frozen (never visited again), young objects are visited a hundred times
+less often, and a full look happens when nothing runs, or after `LONGEST_WAIT_S` if something always runs.
 
-What a scheduler had made for an executor that is lost is a cycle too, and a large one. A scheduler that was never idle
-and had a fault every 10 s had 54 MiB of it after 5 minutes (`make chaos`, 200 streams, 2026-11-23). So it looks soon
-after a loss.
+A lost executor leaves a large cycle in a scheduler. A scheduler that was never idle and had a fault every 10 s had
+54 MiB of them after 5 minutes (`make chaos`, 200 streams, 2026-11-23). So it looks soon after a loss.
 """
 
 import asyncio
@@ -27,11 +26,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# New objects between two looks at the youngest, and such looks between two at those that survived one.
+# New objects between two looks at the youngest, and such looks between two at the objects that survived one.
 YOUNG_THRESHOLD = 100_000
 MIDDLE_THRESHOLD = 50
 
-# Python itself would begin a full look after so many at the middle ones, so never: `IdleCollection` does it.
+# Python itself would begin a full look after this many middle ones, so never: `IdleCollection` does it.
 FULL_THRESHOLD = 1_000_000
 
 CHECK_INTERVAL_S = 1.0
@@ -51,25 +50,24 @@ def rare_looks() -> Iterator[None]:
 
 
 def freeze() -> None:
-    """Never look again at what there is now; call it once, when the service has started."""
+    """Never visit again the objects that exist now; call it once, when the service has started."""
     gc.collect()
     gc.freeze()
 
 
 def settle() -> None:
-    """Freeze what there is and make looks rare; somebody has to run `IdleCollection` then."""
+    """Freeze all objects and make looks rare; `IdleCollection` must run from then on."""
     freeze()
     gc.set_threshold(YOUNG_THRESHOLD, MIDDLE_THRESHOLD, FULL_THRESHOLD)
 
 
 class IdleCollection:
-    """Full looks at the right moments.
+    """Runs full looks at the right moments.
 
     Args:
         is_idle: Whether nothing runs that a pause would delay.
-        num_dropped: Returns how many large cycles were dropped so far. After one a full look does not wait for an idle
-            moment.
-        collect: Looks at all objects.
+        num_dropped: Returns how many large cycles were dropped so far. After a new one, a full look does not wait for
+            an idle moment.
         clock: Monotonic time in seconds.
     """
 
@@ -89,7 +87,7 @@ class IdleCollection:
         self._collected_at_s = clock()
 
     async def run(self) -> None:
-        """Collect now and then, until cancelled."""
+        """Collect at the right moments, until cancelled."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             self.check()

@@ -1,6 +1,6 @@
-"""A histogram that costs a plain addition where it is filled, and becomes a Prometheus one when it is read.
+"""A histogram that costs a plain addition for each value, and becomes a Prometheus one when it is read.
 
-Pure: whoever fills it needs no library; `octavo_shared/process/metric.py` makes it a metric.
+Pure: filling it needs no library; `octavo_shared/process/metric.py` makes it a metric.
 """
 
 from bisect import bisect_left

@@ -25,7 +25,7 @@ class Metric:
 
     Attributes:
         name: As it is served; a counter's ends with `_total`.
-        kind: What Prometheus calls its type.
+        kind: Its type, in Prometheus' words.
         help: One sentence: meaning and unit.
         labels: Names of its labels. Their values are few and known, whatever clients send.
     """

@@ -1,7 +1,7 @@
 """The port that Prometheus reads: HTTP, /metrics, answered from the start of the process to its end.
 
-What is served is collected on the event loop, where everything that a service counts lives. So a scrape
-sees the state between two callbacks, never half a step, and nothing that is counted needs a lock. The
+Metrics are collected on the event loop, where everything that a service counts lives. So a scrape
+sees the state between two callbacks, never half a step, and counters need no lock. The
 threads that speak HTTP only wait for it.
 """
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-# An event loop that does not answer for so long is stuck; below the 10 s that Prometheus waits by default.
+# An event loop that does not answer within this time is stuck; below the 10 s that Prometheus waits by default.
 COLLECT_TIMEOUT_S = 5.0
 
-# A connection that sends nothing for so long is closed, in seconds.
+# A connection that sends nothing for this long is closed, in seconds.
 _IDLE_CONNECTION_S = 30.0
 
-# Each has a thread. Prometheus has one, or two; who opens more makes the oldest one end.
+# Each connection has a thread. Prometheus has one or two; beyond the limit, the oldest connection ends.
 MAX_CONNECTIONS = 32
 
-# An oldest one that computes an answer is waited for so long, in seconds; then the new one is closed.
+# How long the oldest connection may finish an answer, in seconds; then the new one is closed.
 _EVICTION_S = 1.0
 
 _POLL_INTERVAL_S = 0.1
@@ -63,10 +63,7 @@ class MetricsServer:
         self._server: _HttpServer | None = None
 
     async def start(self) -> str:
-        """Bind and serve; return the bound address, host:port.
-
-        Raises: AddressError: it cannot be bound.
-        """
+        """Bind and serve; return the bound address, host:port. Raises AddressError: it cannot be bound."""
         host, _, port = self._listen.rpartition(":")
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
@@ -83,10 +80,10 @@ class MetricsServer:
         return f"{host}:{self._server.server_port}"
 
     def leave(self) -> None:
-        """Nothing: scrapes go on until the end."""
+        """Do nothing: scrapes go on until the end."""
 
     async def stop(self, grace_s: float) -> None:
-        """Take no scrapes any more. Nothing is waited for: a scrape takes milliseconds."""
+        """Take no more scrapes. Running ones are not waited for: they take milliseconds."""
         server, self._server = self._server, None
         if server is not None:
             await asyncio.to_thread(server.shutdown)
@@ -94,10 +91,7 @@ class MetricsServer:
 
 
 class _OnEventLoop(Collector):
-    """Collects on the event loop, for the thread that asks.
-
-    Raises: TimeoutError: the event loop does not answer.
-    """
+    """Collects on the event loop, for the thread that asks. Raises TimeoutError: the event loop does not answer."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, collect: Callable[[], Iterable[Family]], timeout_s: float
@@ -201,5 +195,5 @@ class _HttpServer(ThreadingMixIn, WSGIServer):
         self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A scrape broke, mostly because who asked has gone."""
+        """Log a broken scrape, mostly of a client that has gone."""
         _logger.debug(Event("scrape_broke"), exc_info=True)

@@ -12,10 +12,10 @@ ADDRESS_PATTERN = rf"^.+:{_PORT}$"
 
 
 class ServiceConfig(BaseModel):
-    """What every service has.
+    """The settings of every service.
 
-    `service` names the table and the variables, `program` is what people type. `removed` has the settings of earlier
-    releases, with what to use.
+    `service` names the table and the variables, `program` is the command for people. `removed` has the settings of
+    earlier releases, with their replacements.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -38,7 +38,7 @@ class ServiceConfig(BaseModel):
     announce_to: tuple[Annotated[str, Field(pattern=ADDRESS_PATTERN)], ...] = Field(
         (),
         description=(
-            "Comma-separated addresses, host:port, of the --health-listen of those who look for this service: an "
+            "Comma-separated addresses, host:port, of the --health-listen of the services that look for this one: an "
             "executor's schedulers, a scheduler's standalone fronts. dns:///name:port stands for every address of that "
             "name. It tells them that it is ready, so that they need not wait for DNS caches. Fronts announce nothing."
         ),
@@ -83,7 +83,7 @@ class ServiceConfig(BaseModel):
         0.0,
         ge=0,
         description=(
-            "After SIGTERM, keep taking work for this many seconds, and tell everybody to go elsewhere meanwhile; the "
+            "After SIGTERM, keep taking work for this many seconds, and tell clients to go elsewhere meanwhile; the "
             "grace period begins after it. For Kubernetes, whose Services still lead to a pod that ends for a moment."
         ),
     )

@@ -1,4 +1,4 @@
-"""The wish that a process ends: SIGTERM, SIGINT, or the end of stdin."""
+"""The request that a process ends: SIGTERM, SIGINT, or the end of stdin."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ import threading
 
 
 class StopRequest:
-    """The wish that this process ends: SIGTERM, SIGINT or, if asked for, the end of stdin.
+    """The request that this process ends: SIGTERM, SIGINT or, if asked for, the end of stdin.
 
     Make it once, early, inside the running loop. A second signal ends the process at once.
     """

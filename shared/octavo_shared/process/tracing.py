@@ -3,9 +3,9 @@
     client ── traceparent ──> scheduler: a span for each request
                                   └── Admission.traceparent ──> executor: a span for each stay in the batch
 
-Nothing imports opentelemetry before `start_tracing` is asked for more than "off". What is recorded is in
+opentelemetry is imported only when `start_tracing` is asked for more than "off". The spans are made in
 `scheduler_svc/telemetry/request_tracing.py` and `executor_svc/service/traced_worker.py`, which import it and are
-themselves imported only then. Everything but on and off is set by the variables that OpenTelemetry defines, OTEL_*.
+themselves imported only then. All other settings are the variables that OpenTelemetry defines, OTEL_*.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 TracingMode: TypeAlias = Literal["off", "otlp"]
 
-# Most that the end of a process waits for a collector that does not answer.
+# The longest that the end of a process waits for a collector that does not answer, in seconds.
 MAX_FLUSH_S = 5.0
 
-# Where the SDK complains about a collector that is not there, several lines for each batch.
+# Where the SDK complains about a missing collector, several lines for each batch.
 _NOISY_LOGGERS = ("opentelemetry.exporter.otlp.proto.grpc.exporter", "opentelemetry.sdk._shared_internal")
 COMPLAINT_INTERVAL_S = 60.0
 
@@ -44,7 +44,7 @@ class Tracing:
         give_up: Ends sending at once; called when a flush takes too long.
 
     Attributes:
-        tracer: Makes spans. A full queue drops them; nobody ever waits for the collector.
+        tracer: Makes spans. A full queue drops them; nothing ever waits for the collector.
     """
 
     def __init__(self, provider: TracerProvider, give_up: Callable[[], None]) -> None:
@@ -61,7 +61,7 @@ class Tracing:
 
 
 def start_tracing(mode: TracingMode, service_name: str) -> Tracing | None:
-    """Return what sends the spans of this process; None: it is off.
+    """Return what sends the spans of this process; None: tracing is off.
 
     Args:
         mode: The setting.
@@ -85,13 +85,13 @@ def start_tracing(mode: TracingMode, service_name: str) -> Tracing | None:
         exporter = OTLPSpanExporter()
         provider = TracerProvider(resource=resource_of(service_name), shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(exporter))
-    except Exception as error:  # the SDK has no error of its own for what its variables say
+    except Exception as error:  # the SDK has no error class for wrong variables
         raise OctavoServiceError(f"an OTEL_* variable is invalid: {error}") from error
     return Tracing(provider, exporter.shutdown)
 
 
 def resource_of(service_name: str) -> Resource:
-    """Return what the process is called; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
+    """Return the name of the process; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
     own = {"service.name": service_name, "service.version": octavo.__version__, "host.name": socket.gethostname()}
@@ -100,12 +100,12 @@ def resource_of(service_name: str) -> Resource:
 
 
 def traceparent_of(span: SpanContext) -> str:
-    """Return a span as its children in other processes name it: W3C Trace Context, level 1, section 3.2."""
+    """Return a span's name for its children in other processes: W3C Trace Context, level 1, section 3.2."""
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
 
 
 class RateLimitFilter(logging.Filter):
-    """Lets one line of a logger through in `interval_s` seconds, whatever the lines say."""
+    """Lets one line of a logger through in `interval_s` seconds, whatever its text."""
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

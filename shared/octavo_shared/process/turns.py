@@ -1,4 +1,4 @@
-"""Long work on the event loop, in slices: others have their turn in between."""
+"""Long work on the event loop, in slices: other tasks run in between."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 async def in_turns(items: Iterable[T], act: Callable[[T], object], num_at_once: int) -> None:
-    """Act on items, and let others run behind each so many; who is cancelled meanwhile acts on the rest at once."""
+    """Act on items, and let other tasks run after every `num_at_once`; if cancelled, act on the rest at once."""
     rest = iter(items)
     try:
         while turn := list(islice(rest, num_at_once)):

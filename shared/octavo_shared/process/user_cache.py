@@ -1,11 +1,11 @@
-"""Where Octavo keeps on this machine what it can make again: models, compiled code, converted tokenizers."""
+"""Where Octavo keeps what it can make again, on this machine: models, compiled code, converted tokenizers."""
 
 import os
 from pathlib import Path
 
 
 def user_cache_directory() -> Path:
-    """Return the directory as the environment says: OCTAVO_CACHE_DIR, else XDG_CACHE_HOME/octavo, else ~/.cache/octavo.
+    """Return the directory: OCTAVO_CACHE_DIR, else XDG_CACHE_HOME/octavo, else ~/.cache/octavo.
 
     Raises: RuntimeError: nothing names one, and the user has no home directory.
     """

@@ -1,4 +1,4 @@
-"""What both sides agree on at Attach, of what the scheduler wants and the executor has; docs/execution-wire.md."""
+"""What both sides agree on at Attach: what the scheduler wants and the executor has; docs/execution-wire.md."""
 
 from collections.abc import Set as AbstractSet
 
@@ -10,9 +10,9 @@ from octavo_shared.step_wire.wire_info import encode_parameters
 
 
 def agreed_capabilities(request: pb.AttachRequest, info: ExecutorInfo) -> frozenset[Capability]:
-    """Return the capabilities that both have; grammars only with row flags, and with the matcher that is asked for.
+    """Return the capabilities that both have; grammars only with row flags, and with the requested matcher.
 
-    That loads are told only with grammars, and variable tokens only with row flags: they say why a row has none.
+    GRAMMARS_READY needs GRAMMARS, and VARIABLE_TOKENS needs ROW_FLAGS, which say why a row has no token.
     """
     agreed = common(request.capabilities, info.capabilities)
     has_matcher = request.capability_parameters.matcher_id in ("", info.matcher_id)
@@ -26,7 +26,7 @@ def agreed_capabilities(request: pb.AttachRequest, info: ExecutorInfo) -> frozen
 def agreed_parameters(
     request: pb.AttachRequest, info: ExecutorInfo, capabilities: AbstractSet[Capability]
 ) -> capability_pb2.CapabilityParameters | None:
-    """Return the lesser of each number; one that the scheduler did not say is the executor's. None: there are none."""
+    """Return the lesser of each number; a number that the scheduler omits is the executor's. None: there are none."""
     agreed = encode_parameters(info, capabilities)
     wanted = request.capability_parameters
     if agreed is not None and Capability.VARIABLE_TOKENS in capabilities:

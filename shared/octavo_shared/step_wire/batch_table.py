@@ -12,10 +12,10 @@ which may be several steps later. Until then the token is `UNKNOWN_TOKEN` in the
 Allowances. An active slot gets 1 to `allowance` tokens in a step. `apply` counts all that it may get, `resolve` takes
 back those that did not come. So until then the scheduler knows two lengths: the upper one in the columns, and the lower
 one, without `num_open_tokens`. What is taken back does not depend on the order in which steps are applied and
-resolved, and a row whose slot was left is void: so both copies come to the same.
+resolved, and a row whose slot was vacated is void: so both copies end up equal.
 
-Beam slots (`SamplingRow.num_candidates` above 0) get no token from the sampler. When a row of theirs
-reaches the end of the sequence it has a sample row all the same, which answers candidates;
+Beam slots (`SamplingRow.num_candidates` above 0) get no token from the sampler. A row of theirs that
+reaches the end of the sequence still has a sample row, which is answered by candidates;
 `num_tokens` stays, and the slot is inactive until the scheduler sends the token that it chose and
 activates it.
 
@@ -26,7 +26,7 @@ tokens whose last one was just sampled needs ceil((n - 1) / block_size) blocks, 
 needs one more exactly when n - 1 is a multiple of block_size.
 
 Sliding windows. Blocks that fell out of every window may be given away: the leading entries of a
-block table are then stale, on both sides alike, and nobody may read them.
+block table are then stale, on both sides alike, and must not be read.
 
 Pure. Read next: `scheduler_svc/core/step/executor_planner.py`, which makes the deltas, and
 `executor_svc/worker/model_runner.py`, which runs the layouts.
@@ -138,14 +138,14 @@ class BatchTable(TableColumns):
     ) -> BoolArray:
         """Write the sampled tokens of a step; return which sample rows are current, [num_samples].
 
-        Rows whose slot was released or given to another sequence since the layout are not; nothing is
-        written for them, nor for beam rows.
+        Rows whose slot was released or given to another sequence since the layout are not; for these and for beam
+        rows nothing is written.
 
         Args:
             layout: The step.
-            sampled_token_ids: One for each sample row; with `counts` so many, one row after the other.
+            sampled_token_ids: One for each sample row; with `counts` that many, one row after the other.
             counts: Tokens that each sample row got, [num_samples]; None: one each.
-            all_current: No slot was vacated since the layout, so that nothing has to be looked up.
+            all_current: Whether no slot was vacated since the layout, so that nothing has to be looked up.
         """
         slots, places = layout.sample_slots, layout.sample_places
         current = self._all_true[: len(slots)] if all_current else self.is_current(slots, layout.sample_generations)
@@ -166,7 +166,7 @@ class BatchTable(TableColumns):
     def _resolve_spans(
         self, layout: StepLayout, token_ids: Int32Array, counts: TokenCounts | None, written: BoolArray
     ) -> None:
-        """Write the tokens of rows that may have several, behind those that are known; take back what did not come."""
+        """Write the tokens of rows that may have several, behind the known ones; take back those that did not come."""
         slots = layout.sample_index
         num_entries = np.ones(len(slots), np.int32) if counts is None else counts.astype(np.int32)
         rows = np.arange(len(slots)).repeat(num_entries)
@@ -224,7 +224,7 @@ class BatchTable(TableColumns):
         self.live[child] = True
 
     def _by_group(self, rows: Int32Array) -> list[tuple[BlockTables, Int32Array]]:
-        """Return for each cache group which of `rows`, [n, width], have blocks of it, numbered as in the group.
+        """Return for each cache group which of `rows`, [n, width], have blocks of it, numbered as in the cache group.
 
         The last column has block ids as on the wire.
         """
@@ -247,7 +247,7 @@ class BatchTable(TableColumns):
         if np.count_nonzero(slots[1:] <= slots[:-1]):  # not ascending, so perhaps one slot several times
             ends += _num_equal_before(slots)
         rows[slots, ends] = values
-        lengths[slots] = ends + 1  # of several ends of one slot the last one stays
+        lengths[slots] = ends + 1  # the last of several ends of one slot stays
 
     def _set_active(self, slots: Int32Array | IndexArray, active: bool) -> None:
         self.active[slots] = active

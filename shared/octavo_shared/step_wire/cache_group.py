@@ -1,11 +1,11 @@
-"""Cache groups: layers whose caches live alike, with a block table for each sequence and pools of blocks of their own.
+"""Cache groups: layers whose caches live alike, with a block table for each sequence and block pools of their own.
 
-A model whose layers all see every token has one group, and so has one in which all see the same window. Layers with a
-window among layers without one are a group of their own: it needs the blocks of the window, and they all.
+A model whose layers all see every token has one cache group, and so has a model whose layers all see the same window.
+In a mixed model the layers with a window are a cache group of their own: it needs the window's blocks only.
 
-Blocks of all groups are numbered one after the other, group by group, those of the device and those of the host: an id
-says which group a block is of, so a step has no more fields than with one group. The batch table and whoever owns a
-pool count from 0 in each group. Pure.
+Blocks of all cache groups are numbered one after the other, group by group, those of the device and those of the host.
+An id says which cache group a block is of, so a step has no more fields than with one. The batch table and the block
+pools count from 0 in each cache group. Pure.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from octavo_shared.step_wire.step import Int32Array, Step
 
 
 class CacheKind(IntEnum):
-    """What of a sequence a group keeps; the enum of the same name in capability.proto."""
+    """What of a sequence a cache group keeps; the enum of the same name in capability.proto."""
 
     FULL = 1
     WINDOW = 2
@@ -43,15 +43,15 @@ class CacheGroup:
 
 
 def firsts_of(groups: Sequence[CacheGroup], *, on_host: bool = False) -> Int32Array:
-    """Return the id of the first block of each group's pool, and one more: how many there are, [num_groups + 1]."""
+    """Return the id of the first block of each cache group's pool, then the number of all blocks, [num_groups + 1]."""
     counts = [group.num_host_blocks if on_host else group.num_device_blocks for group in groups]
     return np.cumsum([0, *counts], dtype=np.int32)
 
 
 def split_moves(step: Step, groups: Sequence[CacheGroup]) -> list[Step]:
-    """Return a step for each group that has its moves of blocks alone, numbered as in its pools.
+    """Return a step for each cache group with only its block moves, numbered as in its pools.
 
-    Both ends of a move are blocks of one group.
+    Both ends of a move are blocks of one cache group.
     """
     if len(groups) == 1:
         return [step]
@@ -76,7 +76,7 @@ def _moves_of(index: int, pairs: Int32Array, sources: Int32Array, destinations: 
 
 
 def why_unusable(groups: Sequence[CacheGroup]) -> str:
-    """Say why a scheduler cannot use these groups of one executor, in one sentence; empty: it can."""
+    """Say why a scheduler cannot use an executor's cache groups, in one sentence; empty: it can."""
     layers = sorted(layer for group in groups for layer in group.layers)
     largest = max((group.block_size_tokens for group in groups), default=0)
     for index, group in enumerate(groups):

@@ -1,4 +1,4 @@
-"""What executors may be able to do beyond wire version 1. Pure; each one, field by field: docs/execution-wire.md."""
+"""What executors may be able to do beyond wire version 1. Pure; docs/execution-wire.md has each, field by field."""
 
 from collections.abc import Iterable
 from enum import IntEnum
@@ -25,12 +25,12 @@ _NAMES = {int(capability): capability.name for capability in Capability}
 
 
 def common(wanted: Iterable[int], offered: Iterable[Capability]) -> frozenset[Capability]:
-    """Return the capabilities that both sides have; numbers of later releases are nobody's fault."""
+    """Return the capabilities that both sides have; numbers of later releases are ignored."""
     return frozenset(offered).intersection(wanted)
 
 
 def name_of(number: int) -> str:
-    """Return a capability in words; one of a later release is its number."""
+    """Return a capability in words; a capability of a later release is its number."""
     return _NAMES.get(number, str(number))
 
 

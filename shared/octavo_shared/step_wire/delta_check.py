@@ -1,7 +1,7 @@
 """Check that a delta fits the batch table, before anything is written.
 
-The delta is projected onto copies of the small per-slot columns, in the order in which `apply` takes
-its fields, and the invariants of the table are checked on the projection.
+The delta is projected onto copies of the small per-slot columns, field by field in the order of
+`apply`, and the invariants of the table are checked on the projection.
 """
 
 import numpy as np
@@ -41,7 +41,7 @@ _NO_BLOCK, _TOO_LONG = "has no block for its next token", "is at max_model_len"
 class _Projection:
     """The per-slot columns as they will be after the fields that were checked so far.
 
-    A column is the table's own until something is written to it: most deltas write to few of them, or to none.
+    A column is the table's own until something is written to it: most deltas write to few columns, or to none.
     """
 
     def __init__(self, table: TableColumns) -> None:
@@ -100,7 +100,7 @@ class _Projection:
             self.num_blocks = [counts.copy() for counts in self.num_blocks]
 
     def _room(self) -> Int32Array:
-        """Return for how many tokens each slot has blocks in every group, [max_num_seqs]."""
+        """Return for how many tokens each slot has blocks in every cache group, [max_num_seqs]."""
         rooms = [counts * group.block_size for counts, group in zip(self.num_blocks, self.table.groups, strict=True)]
         return rooms[0] if len(rooms) == 1 else np.minimum.reduce(rooms)
 
@@ -276,7 +276,7 @@ class _Projection:
             self.live[fork.slot] = True
 
     def _require_resolved(self, parent: int) -> None:
-        """Require that no token of the parent of a fork may be taken back: its copy would keep it."""
+        """Require that no token of a fork's parent may be taken back: the copy would keep it."""
         if self.num_open_tokens[parent]:
             raise InvalidStepError(f"slot {parent} is forked while a step with its allowance is not resolved")
 

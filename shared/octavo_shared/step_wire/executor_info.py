@@ -7,7 +7,7 @@ from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
 from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.step import PoolingTask
 
-# Longest sequence that is believed of anybody, far above any machine.
+# Longest sequence that is believed of any peer, far above any machine.
 MAX_MODEL_LEN = 2**27
 
 
@@ -39,8 +39,8 @@ class ExecutorInfo:
     is_invariant: bool = False
     weights_digest: str = ""  # empty: not known, as with executors of wire version 1
     why_not_invariant: str = ""  # empty: it is, or does not say why
-    kv_cache_dtype: str = ""  # empty: there is no cache, or it does not say it
-    warning: str = ""  # what its operator should mend although it serves; empty: nothing, or it does not say it
+    kv_cache_dtype: str = ""  # empty: there is no cache, or it is not said
+    warning: str = ""  # what the operator should fix although it serves; empty: nothing, or not said
     max_allowance: int = 1  # tokens of a slot in a step; 1: it drafts none
     max_sample_rows: int = 0  # tokens that a step may sample, with larger allowances
     num_grammar_slots: int = 0  # 0: it cannot follow grammars
@@ -68,7 +68,7 @@ class ExecutorInfo:
         return self.embedding_size if task is PoolingTask.EMBED else self.num_scores
 
     def groups(self, *, agreed: bool) -> tuple[CacheGroup, ...]:
-        """Return the groups of an attachment; one without layers if CACHE_GROUPS is not agreed, or there is but one."""
+        """Return the cache groups of an attachment; a single one, without layers, unless CACHE_GROUPS is agreed."""
         if agreed and self.cache_groups:
             return self.cache_groups
         kind = CacheKind.WINDOW if self.sliding_window_tokens else CacheKind.FULL

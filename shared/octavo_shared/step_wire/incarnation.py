@@ -1,13 +1,13 @@
-"""Incarnations: numbers that order the cores of one scheduler id.
+"""Incarnations: numbers that order the engines of one scheduler id.
 
-A core takes the wall clock in milliseconds, or one more than the largest number that it is told. So a number is never
-far beyond the clock, and one that is was not given by a core: whoever believed it could never be followed.
+An engine takes the wall clock in milliseconds, or one more than the largest number that it is told. So a number is
+never far beyond the clock. Such a number is from no engine, and no engine could ever follow a peer that believes it.
 """
 
 from octavo.values.wording import counted
 from octavo_shared.errors import InvalidFieldError
 
-# A clock that was never set begins in 1970: that is no reason to call the numbers of others absurd.
+# A clock that was never set begins in 1970: that is no reason to call other numbers absurd.
 _CLOCKS_BEGIN_MS = 1_767_225_600_000  # 2026-01-01
 _DAY_MS = 86_400_000
 _MAX_AHEAD_DAYS = 3650

@@ -1,4 +1,4 @@
-"""Bytes that a peer has sent, as a message: what is none is an error with a sentence, not a traceback."""
+"""Decodes the bytes of a peer: malformed bytes give an error with a sentence, not a traceback."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,14 +19,13 @@ def decode(deserialize: Callable[[bytes], M], content: bytes) -> M:
 
 
 class CheckedAnswers:
-    """A channel for a stub that tells answers which are no message; gRPC itself logs a traceback, and gives None.
+    """A channel for a stub that reports malformed answers; gRPC itself logs a traceback, and gives None.
 
-    A call with one answer raises then. On a stream the message is a `MalformedMessageError`, for its reader to raise.
+    A call with one answer then raises. On a stream, the message is a `MalformedMessageError`, for its reader to raise.
 
     Args:
-        channel: The channel.
-        peer: Who answers: "the executor".
-        kind: What is raised, with a sentence.
+        peer: The peer's name: "the executor".
+        kind: The error class to raise, with a sentence.
     """
 
     def __init__(self, channel: Any, peer: str, kind: Callable[[str], Exception]) -> None:

@@ -1,7 +1,7 @@
 """A small file of a model directory, read without following a link out of it.
 
-A model directory comes from somebody else, and what its configuration, tokenizer and chat template hold leaves the
-process: in messages, and to clients. A link there to another file of this machine would publish that.
+A model directory comes from a third party, and what its configuration, tokenizer and chat template hold leaves the
+process: in messages, and to clients. A link there to another file of this machine would publish that file.
 """
 
 import errno
@@ -11,11 +11,11 @@ from pathlib import Path
 
 
 def read_model_file(path: Path) -> bytes:
-    """Return the content of a file that lies in its directory, or in the cache of the hub that this is a part of.
+    """Return the content of a file that lies in its directory, or in the hub's cache that the directory is a part of.
 
     Links inside of the directory are followed, such as Kubernetes makes them (`..data`).
 
-    Raises: OSError: it cannot be read, is a link out of there, or is no regular file.
+    Raises: OSError: the file cannot be read, is a link to another place, or is no regular file.
     """
     real = Path(os.path.realpath(path, strict=True))
     parent = path.parent.resolve()

@@ -1,12 +1,12 @@
-"""What executors require of a single request, whatever step it comes in: numbers to sample by, token ids, token rules.
+"""What executors require of a single request, whatever step it comes in: sampling parameters, token ids, token rules.
 
-An executor checks each admission, and the core of a scheduler what fronts of other processes submit: what an executor
-would refuse a step for, the core refuses to the one who asks for it.
+An executor checks each admission, and an engine the requests that fronts of other processes submit: what would make an
+executor refuse a step, the engine refuses to the front.
 """
 
 import numpy as np
 
-from octavo.values.sampling_parameters import INT32_MAX, NO_LOGPROBS, ROW_PARAMETERS
+from octavo.values.sampling_params_table import INT32_MAX, NO_LOGPROBS, ROW_PARAMS
 from octavo.values.wording import counted
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.step_wire.executor_info import ExecutorInfo
@@ -17,7 +17,7 @@ from octavo_shared.step_wire.token_rules import TokenRules, num_mask_bytes
 
 def check_sampling(who: str, row: SamplingRow) -> None:
     """Require numbers that the sampler can work with. Raises InvalidStepError: `who` has others."""
-    if not all(parameter.allows(getattr(row, parameter.name)) for parameter in ROW_PARAMETERS):
+    if not all(parameter.allows(getattr(row, parameter.name)) for parameter in ROW_PARAMS):
         raise InvalidStepError(f"{who} has sampling parameters out of range: {row}")
 
 

@@ -1,6 +1,6 @@
 """The sampling row of a slot, as a value and as a NumPy record.
 
-Written by `make protos` from octavo/values/sampling_parameters.py; changes here are lost.
+Written by `make protos` from octavo/values/sampling_params_table.py; changes here are lost.
 """
 
 from dataclasses import dataclass

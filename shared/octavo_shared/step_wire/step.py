@@ -1,7 +1,7 @@
 """The values of one step: what the scheduler decides, what the executor answers.
 
-Plain values, pure: NumPy only. Nobody changes one that is made, and those that every step or prompt has
-are not frozen: to make a frozen one takes twice as long. `batch_table.py` gives them their meaning, `wire.py`
+Plain values, pure: NumPy only. They are never changed once made. The values that every step or prompt has
+are not frozen: making a frozen one takes twice as long. `batch_table.py` gives them their meaning, `wire.py`
 their form on the wire.
 """
 
@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from octavo.values.sampling_parameters import INT32_MAX as INT32_MAX
-from octavo.values.sampling_parameters import NO_LOGPROBS as NO_LOGPROBS
+from octavo.values.sampling_params_table import INT32_MAX as INT32_MAX
+from octavo.values.sampling_params_table import NO_LOGPROBS as NO_LOGPROBS
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW as SAMPLING_ROW
@@ -30,7 +30,7 @@ TokenCounts = npt.NDArray[np.uint8]
 
 UNKNOWN_TOKEN = -1
 
-# Shared by all who have none: there is nothing in them to write to.
+# Shared by all deltas without slots: there is nothing in it to write to.
 _NO_SLOTS: Int32Array = np.empty(0, np.int32)
 _NO_PAIRS: Int32Array = np.empty((0, 2), np.int32)
 _NO_TRIPLES: Int32Array = np.empty((0, 3), np.int32)
@@ -80,7 +80,7 @@ def find_repeated(numbers: Int32Array) -> int | None:
 
 
 class Resources(NamedTuple):
-    """Which slots of an executor hold what an output uses; None: it uses none of that kind."""
+    """The slots of an executor with what an output uses; None: it uses nothing of that kind."""
 
     grammar_slot: int | None = None
 
@@ -95,9 +95,9 @@ class Admission:
     `token_ids` holds everything known: the prompt and, after a preemption, the output so far. The keys
     and values of the first `num_computed_tokens` are in the blocks by the time the slot has its first
     chunk; another slot may still be computing them. `token_rules` are those of its group; its forks have
-    them too. `num_prompt_logprobs`: with how many alternatives the log-probabilities of its prompt are
-    wanted; those are answered by the chunks that compute the prompt. `traceparent`: the span of its request, as
-    W3C Trace Context writes it; None: it is not traced. `resources`: what its output uses, and those of its forks.
+    them too. `num_prompt_logprobs`: how many alternatives to return with the prompt's log-probabilities;
+    the chunks that compute the prompt answer them. `traceparent`: the span of its request, as W3C Trace
+    Context writes it; None: it is not traced. `resources`: what its output uses, and its forks too.
     """
 
     slot: int
@@ -117,14 +117,14 @@ class Admission:
 def next_generation(generation: int) -> int:
     """Return the generation of the next use of a slot. It is an int32; 0 follows the largest one.
 
-    Two uses would be taken for each other only if all the others came and went while a step is in flight.
+    Two uses would be confused only if all the generations between them passed while a step is in flight.
     """
     return (generation + 1) & INT32_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A slot that branches off `parent_slot`: it shares tokens and blocks, and samples in its own way."""
+    """A slot that branches off `parent_slot`: it shares tokens and blocks, and samples on its own."""
 
     parent_slot: int
     slot: int
@@ -152,7 +152,7 @@ class GrammarLoaded:
 class TableDelta:
     """What one step changes in the table, and what it runs.
 
-    `apply` takes the fields in the order below; `prefill_chunks` then `forks` belong to the layout.
+    `apply` takes the fields in the order below; `prefill_chunks`, then `forks`, belong to the layout.
 
     A child of `beam_forks` is a copy of its parent as it is at that point, inactive. A child of `forks`
     gets its own token from the logits row that its parent has in this step.
@@ -177,7 +177,7 @@ class TableDelta:
 class PoolingInput:
     """A text, or a pair, that a step computes whole; it has no slot and no blocks.
 
-    `number` is its own in the step. `token_type_ids` has a byte for each token; empty: all are 0.
+    `number` identifies it in the step. `token_type_ids` has a byte for each token; empty: all are 0.
     """
 
     number: int
@@ -188,14 +188,14 @@ class PoolingInput:
 
 @dataclass(frozen=True, slots=True)
 class PoolingOutput:
-    """The vector or the scores of a `PoolingInput`; with `flag`, a `RowFlag`, they mean nothing. 0: none."""
+    """The vector or the scores of a `PoolingInput`; with a `flag` (a `RowFlag`; 0: none) they mean nothing."""
 
     number: int
     values: Float32Array
     flag: int = 0
 
 
-# Of the name of a block's content.
+# Length of the name of a block's content.
 BLOCK_NAME_BYTES = 16
 
 
@@ -241,12 +241,12 @@ class StepResult:
     """What the executor answers, in the order of the sample rows.
 
     `logprobs` is None if no row asked; rows that did not ask hold NaN. Rows of beam slots hold
-    `UNKNOWN_TOKEN` and NaN there; instead they have candidates: one beam row after the other, each as
+    `UNKNOWN_TOKEN` and NaN there; instead they have candidates: one beam row after the other, each with as
     many as its slot asks for, likeliest first, equally likely ones by token id. None: no beam row.
 
     Alternatives have the form of candidates: those of the sampled rows that ask for some, one row after
     the other, and those of the prompt tokens whose log-probabilities the step answers, one token after the
-    other. All log-probabilities are of the raw logits, but for candidates.
+    other. All log-probabilities are of the raw logits, except those of candidates.
 
     `row_flags` has a `RowFlag` in rows whose other entries mean nothing, and 0 in all others; None: all are 0. The
     log-probability of a prompt token is NaN where the logits are not finite.
@@ -276,12 +276,12 @@ class StepResult:
 
     @property
     def num_rows(self) -> int:
-        """Sample rows that it answers."""
+        """The number of sample rows that it answers."""
         return len(self.sampled_token_ids if self.token_counts is None else self.token_counts)
 
     @property
     def arrays(self) -> list[Int32Array | Float32Array]:
-        """What it has of tokens and log-probabilities: all arrays but the flags."""
+        """Its arrays of tokens and log-probabilities: all arrays but the flags."""
         optional = (
             self.logprobs,
             self.candidate_token_ids,

@@ -15,10 +15,10 @@ class StepLayout:
     """The rows of one step. Rows are sequences in the step: active slots ascending, then chunks.
 
     Sample rows are (logits row, slot) pairs: first the rows that reach the end of their sequence, in
-    row order, then the forks. Nothing is to be written to, the arrays least of all: some share memory.
+    row order, then the forks. Nothing here may be written to, the arrays least of all: some share memory.
 
-    With `allowances` a row of an active slot computes its last token and drafts behind it, and is sampled once for
-    each. On the scheduler its positions are then upper bounds, since steps before it are not resolved.
+    With `allowances` a row of an active slot computes its last token and the drafts behind it, and is sampled once for
+    each. On the scheduler its positions are then upper bounds, since earlier steps are not resolved.
     """
 
     slots: Int32Array  # [num_rows]
@@ -60,12 +60,12 @@ class StepLayout:
     def only_decodes(self) -> bool:
         """Whether all rows are those of active slots, each sampled once.
 
-        Steps that follow each other and decode the same sequences share `slots`, which then is `sample_slots` too.
+        Consecutive steps that decode the same sequences share `slots`, which then is `sample_slots` too.
         """
         return self.num_decodes == len(self.slots) == len(self.sample_rows) and self.allowances is None
 
     def ask_for_prompt_logprobs(self, asked: Int32Array, num_prompt_tokens: Int32Array) -> None:
-        """Say which log-probabilities of prompts the rows answer: the token at p is predicted by the one at p - 1.
+        """Say which log-probabilities of prompts the rows answer: the token at p is predicted by the token at p - 1.
 
         Args:
             asked: How many alternatives each row wants beside them, [num_rows]; `NO_LOGPROBS`: it asks for none.

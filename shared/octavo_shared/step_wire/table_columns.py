@@ -1,4 +1,4 @@
-"""The columns of the batch table, to be read: who checks a delta, or compares the two tiers, needs no more.
+"""The columns of the batch table, to be read: checking a delta, or comparing the two tiers, needs no more.
 
 Pure. Read next: `batch_table.py`, which writes them.
 """
@@ -14,7 +14,7 @@ from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
 from octavo_shared.step_wire.step import NO_LOGPROBS, BoolArray, Int32Array
 from octavo_shared.step_wire.step_layout import IndexArray
 
-# Of a cache group's device pool: tokens in a block, and number of blocks.
+# A cache group's device pool: tokens in a block, and number of blocks.
 BlockPool: TypeAlias = tuple[int, int]
 
 NO_GRAMMAR = -1
@@ -23,8 +23,8 @@ NO_GRAMMAR = -1
 class BlockTables:
     """The block tables of one cache group. Blocks are numbered from 0 here, whatever their ids are on the wire.
 
-    `block_ids`, [max_num_seqs, most blocks of a sequence], has `counts`, [max_num_seqs], entries in use of each slot;
-    what lies beyond is garbage. `first_id`: on the wire, of block 0.
+    `block_ids`, [max_num_seqs, most blocks of a sequence], has `counts`, [max_num_seqs], entries in use for each slot;
+    the rest is garbage. `first_id`: the id of block 0 on the wire.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, pool: BlockPool, first_id: int) -> None:
@@ -58,18 +58,18 @@ class TableColumns:
     - `num_prompt_tokens`: the original prompt; survives preemption.
     - `num_tokens`: tokens of the sequence, with those that sent steps may sample at most.
     - `num_scheduled_tokens`: tokens whose keys and values the cache holds after the sent steps, at most.
-    - `num_open_tokens`: of both, those that may not come; with all steps resolved there are none.
+    - `num_open_tokens`: of both, tokens that may not come; with all steps resolved there are none.
     - `num_known_tokens`: tokens whose values are here.
 
     An active slot has num_scheduled_tokens == num_tokens - 1: it decodes 1 to `allowance` tokens in every step.
-    `has_allowances`: whether any slot ever had an allowance above 1. From then on lengths depend on what the two
-    tiers know at different times, so the digest leaves them out.
+    `has_allowances`: whether any slot ever had an allowance above 1. From then on the two tiers know lengths
+    at different times, so the digest leaves them out.
 
     `groups` has the block tables of each cache group, `block_counts` their `counts`; `block_tables` and `num_blocks`
     are those of the first one.
 
-    `grammars` has an entry a grammar slot, None while it is empty; `grammar_slot` of a sequence is which of them its
-    output follows, or `NO_GRAMMAR`.
+    `grammars` has an entry for each grammar slot, None while it is empty; `grammar_slot` of a sequence is the grammar
+    slot that its output follows, or `NO_GRAMMAR`.
     """
 
     def __init__(

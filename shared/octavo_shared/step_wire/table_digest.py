@@ -4,23 +4,23 @@ import hashlib
 
 import numpy as np
 
-from octavo.values.sampling_parameters import NO_LOGPROBS, ROW_PARAMETERS
+from octavo.values.sampling_params_table import NO_LOGPROBS, ROW_PARAMS
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
 from octavo_shared.step_wire.table_columns import NO_GRAMMAR, TableColumns
 
-# The columns of release 0.1.0 are always in the digest; a later one where it says something, so that a peer of
-# another release comes to the same number until somebody uses it.
+# The columns of release 0.1.0 are always in the digest, a later one only where it has a value, so that a peer of
+# another release gets the same number until the column is used.
 _NUM_FIRST = 13
-_FIRST = [parameter.name for parameter in ROW_PARAMETERS[:_NUM_FIRST]]
+_FIRST = [parameter.name for parameter in ROW_PARAMS[:_NUM_FIRST]]
 _FIRST_ROW = np.dtype([(name, SAMPLING_ROW[name]) for name in _FIRST])
-_LATER = ROW_PARAMETERS[_NUM_FIRST:]
+_LATER = ROW_PARAMS[_NUM_FIRST:]
 _INT32 = np.dtype("<i4")
 
 
 def digest_of(table: TableColumns) -> int:
     """Return a 64-bit hash of the columns that the scheduler writes, of all live slots.
 
-    Lengths are among them until `TableColumns.has_allowances`.
+    Lengths are included until `TableColumns.has_allowances`.
     """
     slots = table.live.nonzero()[0]
     hasher = hashlib.blake2b(slots.astype(_INT32).tobytes(), digest_size=8)

@@ -1,4 +1,4 @@
-"""Which tokens a sequence may not get, or rather gets: what of its sampling is no single number.
+"""Which tokens a sequence may not get, or gets more likely: the sampling parameters that are no single number.
 
 Rules travel with the admission, once, and belong to all sequences of a group: a fork has its parent's.
 Next: `octavo_shared/step_wire/step.py`, where they are part of an `Admission`.
@@ -14,10 +14,10 @@ import numpy.typing as npt
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 
-# Stands in front of a word that is shorter than the longest one, and before the beginning of a history.
+# Fills up a word that is shorter than the longest one, and the place before the beginning of a history.
 NO_TOKEN = -1
 
-# The most that a request may have of each.
+# Limits of a request.
 MAX_BIASED_TOKENS = 300
 MAX_STOP_TOKEN_IDS = 64
 MAX_BANNED_TOKENS = 1024
@@ -31,17 +31,17 @@ _NO_WORDS: Int32Array = np.empty((0, 2), np.int32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRules:
-    """Rules on single tokens; nobody writes to the arrays. Token ids of one field are distinct.
+    """Rules on single tokens; the arrays are never written to. Token ids of one field are distinct.
 
     Attributes:
         biased_token_ids: Tokens whose logits get a bias, [num_biases].
         biases: The biases, [num_biases], finite.
-        stop_token_ids: What would end the output, kept out while it is shorter than `min_tokens`, [any].
-        banned_token_ids: Tokens that never come, [any].
-        banned_words: Sequences of two tokens or more that never come, [num_words, longest], right-aligned
+        stop_token_ids: Tokens that would end the output, kept out while it is shorter than `min_tokens`, [any].
+        banned_token_ids: Tokens that are never sampled, [any].
+        banned_words: Sequences of two tokens or more that are never sampled, [num_words, longest], right-aligned
             behind `NO_TOKEN`.
-        allowed_mask: Bit i of byte j stands for token 8 * j + i: only tokens with a 1 come; as many bytes
-            as the vocabulary needs, the bits behind it 0. None: all tokens may come.
+        allowed_mask: Bit i of byte j stands for token 8 * j + i: only tokens with a 1 are sampled; as many bytes
+            as the vocabulary needs, the bits behind it 0. None: all tokens are allowed.
     """
 
     biased_token_ids: Int32Array = field(default_factory=lambda: _NO_TOKENS)
@@ -53,7 +53,7 @@ class TokenRules:
 
     @property
     def always_apply(self) -> bool:
-        """Whether they change logits whatever the length of the output is."""
+        """Whether the rules change logits whatever the length of the output is."""
         return bool(
             len(self.biased_token_ids)
             or len(self.banned_token_ids)
@@ -63,18 +63,18 @@ class TokenRules:
 
     @property
     def is_neutral(self) -> bool:
-        """Whether they change nothing at all."""
+        """Whether the rules change nothing at all."""
         return not (self.always_apply or len(self.stop_token_ids))
 
     def token_ids(self) -> Int32Array:
-        """Return all tokens that are named, padding of words left out, [any]."""
+        """Return all tokens in the rules, without the padding of words, [any]."""
         words = self.banned_words
         return np.concatenate(
             (self.biased_token_ids, self.stop_token_ids, self.banned_token_ids, words[words != NO_TOKEN])
         )
 
     def content(self) -> bytes:
-        """Return all of it as bytes; equal rules have equal ones."""
+        """Return the rules as bytes; equal rules have equal bytes."""
         arrays = (self.biased_token_ids, self.biases, self.stop_token_ids, self.banned_token_ids)
         parts = [array.tobytes() for array in arrays]
         parts += [word[word != NO_TOKEN].tobytes() for word in self.banned_words]

@@ -1,7 +1,7 @@
 """Steps and their results between values and protobuf messages, for both tiers.
 
 Small delta arrays travel as packed repeated int32 (readable in grpcurl), N-long arrays as bytes of
-little-endian int32 and float32. No field is set when there is nothing to say: a steady decode step
+little-endian int32 and float32. Fields without content are unset: a steady decode step
 is epoch, step id and the few blocks that it appends.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.execution.v1 import sampling_params_pb2, step_pb2
-from octavo.values.sampling_parameters import ROW_PARAMETERS
+from octavo.values.sampling_params_table import ROW_PARAMS
 from octavo.values.wording import counted, shown
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar.grammar import Grammar
@@ -49,11 +49,11 @@ MAX_WIRE_VERSION = 2
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
 
-# Of why a grammar cannot be followed.
+# Longest reason why a grammar cannot be followed.
 MAX_ERROR_CHARS = 500
 
 _POOLING_TASKS = frozenset(task.value for task in PoolingTask)
-_NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMETERS)
+_NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMS)
 
 
 def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.ExecuteModelRequest:
@@ -89,10 +89,7 @@ def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.Execute
 
 
 def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
-    """Turn a message into a step.
-
-    Raises: InvalidStepError: an array has the wrong length.
-    """
+    """Turn a message into a step. Raises InvalidStepError: an array has the wrong length."""
     delta = TableDelta(
         released_slots=_slots(message.released_slots),
         grammar_drops=tuple(message.grammar_drops),
@@ -176,7 +173,7 @@ def encode_grammar_load(load: GrammarLoad) -> step_pb2.GrammarLoad:
 
 
 def decode_grammar_load(message: step_pb2.GrammarLoad) -> GrammarLoad:
-    """Turn a message into the load of a grammar. Raises InvalidStepError: its digest is another one."""
+    """Turn a message into the load of a grammar. Raises InvalidStepError: it has another digest."""
     load = GrammarLoad(message.grammar_slot, Grammar(message.body))
     if message.digest != load.grammar.digest:
         raise InvalidStepError(
@@ -213,7 +210,7 @@ def decode_registered_blocks(message: step_pb2.RegisteredBlocks) -> tuple[Int32A
 
 
 def _registered_blocks(message: step_pb2.ExecuteModelRequest) -> dict[str, Any]:
-    if not message.HasField("registered_blocks"):  # as mostly
+    if not message.HasField("registered_blocks"):  # the usual case
         return {}
     block_ids, names = decode_registered_blocks(message.registered_blocks)
     return {"registered_blocks": block_ids, "block_names": names}
@@ -243,10 +240,7 @@ def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:
 
 
 def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
-    """Turn a message into a step's result.
-
-    Raises: InvalidStepError: an array has the wrong length.
-    """
+    """Turn a message into a step's result. Raises InvalidStepError: an array has the wrong length."""
     sampled_token_ids = _array(message.sampled_token_ids, INT32, "sampled_token_ids")
     logprobs = _array(message.logprobs, FLOAT32, "logprobs") if message.logprobs else None
     if logprobs is not None and len(logprobs) != len(sampled_token_ids):
@@ -358,7 +352,7 @@ def _rows(message: step_pb2.ExecuteModelRequest, name: str, width: int) -> Int32
 def _tokens_with_logprobs(
     message: step_pb2.ExecuteModelResponse, kind: str
 ) -> tuple[Int32Array, Float32Array] | tuple[None, None]:
-    """Return the token ids and log-probabilities of one kind of a result; None: there are none."""
+    """Return the token ids and log-probabilities of one `kind` in a result; None: there are none."""
     token_ids = _array(getattr(message, f"{kind}_token_ids"), INT32, f"{kind}_token_ids")
     logprobs = _array(getattr(message, f"{kind}_logprobs"), FLOAT32, f"{kind}_logprobs")
     if len(logprobs) != len(token_ids):
@@ -367,7 +361,7 @@ def _tokens_with_logprobs(
 
 
 def _unless(neutral: Number, value: Number) -> Number | None:
-    """Return a value that has to be said, None if it is the neutral one."""
+    """Return a value for its field; None: it is neutral."""
     return None if value == neutral else value
 
 

@@ -1,8 +1,8 @@
-"""What both sides agreed on at Attach, and the messages that go beyond it: those are refused by name.
+"""What both sides agreed on at Attach, and the refusal, by name, of messages that go beyond it.
 
 From wire version 2 on each step has `feature_bits`, the capabilities whose fields it has, and its answer repeats
-them. So a field that a peer of another release does not know is never passed over in silence. A step of today has
-none of these fields; to find that out is one look at its last field. Read next: docs/execution-wire.md.
+them. So a field that a peer of another release does not know is never ignored in silence. Most steps have none of
+these fields, which one look at the last field shows. Read next: docs/execution-wire.md.
 """
 
 from collections.abc import Iterator
@@ -63,9 +63,9 @@ class WireAgreement:
         return self.version >= 2
 
     def check_step(self, step: step_pb2.ExecuteModelRequest) -> None:
-        """Accept a step, whose epoch is not 0, that needs nothing else than what was agreed on.
+        """Accept a step, whose epoch is not 0, that needs nothing beyond the agreement.
 
-        Raises: InvalidStepError: it does; nothing of it may be used.
+        Raises: InvalidStepError: it needs more; nothing of it may be used.
         """
         # Fields are listed by number. Mostly the last one is `feature_bits`, and 0: nothing is to be looked up.
         last, value = step.ListFields()[-1]
@@ -84,9 +84,9 @@ class WireAgreement:
         self._check_bits(step, fields)
 
     def check_answer(self, answer: step_pb2.ExecuteModelResponse, sent_bits: int) -> None:
-        """Accept an answer that repeats the feature bits of its step and has nothing that was not agreed on.
+        """Accept an answer that repeats the feature bits of its step and has nothing beyond the agreement.
 
-        Raises: ExecutorFaultError: it does not.
+        Raises: ExecutorFaultError: it does not, or has more.
         """
         fields = answer.ListFields()
         if fields and self.has_feature_bits:
@@ -110,7 +110,7 @@ class WireAgreement:
             )
 
     def _check_bits(self, step: step_pb2.ExecuteModelRequest, fields: list[tuple[str, Capability]]) -> None:
-        """Accept bits of what was agreed on, the capabilities of the step's `fields` among them."""
+        """Accept bits of agreed capabilities, the capabilities of the step's `fields` among them."""
         bits = step.feature_bits
         for number in range(bits.bit_length()):
             if bits >> number & 1 and number not in self.capabilities:

@@ -5,14 +5,14 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from octavo.execution.v1 import capability_pb2, execution_service_pb2, sampling_params_pb2
-from octavo.values.sampling_parameters import BY_NAME
+from octavo.values.sampling_params_table import BY_NAME
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
 from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import PoolingTask
 from octavo_shared.step_wire.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION
 
-# What `ExecutorInfo` has of the parameters of capabilities.
+# The parameters of capabilities that `ExecutorInfo` has.
 _DRAFT_PARAMETERS = ("max_allowance", "max_sample_rows")
 _GRAMMAR_PARAMETERS = ("num_grammar_slots", "matcher_id", "max_grammar_bytes")
 _POOLING_PARAMETERS = ("pooling_tasks", "embedding_size", "num_scores", "num_token_types", "is_generative")
@@ -56,7 +56,7 @@ def encode_capabilities(capabilities: Iterable[Capability]) -> list[capability_p
 def encode_parameters(
     info: ExecutorInfo, capabilities: AbstractSet[Capability]
 ) -> capability_pb2.CapabilityParameters | None:
-    """Return what an executor has of the parameters of some capabilities; None: there are none."""
+    """Return an executor's parameters of some capabilities; None: there are none."""
     parameters: dict[str, Any] = {}
     if Capability.VARIABLE_TOKENS in capabilities:
         parameters.update({name: getattr(info, name) for name in _DRAFT_PARAMETERS})
@@ -79,19 +79,19 @@ def encode_parameters(
 
 
 def decode_draft_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
-    """Return what `ExecutorInfo` has of the parameters of drafts; None: they are not agreed on."""
+    """Return `ExecutorInfo`'s parameters of drafts; None: they are not agreed on."""
     parameters = capability_pb2.CapabilityParameters() if message is None else message
     return {"max_allowance": max(1, parameters.max_allowance), "max_sample_rows": parameters.max_sample_rows}
 
 
 def decode_grammar_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
-    """Return what `ExecutorInfo` has of the parameters of grammars; None: they are not agreed on."""
+    """Return `ExecutorInfo`'s parameters of grammars; None: they are not agreed on."""
     parameters = capability_pb2.CapabilityParameters() if message is None else message
     return {name: getattr(parameters, name) for name in _GRAMMAR_PARAMETERS}
 
 
 def decode_pooling_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
-    """Return what `ExecutorInfo` has of the parameters of pooling; None: they are not agreed on."""
+    """Return `ExecutorInfo`'s parameters of pooling; None: they are not agreed on."""
     parameters = capability_pb2.CapabilityParameters() if message is None else message
     return {
         # Tasks of later releases are left out.
@@ -104,9 +104,9 @@ def decode_pooling_parameters(message: capability_pb2.CapabilityParameters | Non
 
 
 def decode_group_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
-    """Return what `ExecutorInfo` has of the parameters of cache groups; None: they are not agreed on.
+    """Return `ExecutorInfo`'s parameters of cache groups; None: they are not agreed on.
 
-    If a group is of a kind of a later release, there are none: the executor goes on with one block table.
+    If a cache group has a kind of a later release, there are none: the executor goes on with one block table.
     """
     groups = () if message is None else message.cache_groups
     if any(group.kind not in _CACHE_KINDS for group in groups):
@@ -126,7 +126,7 @@ def decode_group_parameters(message: capability_pb2.CapabilityParameters | None)
 
 
 def encode_sampling_defaults(defaults: Mapping[str, float]) -> sampling_params_pb2.SamplingDefaults | None:
-    """Turn a model's defaults into their message; None: it sets nothing."""
+    """Turn a model's defaults into their message; None: the model sets none."""
     return sampling_params_pb2.SamplingDefaults(**defaults) if defaults else None  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Token rules between values and messages; `step_wire/wire.py` has the admissions that they are part of."""
+"""Token rules between values and messages; `step_wire/wire.py` has the admissions that include them."""
 
 import itertools
 

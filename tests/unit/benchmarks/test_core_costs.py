@@ -1,4 +1,4 @@
-"""The scenarios of the core and its fleet measure what they say, and what they show of prefixes holds."""
+"""The scenarios of the planner and its fleet measure what they say, and what they show of prefixes holds."""
 
 from dataclasses import replace
 
@@ -24,17 +24,17 @@ def test_decode_steps_are_measured_with_and_without_eviction(num_sequences: int,
     assert 0 < figures["schedule, µs"] < figures["both, µs"] <= figures["both p99, µs"]
 
 
-def test_a_burst_is_dispatched_as_far_as_the_steps_of_the_cores_can_admit_it() -> None:
+def test_a_burst_is_dispatched_as_far_as_the_planners_steps_can_admit_it() -> None:
     figures, budget = burst_turn(2, 100), FLEET_BATCHED_TOKENS // FLEET_PROMPT_TOKENS
     assert figures["dispatched"] == figures["admitted"] == 2 * budget
     assert 0 < figures["to dispatch one, µs"] < figures["to dispatch and admit one, µs"]
 
 
 def test_a_full_fleet_has_no_slot_left_and_the_rest_waits() -> None:
-    cores = full_fleet(2, 16, num_waiting=10, num_tenants=5, num_outputs=1)
-    assert [core.batch.num_free_slots for core in cores.all] == [0, 0]
-    assert len(cores.queue) == 10
-    assert [int(core.batch.is_decoding.sum()) for core in cores.all] == [16, 16]
+    planners = full_fleet(2, 16, num_waiting=10, num_tenants=5, num_outputs=1)
+    assert [planner.batch.num_free_slots for planner in planners.all] == [0, 0]
+    assert len(planners.queue) == 10
+    assert [int(planner.batch.is_decoding.sum()) for planner in planners.all] == [16, 16]
 
 
 @pytest.mark.parametrize("loop", LOOPS[:2])
@@ -42,7 +42,7 @@ def test_requests_with_one_prefix_spread_over_the_executors(loop: OpenLoop) -> N
     num_placed, largest_over_mean, num_computed = spread(loop)
     assert sum(num_placed) == loop.num_requests
     assert largest_over_mean <= 1.25
-    assert num_computed <= loop.num_cores * (loop.prefix_tokens + 100) + 40 * loop.num_requests
+    assert num_computed <= loop.num_planners * (loop.prefix_tokens + 100) + 40 * loop.num_requests
 
 
 def test_a_few_requests_stay_where_their_prefix_is() -> None:

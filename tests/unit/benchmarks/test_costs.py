@@ -30,7 +30,7 @@ from tests.support.tokenizers import byte_level_backend
 
 FAKE_ENGINE = Path(__file__).parent / "end_to_end" / "fake_engine.py"
 # What a scenario could not measure if it looked at the wrong process, or if metrics became dear.
-BOUNDS = {"CPU of the core a step, µs": (100, math.inf), "share, %": (0.01, 15)}
+BOUNDS = {"CPU of the engine a step, µs": (100, math.inf), "share, %": (0.01, 15)}
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ async def test_a_person_has_commands_and_a_history(stand_in: StandIn) -> None:
     ]
 
 
-async def test_sampling_parameters_are_set_and_unset(stand_in: StandIn) -> None:
+async def test_sampling_params_are_set_and_unset(stand_in: StandIn) -> None:
     async with chatting("--address", stand_in.address, "--top-k", "5") as (screen, _):
         await typed(screen, "/set", "top_k 5")
         await typed(screen, "/set temperature 0.25", "temperature 0.25")

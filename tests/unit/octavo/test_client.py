@@ -131,7 +131,7 @@ async def test_an_argument_that_does_not_fit_is_named_before_it_is_sent(
     assert stand_in.requests == []
 
 
-async def test_sampling_parameters_are_keywords_too(stand_in: StandIn) -> None:
+async def test_sampling_params_are_keywords_too(stand_in: StandIn) -> None:
     async with Client(stand_in.address) as client:
         await client.generate("Why?", temperature=0, max_tokens=3)
         events = client.stream("Why?", SamplingParams(temperature=0.5, top_k=2), temperature=0.25)

@@ -103,21 +103,21 @@ def test_else_the_memory_counts() -> None:
     (
         3,
         torch.float32,
-        "holds 48 tokens of the model's 64; set --kv-cache-gib 0.000062, or --kv-cache-dtype bfloat16, which holds 96",
+        "holds 48 tokens of the model's 60; set --kv-cache-gib 0.000062, or --kv-cache-dtype bfloat16, which holds 96",
     ),
-    (1, torch.float32, "holds 16 tokens of the model's 64; set --kv-cache-gib 0.000062"),
-    (2, torch.bfloat16, "holds 32 tokens of the model's 64; set --kv-cache-gib 0.000031"),
+    (1, torch.float32, "holds 16 tokens of the model's 60; set --kv-cache-gib 0.000062"),
+    (2, torch.bfloat16, "holds 32 tokens of the model's 60; set --kv-cache-gib 0.000031"),
     (
         3,
         torch.bfloat16,
-        "holds 48 tokens of the model's 64; set --kv-cache-gib 0.000031, or --kv-cache-dtype int8, which holds 80",
+        "holds 48 tokens of the model's 60; set --kv-cache-gib 0.000031, or --kv-cache-dtype int8, which holds 80",
     ),
 )
 def test_a_cache_that_is_too_short_for_the_model_says_what_would_hold_it(
     num_blocks: int, dtype: torch.dtype, said: str | None
 ) -> None:
     shape = replace(SHAPE, dtype=dtype)
-    assert why_short(shape, num_blocks, 64) == (None if said is None else f"the KV cache {said}")
+    assert why_short(shape, num_blocks, 60) == (None if said is None else f"the KV cache {said}")
 
 
 @each_row(-5 * GIB, 0, SHAPE.bytes_per_block - 1)

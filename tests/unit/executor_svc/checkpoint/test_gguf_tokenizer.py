@@ -176,6 +176,7 @@ def test_every_cut_that_is_accepted_has_ids_of_llama_cpp(tmp_path: Path) -> None
 @each_row(
     ({}, [1], []),
     ({"bos_token_id": None}, [1], []),  # llama.cpp's 1 and 2
+    ({"token_type": None}, [1], []),
     ({"add_eos_token": True}, [1], [2]),
     ({"add_eos_token": True, "add_bos_token": False}, [], [2]),
 )

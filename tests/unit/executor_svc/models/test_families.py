@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from executor_svc.models.families import parse_config
+from executor_svc.models.families.common import alibi_slopes
 from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 from tests.support.each_row import each_row
 
@@ -121,6 +122,27 @@ def test_the_first_layers_of_qwen_have_no_window(
     settings = {"use_sliding_window": is_on, "sliding_window": 7, "max_window_layers": num_whole}
     config = parse_config({"architectures": [architecture], **SIZES, **settings}, SOURCE)
     assert tuple(layer.attention.window_tokens for layer in config.layers) == windows
+
+
+@each_row(
+    # As of the first Llama: heads share nothing.
+    ({}, (6, 16, 10_000.0, 2048)),
+    ({"num_key_value_heads": 2, "head_dim": 10, "rope_theta": 5e5, "max_position_embeddings": 70}, (2, 10, 5e5, 70)),
+)
+def test_what_is_taken_for_what_the_oldest_files_lack(
+    settings: dict[str, object], expected: tuple[object, ...]
+) -> None:
+    sizes = {**SIZES, "hidden_size": 96, "num_attention_heads": 6}
+    config = parse_config({"architectures": ["LlamaForCausalLM"], **sizes, **settings}, SOURCE)
+    rope = config.layers[0].rope
+    assert rope is not None
+    found = (config.num_key_value_heads, config.head_dim, rope.theta, config.max_position_embeddings)
+    assert found == expected
+    assert not config.tie_word_embeddings
+
+
+def test_slopes_of_heads_that_are_no_power_of_two_lie_between_those_of_the_nearest_one() -> None:
+    assert alibi_slopes(7) == tuple(2.0**-power for power in (2, 4, 6, 8, 1, 3, 5))
 
 
 @each_row(*REFUSED)

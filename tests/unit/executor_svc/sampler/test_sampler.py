@@ -65,7 +65,7 @@ def transformers_scores(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
 FILTERS = [row for row in ROWS_OF_FILTERS if row.typical_p == 1]
 
 
-@each_row(*product([500, 8 * WIDTHS[-1]], FILTERS))
+@each_row(*product([1000, 8 * WIDTHS[-1]], FILTERS))
 def test_filtered_scores_equal_transformers(vocab_size: int, row: SamplingRow) -> None:
     logits = random_logits(6, vocab_size)
 

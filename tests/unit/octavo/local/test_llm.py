@@ -176,7 +176,7 @@ async def test_a_scheduler_that_stops_is_the_cause_and_not_the_lost_connection(
         await ask(stand_in, monkeypatch, lambda llm: llm.generate(["lost", "lost"], progress=False))
 
 
-async def test_sampling_parameters_are_keywords_too_and_win(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sampling_params_are_keywords_too_and_win(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     base = SamplingParams(temperature=0.5, top_k=4)
     await ask(
         stand_in,

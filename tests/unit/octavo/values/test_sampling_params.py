@@ -12,8 +12,8 @@ import pytest
 from octavo import SamplingParams
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_pb2
-from octavo.values.sampling_parameters import SAMPLING_PARAMETERS
 from octavo.values.sampling_params import _GRAMMARS, EarlyStopping
+from octavo.values.sampling_params_table import SAMPLING_PARAMS
 from tests.support.each_row import each_row
 
 
@@ -132,7 +132,7 @@ def test_a_number_that_cannot_travel_is_refused_with_its_value_and_limit() -> No
         "max_tokens": "a whole number, at least 1 and at most 4294967295",
         "seed": "a whole number, from 0 to 18446744073709551615",
     }
-    numbers = {parameter.name: parameter for parameter in SAMPLING_PARAMETERS if parameter.is_public}
+    numbers = {parameter.name: parameter for parameter in SAMPLING_PARAMS if parameter.is_public}
     for name, parameter in numbers.items():
         rule = rules.get(name, f"a number, {parameter.limit}")
         too_large = [value for value in HUGE if value >= (2**64 if name == "seed" else 2**32)]

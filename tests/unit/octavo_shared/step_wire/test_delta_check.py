@@ -243,7 +243,7 @@ def test_refused_delta_names_slot_and_rule_and_changes_nothing(case: str) -> Non
 
 
 @each_row(*product([SamplingRow(**row) for row in OUT_OF_RANGE], [2, 3]))
-def test_sampling_parameters_out_of_range_are_refused_in_admissions_and_forks(sampling: SamplingRow, slot: int) -> None:
+def test_sampling_params_out_of_range_are_refused_in_admissions_and_forks(sampling: SamplingRow, slot: int) -> None:
     table = decoding_table()
     before = columns(table)
     forks = TableDelta(forks=(Fork(0, 3, 1, sampling),))
@@ -255,7 +255,7 @@ def test_sampling_parameters_out_of_range_are_refused_in_admissions_and_forks(sa
 
 
 @each_row(*[SamplingRow(**row) for row in AT_THE_ENDS])
-def test_sampling_parameters_at_the_ends_of_their_ranges_are_taken(sampling: SamplingRow) -> None:
+def test_sampling_params_at_the_ends_of_their_ranges_are_taken(sampling: SamplingRow) -> None:
     table = decoding_table()
 
     table.apply(admitting(sampling=sampling))

@@ -64,8 +64,8 @@ def test_a_table_has_the_quotas_of_its_tenant_and_the_flags_say_the_rest(tmp_pat
     ('["*"]\nwaiting = "9"\n', ", [*]: waiting is '9'; it must be a whole number"),
     ("[red]\nwaiting = 11\n", ", [red]: waiting is 11; it must be at most 10 (--max-waiting-requests)"),
     ("[red]\ntokens_per_minute = -5\n", ", [red]: tokens_per_minute is -5; it must be at least 1: to refuse a"),
-    ("[gateway]\n", ", [gateway] is also a name in --trusted-clients: whoever has that certificate acts for any"),
-    ("[octavo-front]\n", ", [octavo-front] is also a name in --trusted-fronts: whoever has that certificate acts"),
+    ("[gateway]\n", ", [gateway] is also a name in --trusted-clients: a client with that certificate acts for"),
+    ("[octavo-front]\n", ", [octavo-front] is also a name in --trusted-fronts: a client with that certificate acts"),
 )
 def test_a_wrong_file_is_one_sentence_with_its_place(text: str | bytes, sentence: str, *, tmp_path: Path) -> None:
     with pytest.raises(TenantsFileError) as caught:

@@ -182,7 +182,7 @@ FAULTS: dict[Fault, str] = {
     free_a_host_block_twice: "a block is free twice",
     lose_a_slot: "a slot got lost",
     share_a_slot: "two running sequences share a slot",
-    forget_the_owner_of_a_slot: "a slot belongs to somebody else",
+    forget_the_owner_of_a_slot: "a slot belongs to another sequence",
     age_a_slot: "a slot has another generation",
     release_a_slot: "a running sequence has no live slot",
     vacate_a_slot_by_half: "the list of vacated slots and its column differ",
@@ -236,7 +236,7 @@ def count_a_follower_twice(planner: ExecutorPlanner) -> None:
 
 FAULTS_OF_SLOTS: dict[Fault, str] = {
     begin_its_load_again: "a sequence uses a thing that is not loaded yet",
-    give_its_slot_away: "a sequence uses another thing than its own",
+    give_its_slot_away: "a sequence uses a thing that its group did not ask for",
     count_a_follower_twice: "followers are miscounted",
 }
 

@@ -219,9 +219,9 @@ def test_an_output_that_ends_while_its_request_waits_for_a_core_costs_a_token_an
     stage.bench.queue.add(evacuated)
     stage.step(scheduled_at_s=3.0, delivered_at_s=3.5)
     stage.step(scheduled_at_s=4.0, delivered_at_s=4.5)
-    assert request.num_tokens_of[0] == 2, "what comes behind the stop string does not count"
+    assert request.ends[0].num_tokens == 2, "what comes behind the stop string does not count"
     assert len(evacuated.live_sequences) == 1
-    sink_of(request).handle.finish_output(1, request.num_tokens_of[1], FinishReason.STOP)
+    sink_of(request).handle.finish_output(1, request.ends[1].num_tokens, FinishReason.STOP)
     assert [ended.finish_reason for ended in stage.ended] == [FinishReason.STOP]
     assert not planner.batch.running
 

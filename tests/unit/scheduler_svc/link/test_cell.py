@@ -10,7 +10,8 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from octavo_shared.errors import NoExecutorError, QueueFullError, UnavailableError
 from octavo_shared.step_wire.step import SamplingRow
-from scheduler_svc.link.cell import Cell, Joined
+from scheduler_svc.link.cell import Cell
+from scheduler_svc.link.engines_in_use import Joined
 from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.link.state import UNREACHABLE, CoreState
 from scheduler_svc.request.continuation import Continuation, ContinuedOutput
@@ -85,7 +86,8 @@ async def test_whichever_engine_answers_first_what_most_serve_is_used_until_its_
     for is_silent in (False, True):
         cell = cell_of(UNREACHABLE, UNREACHABLE, serves("new"), UNREACHABLE, UNREACHABLE)
         if is_silent:
-            cell.engines[3].core_trouble = cell.engines[4].core_trouble = "connection refused"
+            for engine in cell.engines[3:]:
+                engine._stream.trouble = "connection refused"
         tell(cell, 0, serves("old"))
         assert tell(cell, 1, serves("old")) == "old"
         tell(cell, 3, serves("new"))
@@ -126,7 +128,7 @@ async def test_what_was_aborted_goes_on_nowhere_when_its_engine_is_gone() -> Non
     for task in tasks[:2]:
         task.cancel()
     await asyncio.sleep(0)
-    await lost._lose("it is gone")
+    await lost.lose("it is gone")
     await asyncio.sleep(0)
     assert [remote.request.request_id for remote in other._requests.values()] == ["r2"]
     assert lost.num_requests == 0
@@ -140,7 +142,7 @@ async def test_requests_that_no_other_engine_goes_on_with_end_each_once() -> Non
     tasks = await asked(cell, 3)
     info = replace(MODEL.info, model_hash="another")
     other.scheduler_id, other.model = lost.scheduler_id, replace(MODEL, info=info)
-    await lost._lose("it is gone")
+    await lost.lose("it is gone")
     await asyncio.sleep(0)
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert {str(error) for error in ended} == {"the scheduler came back with a different model; retry"}

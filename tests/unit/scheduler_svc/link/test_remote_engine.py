@@ -74,7 +74,9 @@ async def test_a_front_asks_for_its_core_ever_less_often_until_it_has_one(monkey
         return Welcoming()
 
     core = RemoteEngine(open_channel, "0", nothing, Mock())
-    monkeypatch.setattr(core, "_run_session", lambda _: core._take(pb.JoinResponse(welcome=pb.CoreWelcome()), Mock()))
+    monkeypatch.setattr(
+        core._stream, "_run_session", lambda _: core.take(pb.JoinResponse(welcome=pb.CoreWelcome()), Mock())
+    )
     monkeypatch.setattr(asyncio, "sleep", pause)
     with pytest.raises(asyncio.CancelledError):
         await core.run()
@@ -103,13 +105,13 @@ async def test_what_was_aborted_ends_with_its_core_and_no_other_core_goes_on_wit
         asyncio.create_task(core.submit(request, sink, model)) for request, sink in zip(requests, sinks, strict=True)
     ]
     await asyncio.sleep(0)
-    await core._take(pb.JoinResponse(accepted=[1]), Mock())
+    await core.take(pb.JoinResponse(accepted=[1]), Mock())
     [handle] = sinks[0].begin.call_args.args
     handle.abort(RequestAbortedError("its client left"))
     tasks[1].cancel()
     await asyncio.sleep(0)
     assert core.num_requests == 3  # the core says when they end
-    await core._lose("it is gone")
+    await core.lose("it is gone")
     assert core.num_requests == 1
     assert [str(sink.end.call_args.args[1]) for sink in sinks if sink.end.called] == [
         "its client left",
@@ -125,9 +127,9 @@ async def test_what_is_aborted_while_the_core_is_away_ends_at_once() -> None:
     request = EngineRequest("r1", np.zeros(3, np.int32), SamplingRow(), StopConditions())
     submitted = asyncio.create_task(core.submit(request, sink, model))
     await asyncio.sleep(0)
-    await core._take(pb.JoinResponse(accepted=[1]), Mock())
+    await core.take(pb.JoinResponse(accepted=[1]), Mock())
     await submitted
-    await core._lose("it is gone")
+    await core.lose("it is gone")
     [handle] = sink.begin.call_args.args
     handle.abort(RequestAbortedError("its client left"))
     assert (core.num_requests, str(sink.end.call_args.args[1])) == (0, "its client left")

@@ -87,7 +87,7 @@ def message(tokens: list[tuple[int, int, Token]]) -> pb.JoinResponse:
 
 async def _take(core: RemoteEngine, *messages: pb.JoinResponse) -> None:
     for each in messages:
-        await core._take(each, Mock())
+        await core.take(each, Mock())
 
 
 def ends(answer: list[list[Token]]) -> pb.JoinResponse:

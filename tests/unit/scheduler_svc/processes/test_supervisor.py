@@ -173,7 +173,7 @@ def test_a_front_has_the_settings_of_what_clients_meet_and_leaves_probes_and_met
         "log_format": "json",
     }
     config = SchedulerConfig.model_validate(given)
-    front = FrontConfig.model_validate_json(front_config(config, "unix:/core:0", 3).model_dump_json())
-    assert (front.engine, front.front_id, front.exit_on_stdin_close) == (("unix:/core:0",), "3", True)
+    front = FrontConfig.model_validate_json(front_config(config, "unix:/engine:0", 3).model_dump_json())
+    assert (front.engine, front.front_id, front.exit_on_stdin_close) == (("unix:/engine:0",), "3", True)
     differ = {name for name in ClientSideConfig.model_fields if getattr(front, name) != getattr(config, name)}
     assert differ == {"health_listen", "metrics_listen", "exit_on_stdin_close"}

@@ -19,7 +19,7 @@ def test_a_group_goes_where_grammars_are_followed_and_else_its_absence_is_named(
     bench = FleetBench(small_limits())
     asking = group(0, 2, grammar=ONE)
     assert not bench.fleet.can_ever_take(asking)
-    assert bench.fleet.lacks_its_kind(asking)
+    assert bench.fleet.must_not_go_on(asking)
     assert "the capability GRAMMARS" in bench.fleet.why_never(asking)
     able = bench.attach(small_limits(grammar_slots=1))
     assert bench.fleet.place(asking, 0.0) is able.planner
@@ -40,7 +40,7 @@ def test_what_has_begun_goes_on_only_at_an_equal_matcher() -> None:
     bench.fleet.note_loss(moving, "first")
     bench.step(other)
     assert running(other) == ""
-    assert bench.fleet.lacks_its_kind(moving)
+    assert bench.fleet.must_not_go_on(moving)
     assert "grammar goes with the matcher 'toy'" in bench.fleet.why_never(moving)
     equal = bench.attach(limits)
     bench.run()

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from octavo.generation.v1 import generation_pb2
-from octavo.values.sampling_parameters import SAMPLING_PARAMETERS, SamplingParameter, Stage
+from octavo.values.sampling_params_table import SAMPLING_PARAMS, SamplingParam, Stage
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.step_wire.step import NO_LOGPROBS, SamplingRow
 from scheduler_svc.front.api.sampling_validation import sampling_row
 from tests.support.each_row import each_row
 from tests.support.sampling_ranges import at_the_ends, beyond
 
-IN_ROW = [p for p in SAMPLING_PARAMETERS if p.is_public and p.wire_number is not None]
+IN_ROW = [p for p in SAMPLING_PARAMS if p.is_public and p.wire_number is not None]
 ENDS = [(parameter, value) for parameter in IN_ROW for value in at_the_ends(parameter)]
 # What the field's own type cannot hold never arrives.
 BEYOND = [(p, value) for p in IN_ROW if p.name != "seed" for value in beyond(p) if not (p.is_whole and value < 0)]
@@ -23,12 +23,12 @@ def row_of(is_beam: Any = False, /, **params: Any) -> SamplingRow:
 
 
 @each_row(*ENDS)
-def test_a_number_at_the_end_of_its_range_reaches_the_row(parameter: SamplingParameter, value: float) -> None:
+def test_a_number_at_the_end_of_its_range_reaches_the_row(parameter: SamplingParam, value: float) -> None:
     assert getattr(row_of(**{parameter.name: value}), parameter.name) == pytest.approx(value)
 
 
 @each_row(*BEYOND)
-def test_a_number_beyond_its_range_is_refused_with_the_limit(parameter: SamplingParameter, value: float) -> None:
+def test_a_number_beyond_its_range_is_refused_with_the_limit(parameter: SamplingParam, value: float) -> None:
     with pytest.raises(InvalidFieldError) as caught:
         row_of(**{parameter.name: value})
 
@@ -55,7 +55,7 @@ def test_min_tokens_above_max_tokens_is_refused_with_both_numbers() -> None:
 
 
 @each_row(*ENDS)
-def test_a_beam_has_what_changes_logits_and_nothing_that_draws(parameter: SamplingParameter, value: float) -> None:
+def test_a_beam_has_what_changes_logits_and_nothing_that_draws(parameter: SamplingParam, value: float) -> None:
     row = row_of(True, **{parameter.name: value})
 
     is_read = parameter.stage not in (Stage.FILTER, Stage.DRAW)

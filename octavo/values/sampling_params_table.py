@@ -51,7 +51,7 @@ BEAMLESS_STAGES = (Stage.FILTER, Stage.DRAW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParameter:
+class SamplingParam:
     """One parameter.
 
     Attributes:
@@ -128,8 +128,8 @@ class SamplingParameter:
         return str(int(bound)) if self.is_whole and bound is not None else f"{bound:g}"
 
 
-SAMPLING_PARAMETERS = (
-    SamplingParameter(
+SAMPLING_PARAMS = (
+    SamplingParam(
         name="temperature",
         kind=Kind.FLOAT,
         doc="Higher values are more random; 0: greedy decoding.",
@@ -140,7 +140,7 @@ SAMPLING_PARAMETERS = (
         stage=Stage.FILTER,
         may_model_set=True,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="top_k",
         kind=Kind.COUNT,
         doc="Sample from this many of the most likely tokens; 0: all.",
@@ -149,7 +149,7 @@ SAMPLING_PARAMETERS = (
         stage=Stage.FILTER,
         may_model_set=True,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="top_p",
         kind=Kind.FLOAT,
         doc="Nucleus sampling: keep the most likely tokens whose probabilities add up to this.",
@@ -160,7 +160,7 @@ SAMPLING_PARAMETERS = (
         stage=Stage.FILTER,
         may_model_set=True,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="min_p",
         kind=Kind.FLOAT,
         doc="Drop tokens less likely than this fraction of the most likely one.",
@@ -169,7 +169,7 @@ SAMPLING_PARAMETERS = (
         stage=Stage.FILTER,
         may_model_set=True,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="typical_p",
         kind=Kind.FLOAT,
         doc="Typical sampling: keep the most typical tokens whose probabilities add up to this.",
@@ -180,7 +180,7 @@ SAMPLING_PARAMETERS = (
         stage=Stage.FILTER,
         may_model_set=True,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="repetition_penalty",
         kind=Kind.FLOAT,
         doc="Above 1: makes tokens that are in the prompt or the output less likely.",
@@ -192,7 +192,7 @@ SAMPLING_PARAMETERS = (
         stage=Stage.PROCESSOR,
         may_model_set=True,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="presence_penalty",
         kind=Kind.FLOAT,
         doc="Subtract this from the logit of each token that is in the output.",
@@ -201,7 +201,7 @@ SAMPLING_PARAMETERS = (
         wire_number=11,
         stage=Stage.PROCESSOR,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="frequency_penalty",
         kind=Kind.FLOAT,
         doc="Subtract this from a token's logit for each time it occurs in the output.",
@@ -210,7 +210,7 @@ SAMPLING_PARAMETERS = (
         wire_number=12,
         stage=Stage.PROCESSOR,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="min_tokens",
         kind=Kind.COUNT,
         doc="Minimum number of output tokens.",
@@ -218,7 +218,7 @@ SAMPLING_PARAMETERS = (
         wire_number=13,
         wire_doc="Output tokens before which none of TokenRules.stop_token_ids is sampled.",
     ),
-    SamplingParameter(
+    SamplingParam(
         name="max_tokens",
         kind=Kind.COUNT,
         doc="Maximum number of output tokens.",
@@ -226,7 +226,7 @@ SAMPLING_PARAMETERS = (
         absent="as many as fit",
         low=1,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="seed",
         kind=Kind.SEED,
         doc="Equal seeds give equal outputs, whatever else is running.",
@@ -239,21 +239,21 @@ SAMPLING_PARAMETERS = (
         wire_doc="Seed of the randomness, always set by the scheduler. One uniform number for each sample row comes "
         "from a hash of (seed, output_index, number of output tokens).",
     ),
-    SamplingParameter(name="n", kind=Kind.COUNT, doc="Number of outputs.", default=1, low=1),
-    SamplingParameter(
+    SamplingParam(name="n", kind=Kind.COUNT, doc="Number of outputs.", default=1, low=1),
+    SamplingParam(
         name="best_of",
         kind=Kind.COUNT,
         doc="Generate this many outputs and return the n most likely, best first.",
         default=None,
         absent="n",
     ),
-    SamplingParameter(
+    SamplingParam(
         name="beam_width",
         kind=Kind.COUNT,
         doc="Beam search with this many beams for the n best outputs, instead of sampling.",
         absent="no beam search",
     ),
-    SamplingParameter(
+    SamplingParam(
         name="length_penalty",
         kind=Kind.FLOAT,
         doc="Beam search only: above 0 favours long outputs, below 0 short ones.",
@@ -261,7 +261,7 @@ SAMPLING_PARAMETERS = (
         low=-10,
         high=10,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="logprobs",
         kind=Kind.COUNT,
         doc="Return log-probabilities: of each token, and of this many of the most likely alternatives.",
@@ -269,7 +269,7 @@ SAMPLING_PARAMETERS = (
         absent="none",
         high=MAX_ALTERNATIVES,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="prompt_logprobs",
         kind=Kind.COUNT,
         doc="Return log-probabilities of the prompt tokens, as logprobs does for the output.",
@@ -277,7 +277,7 @@ SAMPLING_PARAMETERS = (
         absent="none",
         high=MAX_ALTERNATIVES,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="output_index",
         kind=Kind.COUNT,
         doc="Which output of the request this slot makes; range 0 to n less 1.",
@@ -285,7 +285,7 @@ SAMPLING_PARAMETERS = (
         wire_number=6,
         is_public=False,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="num_logprobs",
         kind=Kind.COUNT,
         doc="Number of alternatives whose log-probabilities are wanted besides the sampled token's. 0: the sampled "
@@ -297,7 +297,7 @@ SAMPLING_PARAMETERS = (
         wire_number=7,
         is_public=False,
     ),
-    SamplingParameter(
+    SamplingParam(
         name="num_candidates",
         kind=Kind.COUNT,
         doc="Above 0: a beam slot. Its rows answer this many of the likeliest tokens and sample nothing; at most the "
@@ -309,16 +309,16 @@ SAMPLING_PARAMETERS = (
 )
 
 # The columns of a row, in the order of the wire.
-ROW_PARAMETERS = tuple(
+ROW_PARAMS = tuple(
     sorted(
-        (parameter for parameter in SAMPLING_PARAMETERS if parameter.wire_number is not None),
+        (parameter for parameter in SAMPLING_PARAMS if parameter.wire_number is not None),
         key=lambda parameter: parameter.wire_number or 0,
     )
 )
 
-BY_NAME: Mapping[str, SamplingParameter] = {parameter.name: parameter for parameter in SAMPLING_PARAMETERS}
+BY_NAME: Mapping[str, SamplingParam] = {parameter.name: parameter for parameter in SAMPLING_PARAMS}
 
 
-def of_stage(stage: Stage) -> tuple[SamplingParameter, ...]:
+def of_stage(stage: Stage) -> tuple[SamplingParam, ...]:
     """Return the parameters that the sampler reads at a stage, in the order in which it applies them."""
-    return tuple(parameter for parameter in SAMPLING_PARAMETERS if parameter.stage is stage)
+    return tuple(parameter for parameter in SAMPLING_PARAMS if parameter.stage is stage)

@@ -1,4 +1,4 @@
-"""At which engine process of a cell a request runs: the same one on every front, unless that one has too much to do.
+"""At which engine of a cell a request runs: the same one on every front, unless that engine has too much to do.
 
 Consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam: arXiv 1608.01350), by rendezvous hashing
 (Thaler, Ravishankar, 1998): an engine that comes or goes changes the place of its share of the prompts only.
@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from scheduler_svc.request.engine_request import EngineRequest
 
 # What an engine may have to do at most, as a multiple of its share by its slots, as a front sees it. Fronts hear late
-# of each other's requests: so none really has more than 1.25 times its share.
+# of each other's requests, so an engine may really have up to 1.25 times its share.
 LOAD_BOUND = 1.1
 
 # Tokens of a prompt that decide where it goes, in whole blocks: as a rule the beginning of a system prompt.
@@ -46,9 +46,9 @@ def prefix_of(request: EngineRequest, block_size_tokens: int) -> bytes:
 
 
 def choose_place(prefix: bytes, width: int, places: Sequence[_Place]) -> _Place:
-    """Return where so many sequences run whose prompt begins so.
+    """Return where `width` sequences with a prompt of this prefix run.
 
-    The first place by its hash that stays within the bound, and has free slots if any has; else the least loaded one.
+    The first place by its hash that stays within the bound, and has free slots if any place has; else the least loaded.
     """
     ranked = sorted(places, key=lambda place: _score(place.scheduler_id, prefix), reverse=True)
     num_taken = width + sum(place.num_taken for place in ranked)

@@ -9,13 +9,13 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from octavo.execution.v1 import sampling_params_pb2
 from octavo.generation.v1 import generation_pb2
-from octavo.values import sampling_parameters
-from octavo.values.sampling_parameters import (
+from octavo.values import sampling_params_table
+from octavo.values.sampling_params_table import (
     BY_NAME,
-    ROW_PARAMETERS,
-    SAMPLING_PARAMETERS,
+    ROW_PARAMS,
+    SAMPLING_PARAMS,
     Kind,
-    SamplingParameter,
+    SamplingParam,
     Stage,
     of_stage,
 )
@@ -25,7 +25,7 @@ from tests.support.each_row import each_row
 from tests.support.sample_rows import ROWS_OF_FILTERS
 
 ROOT = Path(__file__).parents[4]
-PUBLIC = [parameter for parameter in SAMPLING_PARAMETERS if parameter.is_public]
+PUBLIC = [parameter for parameter in SAMPLING_PARAMS if parameter.is_public]
 PUBLIC_TYPES = {
     Kind.FLOAT: FieldDescriptor.TYPE_FLOAT,
     Kind.COUNT: FieldDescriptor.TYPE_UINT32,
@@ -44,7 +44,7 @@ def public_comment(name: str) -> str:
 
 
 @each_row(*PUBLIC)
-def test_the_public_field_is_as_the_table_says(parameter: SamplingParameter) -> None:
+def test_the_public_field_is_as_the_table_says(parameter: SamplingParam) -> None:
     field = generation_pb2.SamplingParams.DESCRIPTOR.fields_by_name[parameter.name]
 
     assert field.type == PUBLIC_TYPES[parameter.kind]
@@ -65,13 +65,13 @@ def test_every_public_number_is_in_the_table() -> None:
 
 def test_a_row_its_record_and_its_message_have_the_same_numbers() -> None:
     fields = {field.name: field for field in sampling_params_pb2.SamplingParams.DESCRIPTOR.fields}
-    names = [parameter.name for parameter in ROW_PARAMETERS]
+    names = [parameter.name for parameter in ROW_PARAMS]
 
     assert list(SamplingRow.__dataclass_fields__) == list(SAMPLING_ROW.names or ()) == names
-    assert {name: field.number for name, field in fields.items()} == {p.name: p.wire_number for p in ROW_PARAMETERS}
-    assert SamplingRow().as_tuple() == tuple(parameter.row_value for parameter in ROW_PARAMETERS)
+    assert {name: field.number for name, field in fields.items()} == {p.name: p.wire_number for p in ROW_PARAMS}
+    assert SamplingRow().as_tuple() == tuple(parameter.row_value for parameter in ROW_PARAMS)
     assert {name for name, field in fields.items() if field.has_presence} == {
-        parameter.name for parameter in ROW_PARAMETERS if parameter.row_value
+        parameter.name for parameter in ROW_PARAMS if parameter.row_value
     }
 
 
@@ -92,19 +92,19 @@ def test_a_range_has_its_ends_and_its_words(name: str, allowed: list[float], ref
 
 
 def test_a_default_and_a_neutral_value_are_in_their_range() -> None:
-    for parameter in SAMPLING_PARAMETERS:
+    for parameter in SAMPLING_PARAMS:
         for value in (parameter.default, parameter.neutral):
             assert value is None or parameter.allows(value), parameter.name
 
 
 @each_row(*of_stage(Stage.FILTER))
-def test_the_samplers_are_compared_on_rows_with_each_filter(parameter: SamplingParameter) -> None:
+def test_the_samplers_are_compared_on_rows_with_each_filter(parameter: SamplingParam) -> None:
     """Torch, C and Triton give the same tokens of these rows: one that does not read a filter is found there."""
     assert any(getattr(row, parameter.name) != parameter.row_value for row in ROWS_OF_FILTERS)
 
 
 def test_the_table_needs_nothing_that_a_client_lacks() -> None:
-    tree = ast.parse(inspect.getsource(sampling_parameters))
+    tree = ast.parse(inspect.getsource(sampling_params_table))
 
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
     assert {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)} == {
@@ -118,10 +118,10 @@ def test_the_digest_of_sampling_rows_is_that_of_the_last_release() -> None:
     """A later parameter is in it only where it is used: a peer that lacks it comes to the same number until then."""
     table = BatchTable(2, 8, 4, 4)
     table.live[1] = True
-    first = [parameter.name for parameter in ROW_PARAMETERS if (parameter.wire_number or 0) <= 13]
+    first = [parameter.name for parameter in ROW_PARAMS if (parameter.wire_number or 0) <= 13]
     for number, name in enumerate(first, 1):
         table.sampling[name][1] = number
-    for parameter in ROW_PARAMETERS[len(first) :]:
+    for parameter in ROW_PARAMS[len(first) :]:
         table.sampling[parameter.name] = parameter.row_value
 
     assert table.digest() == 12520377171455294787

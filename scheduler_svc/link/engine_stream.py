@@ -1,0 +1,173 @@
+"""The stream of a front to the engine at an address: begun again, as a new session, whenever it breaks."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from octavo.core.v1 import core_service_pb2 as pb
+from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
+from octavo_shared.errors import MalformedMessageError, OctavoServiceError
+from octavo_shared.process.events import Event
+from octavo_shared.process.metric import Family
+from octavo_shared.step_wire.message_bytes import CheckedAnswers
+from scheduler_svc.link.front_metrics import encode_families
+from scheduler_svc.link.outbox import Outbox
+
+log = logging.getLogger(__name__)
+
+# Messages of the engine that may be on their way: a step each, so that the engine never waits for a word of ours.
+MAX_MESSAGES_ON_THEIR_WAY = 32
+
+# From one attempt to join to the next one, in seconds: twice as long each time while none succeeds.
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 0.5
+
+# From one word about metrics to the next one, in seconds: Prometheus asks every 15 s by default.
+METRICS_INTERVAL_S = 2.0
+
+# What reading a message raises that no engine sends.
+_UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
+
+class CoreFaultError(OctavoServiceError):
+    """The engine sent what no engine sends: the session ends, and its requests go on behind what there is."""
+
+
+class Joining(Protocol):
+    """What is joined to the engine by a stream."""
+
+    front_id: str
+    is_joined_elsewhere: Callable[[], bool]
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the engine was there, and is expected back."""
+
+    def hello(self) -> pb.FrontHello:
+        """Return the first word of a session, which begins."""
+
+    async def take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
+        """Take a message of the engine. Raises OctavoServiceError, or what is in `_UNREADABLE`: the session ends."""
+
+    async def lose(self, trouble: str) -> None:
+        """The stream broke, or did not begin, for this reason."""
+
+
+class EngineStream:
+    """Keeps a front joined to the engine at an address.
+
+    Args:
+        owner: What is joined.
+        open_channel: Opens a channel to the engine.
+        outbox: What the front has to say.
+        collect: Returns what this front has counted, for the metrics of the scheduler.
+        loop_lag_s: Returns how late a timer of this front was at most in the last minute, in seconds.
+        explain: Says why a stream broke or did not begin.
+
+    Attributes:
+        trouble: Why the engine did not answer, when it last did not; "": it has welcomed us.
+    """
+
+    def __init__(
+        self,
+        owner: Joining,
+        open_channel: Callable[[], grpc.aio.Channel],
+        outbox: Outbox,
+        collect: Callable[[], Iterable[Family]],
+        loop_lag_s: Callable[[], float],
+        explain: Callable[[grpc.aio.AioRpcError], str],
+    ) -> None:
+        self.trouble = ""
+        self._owner = owner
+        self._open_channel = open_channel
+        self._outbox = outbox
+        self._collect = collect
+        self._loop_lag_s = loop_lag_s
+        self._explain = explain
+        self._pause_s = FIRST_PAUSE_S
+        self._num_taken = 0  # messages for which no credit has been given again
+        self._tasks: list[asyncio.Task[None]] = []  # of the session
+
+    async def run(self) -> None:
+        """Be joined to the engine, and join again whenever the stream breaks; until cancelled."""
+        while True:
+            if self._owner.is_joined_elsewhere():
+                await asyncio.sleep(LONGEST_PAUSE_S)
+                continue
+            trouble = "it closed the stream"
+            try:
+                async with self._open_channel() as channel:
+                    checked: Any = CheckedAnswers(channel, "the engine", CoreFaultError)
+                    await self._run_session(pb_grpc.CoreServiceStub(checked))
+            except grpc.aio.AioRpcError as error:
+                trouble = self._explain(error)
+            except OctavoServiceError as error:
+                trouble = str(error)
+                if isinstance(error, CoreFaultError):  # it may be the same again
+                    self._pause_s = LONGEST_PAUSE_S
+            finally:
+                await self._owner.lose(trouble)
+            if trouble != self.trouble:
+                self.trouble = trouble
+                level = logging.WARNING if self._owner.is_away else logging.INFO  # else there was none yet
+                log.log(level, Event("core_lost", front=self._owner.front_id, cause=trouble))
+            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s)
+
+    def note_welcome(self) -> None:
+        """The engine has welcomed us."""
+        self.trouble, self._pause_s = "", FIRST_PAUSE_S
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+        """Run something beside the session, which cancels it at its end."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.append(task)
+        return task
+
+    async def _run_session(self, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
+        self._outbox.clear()
+        self._num_taken, self._tasks = 0, []
+        call = stub.Join()
+        await call.write(pb.JoinRequest(hello=self._owner.hello(), credits=MAX_MESSAGES_ON_THEIR_WAY))
+        try:
+            async for message in call:
+                if not self._tasks:  # a write before the welcome could fail first, and hide why we are refused
+                    self.start(self._outbox.write_to(call), "outbox")
+                    self.start(self._tell_metrics(), "metrics")
+                await self._take(message, stub)
+                self._grant()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            call.cancel()
+
+    async def _take(
+        self, message: pb.JoinResponse | MalformedMessageError, stub: "pb_grpc.CoreServiceAsyncStub"
+    ) -> None:
+        """Have the owner take a message. Raises CoreFaultError: no engine sends it; and what the owner raises."""
+        if isinstance(message, MalformedMessageError):
+            raise CoreFaultError("the engine sent a message that cannot be decoded") from message
+        try:
+            await self._owner.take(message, stub)
+        except _UNREADABLE as error:
+            words = " ".join(f"{type(error).__name__} {error}".split())
+            raise CoreFaultError(f"the engine sent an invalid message: {words[:200]}") from error
+
+    def _grant(self) -> None:
+        self._num_taken += 1
+        if self._num_taken >= MAX_MESSAGES_ON_THEIR_WAY // 2:
+            self._outbox.message.credits += self._num_taken
+            self._num_taken = 0
+            self._outbox.wake()
+
+    async def _tell_metrics(self) -> None:
+        while True:
+            self._outbox.message.metrics = encode_families(self._collect())
+            self._outbox.message.loop_lag_us = round(1e6 * self._loop_lag_s())
+            self._outbox.wake()
+            await asyncio.sleep(METRICS_INTERVAL_S)

@@ -1,0 +1,76 @@
+"""What is taken for keys that the oldest or the largest files of a family alone have, or lack."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType as FileType
+
+from executor_svc.checkpoint.gguf.config import EMBEDDING, build_config
+from executor_svc.checkpoint.gguf.header import GGUFTensor, read_header
+from executor_svc.checkpoint.gguf.metadata import Metadata
+from tests.support.each_row import each_row
+from tests.support.gguf_files import write_small_gguf
+
+PATH = Path("m.gguf")
+TENSORS = {EMBEDDING: GGUFTensor(EMBEDDING, (97, 96), FileType.F32, PATH, 0, 97 * 96 * 4)}
+VALUES: dict[str, Any] = {
+    "context_length": 64,
+    "embedding_length": 96,
+    "block_count": 2,
+    "feed_forward_length": 100,
+    "attention.head_count": 6,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+
+
+def of_gemma(num_layers: int, hidden_size: int, num_heads: int, head_dim: int) -> dict[str, Any]:
+    return {
+        "block_count": num_layers,
+        "embedding_length": hidden_size,
+        "attention.head_count": num_heads,
+        "attention.key_length": head_dim,
+        "attention.sliding_window": 1024,
+    }
+
+
+@each_row(
+    ("llama", {}, {"num_key_value_heads": 6, "head_dim": 16, "rope_parameters": DEFAULT_ROPE}),
+    ("llama", {"attention.head_count_kv": [2, 2]}, {"num_key_value_heads": 2, "architectures": ["LlamaForCausalLM"]}),
+    ("llama", {"rope.scale_linear": 4}, {"rope_parameters": {**DEFAULT_ROPE, "rope_type": "linear", "factor": 4.0}}),
+    ("llama", {"rope.freq_base": 1_000_000}, {"rope_parameters": {**DEFAULT_ROPE, "rope_theta": 1e6}}),
+    ("llama", {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {"rope_parameters": DEFAULT_ROPE}),
+    ("llama", {"attention.sliding_window": 70}, {"sliding_window": 70, "architectures": ["MistralForCausalLM"]}),
+    (
+        "qwen3moe",
+        {"feed_forward_length": None, "expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": 50},
+        {"intermediate_size": 50, "moe_intermediate_size": 50},
+    ),
+    (
+        "gemma2",
+        {},
+        {"sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    ),
+    ("gemma2", of_gemma(42, 3584, 16, 256), {"query_pre_attn_scalar": 256}),
+    ("gemma2", of_gemma(46, 4608, 32, 128), {"query_pre_attn_scalar": 144}),
+    ("gemma3", of_gemma(48, 3840, 16, 256), {"query_pre_attn_scalar": 256, "sliding_window_pattern": 6}),
+    ("gemma3", of_gemma(62, 5376, 32, 128), {"query_pre_attn_scalar": 168, "final_logit_softcapping": None}),
+)
+def test_what_config_json_would_say(architecture: str, changes: dict[str, Any], expected: dict[str, object]) -> None:
+    given = {f"{architecture}.{key}": value for key, value in {**VALUES, **changes}.items() if value is not None}
+
+    config = build_config(Metadata(PATH, {"general.architecture": architecture, **given}), TENSORS)
+
+    assert {key: config[key] for key in expected} == expected
+
+
+@each_row(8, 32, 64, 4096)
+def test_tensors_lie_where_the_alignment_of_the_file_has_them(alignment: int, *, tmp_path: Path) -> None:
+    path = write_small_gguf(tmp_path / "m.gguf", FileType.F32, **{"general.alignment": alignment})
+
+    [embedding, norm] = read_header(path).tensors.values()
+
+    for tensor in (embedding, norm):
+        assert (np.fromfile(path, np.float32, 256, offset=tensor.begin) == 1).all()
+    assert norm.begin + norm.num_bytes <= path.stat().st_size
