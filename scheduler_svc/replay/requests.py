@@ -16,10 +16,11 @@ from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.replay.core_replay import CoreReplay
 from scheduler_svc.replay.run import LogFile, Moment, ReplayRun
 from scheduler_svc.request.life import EventKind, LifeEvent
+from scheduler_svc.request.outputs import FinishReason
 
 # Only these end groups.
 _ENDING_CALLS = ("group_aborted", "result_taken", "sequence_finished", "step_decided")
-# Nobody takes an answer, and nothing here gives one.
+# A replay gives no answers to anything.
 _NO_SINK: Any = None
 
 
