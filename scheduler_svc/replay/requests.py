@@ -20,7 +20,7 @@ from scheduler_svc.request.outputs import FinishReason
 
 # Only these end groups.
 _ENDING_CALLS = ("group_aborted", "result_taken", "sequence_finished", "step_decided")
-# A replay gives no answers to anything.
+# A replay has no clients, so nothing calls it.
 _NO_SINK: Any = None
 
 
