@@ -23,7 +23,7 @@ from octavo.values.address import port_trouble
 from octavo.values.wording import counted, how_to_install, printable
 
 if TYPE_CHECKING:  # needs the packages of the scheduler
-    from scheduler_svc.replay.core_replay import DifferenceError
+    from scheduler_svc.replay.difference import DifferenceError
     from scheduler_svc.replay.picture import StepPicture
     from scheduler_svc.replay.run import ReplayRun
 
@@ -204,7 +204,7 @@ def _block_lines(picture: "StepPicture") -> list[str]:
 
 
 def _follow(run: "ReplayRun", request_id: str) -> None:
-    from scheduler_svc.replay.follow import follow
+    from scheduler_svc.replay.requests import follow
 
     lives = list(follow(run, request_id))
     console = Console(highlight=False, soft_wrap=True)

@@ -1,8 +1,8 @@
 """Feeds the calls of a step log to a fleet, and sees that it decides what is recorded, to the byte."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from itertools import chain
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,10 +13,9 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
-from scheduler_svc.replay.difference import FieldDifference, differences
-from scheduler_svc.step_log import decoding
-from scheduler_svc.step_log.replayed_fleet import ReplayedFleet
-from scheduler_svc.step_log.snapshot import Snapshot, empty_fleet
+from scheduler_svc.replay.difference import Difference, DifferenceError, differences
+from scheduler_svc.step_log import records
+from scheduler_svc.step_log.snapshot import ReplayedFleet, Snapshot, empty_fleet
 
 # Ended groups are forgotten when so many are known.
 _MIN_KNOWN_GROUPS = 4096
@@ -39,26 +38,6 @@ class StepName:
         return (
             f"step {self.step_id} of {self.executor or 'the executor'}, attachment {self.planner}, epoch {self.epoch}"
         )
-
-
-class DifferenceError(Exception):
-    """The fleet decides otherwise than it did.
-
-    Args:
-        where: The step, or the call.
-        places: What differs.
-        hint: What may be the reason; empty: nobody knows.
-
-    Attributes:
-        place: File, number and byte of the record.
-    """
-
-    def __init__(self, where: str, places: list[FieldDifference], hint: str = "") -> None:
-        self.where = where
-        self.places = places
-        self.hint = hint
-        self.place = ""
-        super().__init__(f"{where} differs from the recording")
 
 
 class NoSenseError(Exception):
@@ -136,18 +115,11 @@ class CoreReplay:
         self.fleet.is_complete = lambda: self._is_complete
         self._max_known_groups = _MIN_KNOWN_GROUPS
         self._num_known_outputs = sum(group.num_sequences for group in self.groups.values())
-        self._calls: dict[str, Callable[..., Applied | None]] = {
-            name: getattr(self, f"_{name}")
-            for name in (field.name for field in pb.LogRecord.DESCRIPTOR.oneofs[0].fields)
-        }
 
     def _learn_groups(self, snapshot: Snapshot[ReplayedFleet]) -> None:
         self.groups |= snapshot.outside
-        waiting = list(self.fleet.queue)
-        admitted = [
-            group for planner in self.fleet.planners for group in (*planner.batch.running, *planner.groups.returning)
-        ]
-        self.groups |= {group.arrival: group for group in (*waiting, *admitted)}
+        held = [(*planner.batch.running, *planner.groups.returning) for planner in self.fleet.planners]
+        self.groups |= {group.arrival: group for group in (*self.fleet.queue, *chain(*held))}
 
     def apply(self, record: pb.LogRecord) -> Applied:
         """Make the next call.
@@ -158,71 +130,82 @@ class CoreReplay:
         """
         kind = record.WhichOneof("call")
         assert kind is not None
-        call = getattr(record, kind)
+        failed = "none"
         try:
             self.fleet.names.learn(record.named_blocks)
-            if record.raised:
-                return self._apply_failing(kind, call, record.raised)
-            return self._calls[kind](call) or Applied(planner=getattr(call, "core", 0))
-        except (DifferenceError, NoSenseError):
-            raise
-        except Exception as error:
-            failed = FieldDifference("error", "none", f"{type(error).__name__}: {error}")
-            raise DifferenceError(f"the call {kind}", [failed]) from error
-
-    def _apply_failing(self, kind: str, call: object, raised: str) -> Applied:
-        """Make a call that raised when it was recorded: it must again."""
-        try:
-            self._calls[kind](call)
-        except DifferenceError:
-            pass
+            applied = self._make(kind, getattr(record, kind))
+            if not record.raised:
+                return applied
         except NoSenseError:
             raise
+        except DifferenceError:
+            if not record.raised:
+                raise
         except Exception as error:
-            if type(error).__name__ == raised:
-                return Applied(planner=getattr(call, "core", 0))
-            failed = FieldDifference("error", raised, f"{type(error).__name__}: {error}")
-            raise DifferenceError(f"the call {kind}", [failed]) from error
-        raise DifferenceError(f"the call {kind}", [FieldDifference("error", raised, "none")])
+            if type(error).__name__ == record.raised:
+                return Applied(planner=getattr(getattr(record, kind), "core", 0))
+            failed = f"{type(error).__name__}: {error}"
+        raise DifferenceError(f"the call {kind}", [Difference("error", record.raised or "none", failed)])
 
-    # Executors -----------------------------------------------------------------------------------
+    # Calls ---------------------------------------------------------------------------------------
 
-    def _core_joined(self, call: pb.CoreJoined) -> None:
-        self.planners[call.core] = decoding.join(self.fleet, call)
-        self.joined[call.core] = call
+    def _make(self, kind: str, call: Any) -> Applied:
+        """Make a call, given its message."""
+        fleet = self.fleet
+        match kind:
+            case "core_joined":
+                self.planners[call.core] = records.join(fleet, call)
+                self.joined[call.core] = call
+            case "core_left":
+                return Applied(planner=call.core, evacuated=fleet.leave(self.planners.take(call.core)))
+            case "core_forgotten":
+                fleet.forget(self.planners.take(call.core))
+            case "blocks_kept":
+                names = fleet.names.own(call.names)
+                fleet.adopt_blocks(self.planners[call.core], np.array(call.block_ids, np.int32), names)
+            case "takes_groups":
+                fleet.set_takes_groups(self.planners[call.core], call.value)
+            case "draining":
+                fleet.set_draining(self.planners[call.core], call.value)
+            case "probing":
+                fleet.set_probing(self.planners[call.core], call.value)
+            case "step_cost":
+                fleet.set_step_cost(self.planners[call.core], records.decode_step_cost(call))
+            case "hang_noted":
+                fleet.note_hang(self.planners[call.core])
+            case "tenants_changed":
+                fleet.set_tenant_shares(records.decode_shares(call))
+            case "group_added":
+                self._add_group(records.decode_group(call))
+            case "group_added_again":
+                fleet.add(self.groups[call.arrival])
+            case "group_withdrawn":
+                fleet.withdraw(self.groups[call.arrival])
+            case "group_aborted":
+                fleet.abort(self.groups[call.arrival])
+            case "sequence_finished":
+                sequences = self.groups[call.arrival].sequences
+                fleet.finish(self.planners[call.core], sequences[call.output_index])
+            case "loss_noted":
+                fleet.note_loss(self.groups[call.arrival], call.executor)
+            case "loss_forgiven":
+                fleet.forgive_loss(self.groups[call.arrival])
+            case "runs_alone":
+                fleet.set_runs_alone(self.groups[call.arrival], call.value)
+            case "groups_dispatched":
+                self._is_complete = call.is_complete
+                fleet.dispatch(call.now_s)
+            case "step_decided":
+                return self._decide(call)
+            case "result_taken":
+                updates = fleet.process(self.planners[call.core], decode_result(call.result))
+                return Applied(updates=updates, planner=call.core)
+            case _:
+                raise AssertionError(kind)
+        return Applied(planner=getattr(call, "core", 0))
 
-    def _blocks_kept(self, call: pb.BlocksKept) -> None:
-        names = self.fleet.names.own(call.names)
-        self.fleet.adopt_blocks(self.planners[call.core], np.array(call.block_ids, np.int32), names)
-
-    def _core_left(self, call: pb.CoreNumber) -> Applied:
-        return Applied(planner=call.core, evacuated=self.fleet.leave(self.planners.take(call.core)))
-
-    def _core_forgotten(self, call: pb.CoreNumber) -> None:
-        self.fleet.forget(self.planners.take(call.core))
-
-    def _takes_groups(self, call: pb.CoreFlag) -> None:
-        self.fleet.set_takes_groups(self.planners[call.core], call.value)
-
-    def _tenants_changed(self, call: pb.TenantShares) -> None:
-        self.fleet.set_tenant_shares(decoding.decode_shares(call))
-
-    def _draining(self, call: pb.CoreFlag) -> None:
-        self.fleet.set_draining(self.planners[call.core], call.value)
-
-    def _probing(self, call: pb.CoreFlag) -> None:
-        self.fleet.set_probing(self.planners[call.core], call.value)
-
-    def _step_cost(self, call: pb.StepCostSet) -> None:
-        self.fleet.set_step_cost(self.planners[call.core], decoding.decode_step_cost(call))
-
-    def _hang_noted(self, call: pb.CoreNumber) -> None:
-        self.fleet.note_hang(self.planners[call.core])
-
-    # Groups --------------------------------------------------------------------------------------
-
-    def _group_added(self, call: pb.GroupAdded) -> None:
-        group = self.groups[call.arrival] = decoding.decode_group(call)
+    def _add_group(self, group: SequenceGroup) -> None:
+        self.groups[group.arrival] = group
         self.fleet.add(group)
         self._num_known_outputs += group.num_sequences
         if len(self.groups) > self._max_known_groups or self._num_known_outputs > _MAX_KNOWN_OUTPUTS:
@@ -233,35 +216,7 @@ class CoreReplay:
             if self._num_known_outputs > _MAX_KNOWN_OUTPUTS:
                 raise ValueError(f"more than the {_MAX_KNOWN_OUTPUTS} outputs that are replayed are alive")
 
-    def _group_added_again(self, call: pb.GroupNumber) -> None:
-        self.fleet.add(self.groups[call.arrival])
-
-    def _group_withdrawn(self, call: pb.GroupNumber) -> None:
-        self.fleet.withdraw(self.groups[call.arrival])
-
-    def _group_aborted(self, call: pb.GroupNumber) -> None:
-        self.fleet.abort(self.groups[call.arrival])
-
-    def _sequence_finished(self, call: pb.SequenceFinished) -> None:
-        group = self.groups[call.arrival]
-        self.fleet.finish(self.planners[call.core], group.sequences[call.output_index])
-
-    def _loss_noted(self, call: pb.LossNoted) -> None:
-        self.fleet.note_loss(self.groups[call.arrival], call.executor)
-
-    def _loss_forgiven(self, call: pb.GroupNumber) -> None:
-        self.fleet.forgive_loss(self.groups[call.arrival])
-
-    def _runs_alone(self, call: pb.GroupFlag) -> None:
-        self.fleet.set_runs_alone(self.groups[call.arrival], call.value)
-
-    # Decisions -----------------------------------------------------------------------------------
-
-    def _groups_dispatched(self, call: pb.GroupsDispatched) -> None:
-        self._is_complete = call.is_complete
-        self.fleet.dispatch(call.now_s)
-
-    def _step_decided(self, call: pb.StepDecided) -> Applied:
+    def _decide(self, call: pb.StepDecided) -> Applied:
         self.now_s, self._is_complete = call.now_s, call.is_complete
         planner = self.planners[call.core]
         decision, _ = self.fleet.schedule(planner, call.now_s)
@@ -276,13 +231,9 @@ class CoreReplay:
             raise DifferenceError(str(name), differences(recorded, decided), self._hint(planner))
         failed = [failure.group.arrival for failure in decision.failures]
         if failed != list(call.failed_arrivals):
-            place = FieldDifference("failed requests", str(list(call.failed_arrivals)), str(failed))
+            place = Difference("failed requests", str(list(call.failed_arrivals)), str(failed))
             raise DifferenceError(str(name), [place])
         return Applied(name if step is not None else None, decision, planner=call.core)
-
-    def _result_taken(self, call: pb.ResultTaken) -> Applied:
-        updates = self.fleet.process(self.planners[call.core], decode_result(call.result))
-        return Applied(updates=updates, planner=call.core)
 
     def _hint(self, planner: ExecutorPlanner) -> str:
         if self._is_masked and any(group.beam_search is not None for group in planner.batch.running):

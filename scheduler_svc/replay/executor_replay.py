@@ -8,8 +8,8 @@ computed first; steps that were in flight then are not compared, and those of wh
 import asyncio
 import re
 import secrets
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import grpc
@@ -20,21 +20,32 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo.values.wording import counted
 from octavo_shared.errors import InvalidStepError, OctavoServiceError
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.step import StepResult
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import Step, StepResult
 from octavo_shared.step_wire.wire import decode_result
+from scheduler_svc.core.limits import PoolLimits
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
-from scheduler_svc.replay.comparison import Mismatch, RowOwner, first_mismatch, num_values
 from scheduler_svc.replay.core_replay import CoreReplay
-from scheduler_svc.replay.executor_fit import misfits, other_kind
+from scheduler_svc.replay.difference import Difference, RowOwner, first_mismatch, num_values
 from scheduler_svc.replay.player import CannotLoadError, LoadedCore, Player
 from scheduler_svc.replay.run import ReplayRun
+from scheduler_svc.step_log.records import decode_info, decode_limits
 from scheduler_svc.step_log.state import copied
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 
+_DIGITS_SHOWN = 12
+# Of an executor and of a planner: what is said of it, and the flag that sets it.
+_SIZES = (
+    ("blocks", "num_device_blocks", "num_blocks", "--num-device-blocks"),
+    ("host blocks", "num_host_blocks", "num_host_blocks", "--num-host-blocks"),
+    ("slots", "max_num_seqs", "max_num_seqs", "--max-num-seqs"),
+    ("tokens in a sequence", "max_model_len", "max_model_len", "--max-model-len"),
+    ("tokens in a step", "max_num_batched_tokens", "max_num_batched_tokens", "--max-num-batched-tokens"),
+)
 # How an executor refuses to be attached that another scheduler has.
 _HELD = re.compile(r"scheduler ('.*') holds the lease")
 
@@ -58,25 +69,6 @@ class ExecutorReport:
     begin: Callable[[str, int], None]
     advance: Callable[[], None]
     has_failed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A step of the log that waits for its recorded answer, and whose its rows are."""
-
-    sent: StepInFlight
-    samples: list[RowOwner]
-    rows: list[RowOwner]
-
-    @classmethod
-    def of(cls, planner: ExecutorPlanner, sent: StepInFlight) -> "_Sent":
-        owners = planner.batch.sequence_in_slot
-        layout = sent.layout
-        return cls(
-            sent,
-            [RowOwner.of(owners[slot]) for slot in layout.sample_slots.tolist()],
-            [RowOwner.of(owners[slot]) for slot in layout.slots.tolist()],
-        )
 
 
 @dataclass(slots=True)
@@ -114,23 +106,14 @@ def replay_on_executor(run: ReplayRun, address: str, report: ExecutorReport) -> 
 def _attachments(run: ReplayRun) -> list[_Attachment]:
     """Return the attachments of a log that have steps."""
     found: dict[tuple[int, int], _Attachment] = {}
-    num_steps: Counter[tuple[int, int]] = Counter()
     fleet_number = 0
-    again = ReplayRun(run.directory)
-    for moment in again.play():
-        if moment.is_first:
-            fleet_number += 1
-            for number, joined in moment.replay.joined.items():
-                is_new = moment.record.WhichOneof("call") == "core_joined" and moment.record.core_joined.core == number
-                if number in moment.replay.planners or is_new:
-                    found[fleet_number, number] = _Attachment(fleet_number, joined)
-        call = moment.record.WhichOneof("call")
-        if call == "core_joined":
-            joined = moment.record.core_joined
-            found.setdefault((fleet_number, joined.core), _Attachment(fleet_number, joined))
-        elif moment.applied.step is not None:
-            num_steps[fleet_number, moment.applied.planner] += 1
-    return [replace(attachment, num_steps=num_steps[key]) for key, attachment in found.items() if num_steps[key]]
+    for moment in ReplayRun(run.directory).play():
+        fleet_number += moment.is_first
+        if moment.applied.step is not None:
+            number = moment.applied.planner
+            new = _Attachment(fleet_number, moment.replay.joined[number])
+            found.setdefault((fleet_number, number), new).num_steps += 1
+    return [found[key] for key in sorted(found)]
 
 
 async def _replay(run: ReplayRun, address: str, attachments: list[_Attachment], report: ExecutorReport) -> None:
@@ -177,6 +160,16 @@ def _why_refused(address: str, error: OctavoServiceError) -> str:
     return f"the executor at {address}: {error}"
 
 
+def _owned(planner: ExecutorPlanner, sent: StepInFlight) -> tuple[Step, list[RowOwner], list[RowOwner]]:
+    """Return a step, and whose its sample rows and its rows are."""
+    owners = planner.batch.sequence_in_slot
+    samples, rows = (
+        [RowOwner.of(owners[slot]) for slot in slots.tolist()]
+        for slots in (sent.layout.sample_slots, sent.layout.slots)
+    )
+    return sent.step, samples, rows
+
+
 class _Runner:
     """Runs one attachment of a log."""
 
@@ -190,7 +183,8 @@ class _Runner:
         self._report = report
         self._number = attachment.joined.core
         self._fleet_number = 0
-        self._pending: deque[_Sent] = deque()
+        # Steps that wait for their recorded answers, and whose their sample rows and rows are.
+        self._pending: deque[tuple[Step, list[RowOwner], list[RowOwner]]] = deque()
         # Of a snapshot: steps whose answers are still to come, and what the cache held after them.
         self._early: deque[StepInFlight] = deque()
         self._table: BatchTable | None = None
@@ -200,7 +194,7 @@ class _Runner:
 
     async def run(self) -> None:
         """Run it up to the first difference."""
-        mismatch: Mismatch | None = None
+        mismatch: Difference | None = None
         where, has_left = 0, False
         for moment in self._run.play():
             if self._fleet_number > self._attachment.fleet_number:
@@ -210,7 +204,7 @@ class _Runner:
                 continue
             await self._load_if_due()
             if (decision := moment.applied.decision) is not None and decision.in_flight is not None:
-                self._pending.append(_Sent.of(moment.replay.planners[self._number], decision.in_flight))
+                self._pending.append(_owned(moment.replay.planners[self._number], decision.in_flight))
             elif moment.applied.updates is not None:
                 where = moment.record.result_taken.result.step_id
                 mismatch = await self._take(decode_result(moment.record.result_taken.result))
@@ -225,7 +219,7 @@ class _Runner:
             return
         planner = replay.planners[self._number]
         if planner.limits.more_groups:
-            raise CannotLoadError("steps of a model with several cache groups cannot be computed again")
+            raise CannotLoadError("a snapshot of a model with several cache groups cannot be computed again")
         if planner.limits.has_window:
             raise CannotLoadError("a snapshot of a model with sliding windows cannot be computed again")
         self._early.extend(planner.in_flight)
@@ -237,7 +231,7 @@ class _Runner:
             table, self._table = self._table, None
             await self._player.load(table, self._loaded)
 
-    async def _take(self, recorded: StepResult) -> Mismatch | None:
+    async def _take(self, recorded: StepResult) -> Difference | None:
         """Run the step of a recorded answer; return what differs."""
         if self._early:
             assert self._table is not None
@@ -247,14 +241,14 @@ class _Runner:
             self._loaded.record(layout, recorded.sampled_token_ids)
             await self._load_if_due()
             return None
-        sent = self._pending.popleft()
-        layout, found = await self._player.run(sent.sent.step)
+        step, samples, rows = self._pending.popleft()
+        layout, found = await self._player.run(step)
         self._num_steps += 1
         self._report.advance()
         self._num_values += num_values(recorded)
-        return first_mismatch(layout, sent.samples, sent.rows, recorded, found)
+        return first_mismatch(layout, samples, rows, recorded, found)
 
-    def _tell(self, mismatch: Mismatch | None, where: int, why_unanswered: str) -> None:
+    def _tell(self, mismatch: Difference | None, where: int, why_unanswered: str) -> None:
         report, name = self._report, self._attachment.name
         if mismatch is not None:
             report.say(f"{name}, step {where}: {mismatch}")
@@ -264,3 +258,101 @@ class _Runner:
         rest = f"; {unanswered} had no recorded result ({why_unanswered})" if self._pending else ""
         steps, numbers = counted(self._num_steps, "step"), counted(self._num_values, "number")
         report.say(f"{name}: {steps} rerun, {numbers}, all bit-identical{rest}")
+
+
+# Whether an executor can run an attachment -----------------------------------------------------------
+
+
+def misfits(info: ExecutorInfo, attachments: Iterable[pb.CoreJoined]) -> dict[int, str]:
+    """Return why an executor cannot run an attachment, by number; those that it can run are left out.
+
+    Sizes are those that suffice for all of them, so that one start of the executor is enough.
+    """
+    joined = list(attachments)
+    sizes = _size_trouble(info, joined)
+    troubles = {planner.core: _model_trouble(info, planner) or sizes.get(planner.core, "") for planner in joined}
+    return {number: trouble for number, trouble in troubles.items() if trouble}
+
+
+def other_kind(info: ExecutorInfo, joined: pb.CoreJoined) -> str:
+    """Return what may make the outputs of the same model differ; empty: nothing."""
+    recorded = decode_info(joined)
+    if recorded is None:
+        return ""
+    kinds = (
+        ("numerics_id", recorded.numerics_id, info.numerics_id),
+        ("weights digest", recorded.weights_digest, info.weights_digest),
+    )
+    others = _named_differences(kinds)
+    return f"this executor is of a different kind, so outputs may differ: {others}" if others else ""
+
+
+def _model_trouble(info: ExecutorInfo, joined: pb.CoreJoined) -> str:
+    recorded = decode_info(joined)
+    if recorded is None or (recorded.model_hash, recorded.dtype) == (info.model_hash, info.dtype):
+        return ""
+    others = _named_differences(
+        (
+            ("model hash", recorded.model_hash, info.model_hash),
+            ("weights digest", recorded.weights_digest, info.weights_digest),
+            ("numerics_id", recorded.numerics_id, info.numerics_id),
+        )
+    )
+    ours, theirs = f"{info.model_id} {info.dtype}", f"{recorded.model_id} {recorded.dtype}"
+    if ours == theirs:
+        return f"the log and the executor have {ours} with different weights or settings, such as int8: {others}"
+    return f"the log is of model {theirs}, and the executor has {ours}: {others}"
+
+
+def _named_differences(kinds: Iterable[tuple[str, str, str]]) -> str:
+    return "; ".join(
+        f"{name} {recorded[:_DIGITS_SHOWN] or 'none'} in the log, {here[:_DIGITS_SHOWN] or 'none'} here"
+        for name, recorded, here in kinds
+        if recorded != here
+    )
+
+
+def _size_trouble(info: ExecutorInfo, joined: list[pb.CoreJoined]) -> dict[int, str]:
+    limits = {planner.core: decode_limits(planner) for planner in joined}
+    pools = _pools_of(info)
+    info = replace(info, num_device_blocks=pools[0].num_blocks, num_host_blocks=pools[0].num_host_blocks)
+    troubles: dict[int, str] = {}
+    for number, of_core in limits.items():
+        if info.block_size_tokens != of_core.block_size:
+            troubles[number] = (
+                f"its blocks have {info.block_size_tokens} tokens, the log's have {of_core.block_size}: start it with "
+                f"--block-size-tokens {of_core.block_size}"
+            )
+        elif info.vocab_size != of_core.vocab_size:
+            troubles[number] = (
+                f"its vocabulary has {info.vocab_size} tokens, the log's has {of_core.vocab_size}: start it with the "
+                "log's model"
+            )
+        elif len(pools) + len(of_core.groups) > 2 and pools != of_core.groups:
+            # The id of a block says which group it is of: among pools of other sizes it is one of another group.
+            troubles[number] = (
+                f"its cache groups are not those of the log: {_said(pools)} here, {_said(of_core.groups)} in the log"
+            )
+    fitting = [number for number in limits if number not in troubles]
+    needs = [
+        (what, getattr(info, there), max((getattr(limits[number], needed) for number in fitting), default=0), flag)
+        for what, there, needed, flag in _SIZES
+    ]
+    lacks = [need for need in needs if need[1] < need[2]]
+    flags = " ".join(f"{flag} {needed}" for _, _, needed, flag in lacks)
+    sizes = " and ".join(f"{there} of {needed} {what}" for what, there, needed, _ in lacks)
+    for number in fitting:
+        if any(getattr(info, there) < getattr(limits[number], needed) for _, there, needed, _ in _SIZES):
+            troubles[number] = f"it has {sizes} that the log needs: start it with {flags}"
+    return troubles
+
+
+def _pools_of(info: ExecutorInfo) -> tuple[PoolLimits, ...]:
+    groups = info.groups(agreed=True)
+    return tuple(PoolLimits(group.num_device_blocks, group.window_tokens, group.num_host_blocks) for group in groups)
+
+
+def _said(pools: tuple[PoolLimits, ...]) -> str:
+    return " and ".join(
+        f"{pool.num_blocks} blocks, {pool.num_host_blocks} of the host, window {pool.sliding_window}" for pool in pools
+    )

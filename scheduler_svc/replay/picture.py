@@ -1,7 +1,7 @@
 """The fleet at one step of a log, as AdminService would have shown it then."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
@@ -14,9 +14,8 @@ from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.group_event import GroupEvent
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.replay.core_replay import StepName
-from scheduler_svc.replay.log_reader import read_logs
-from scheduler_svc.replay.requests import ReplayedRequests
-from scheduler_svc.replay.run import Moment, ReplayRun
+from scheduler_svc.replay.requests import ReplayedRequests, with_requests
+from scheduler_svc.replay.run import Moment, ReplayRun, read_logs
 from scheduler_svc.telemetry.recent_steps import RecentStep
 
 
@@ -67,8 +66,8 @@ class StepPicture:
     state: pb.GetSchedulerStateResponse
     live: list[admin_pb2.RequestState]
     reasons: dict[str, str]
-    block_sizes: dict[str, int] = field(default_factory=dict)
-    block_maps: dict[str, bytes] = field(default_factory=dict)
+    block_sizes: dict[str, int]
+    block_maps: dict[str, bytes]
 
 
 def picture_at(run: ReplayRun, choice: StepChoice) -> StepPicture:
@@ -77,11 +76,7 @@ def picture_at(run: ReplayRun, choice: StepChoice) -> StepPicture:
     Raises: UnknownStepError: there is none, or several are meant; or the replay does not get there.
     """
     _require_one(run, choice)
-    requests: ReplayedRequests | None = None
-    for moment in run.play():
-        if moment.is_first or requests is None:
-            requests = ReplayedRequests(moment.replay)
-        requests.take(moment)
+    for moment, requests, _ in with_requests(run):
         if moment.record.WhichOneof("call") == "step_decided" and choice.matches(moment.record.step_decided):
             return _picture(moment, requests)
     where = "" if run.difference is None else f": {run.difference}"
@@ -127,7 +122,7 @@ def _what_there_is(choice: StepChoice, planners: list[int], last: dict[int, int]
 
 
 def _picture(moment: Moment, requests: ReplayedRequests) -> StepPicture:
-    replay, applied = moment.replay, moment.applied
+    replay, applied, header = moment.replay, moment.applied, moment.file.header
     assert applied.step is not None
     assert applied.decision is not None
     assert applied.decision.in_flight is not None
@@ -144,32 +139,25 @@ def _picture(moment: Moment, requests: ReplayedRequests) -> StepPicture:
     waiting = RequestLocation(admin_pb2.REQUEST_STATUS_WAITING)
     return StepPicture(
         name=applied.step,
-        since_begin_s=now_s - moment.file.header.started_at_s,
+        since_begin_s=now_s - header.started_at_s,
         text=step_text(RecentStep(sent.step, sent.layout)).removesuffix("; no result yet"),
         events=[_event_text(event) for event in applied.decision.events],
-        state=_state(executors, len(fleet.queue), fleet, moment),
+        state=pb.GetSchedulerStateResponse(
+            version=header.release,
+            num_waiting_requests=len(fleet.queue),
+            num_running_requests=sum(executor.num_running_requests for executor in executors),
+            num_swapped_requests=sum(executor.num_swapped_requests for executor in executors),
+            num_preempted_requests=sum(executor.num_preempted_requests for executor in executors),
+            num_preemptions=sum(fleet.num_preemptions.values()),
+            uptime_ms=max(0, round(1000 * (now_s - header.started_at_s))),
+            executors=executors,
+        ),
         live=[
             request_state(request, locations.get(request.group, waiting), now_s) for request in requests.live.values()
         ],
         reasons=dict(_reasons(fleet, now_s)),
         block_sizes={planner.name: planner.limits.block_size for planner in fleet.planners},
         block_maps={planner.name: block_states(planner.blocks.allocator).tobytes() for planner in fleet.planners},
-    )
-
-
-def _state(
-    executors: list[admin_pb2.ExecutorState], num_waiting: int, fleet: Fleet, moment: Moment
-) -> pb.GetSchedulerStateResponse:
-    preemptions = fleet.num_preemptions
-    return pb.GetSchedulerStateResponse(
-        version=moment.file.header.release,
-        num_waiting_requests=num_waiting,
-        num_running_requests=sum(executor.num_running_requests for executor in executors),
-        num_swapped_requests=sum(executor.num_swapped_requests for executor in executors),
-        num_preempted_requests=sum(executor.num_preempted_requests for executor in executors),
-        num_preemptions=sum(preemptions.values()),
-        uptime_ms=max(0, round(1000 * (moment.replay.now_s - moment.file.header.started_at_s))),
-        executors=executors,
     )
 
 

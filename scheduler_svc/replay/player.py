@@ -4,8 +4,8 @@ The executor's table begins empty. So the epoch, the step ids and the generation
 that a model computes depends on them.
 """
 
-import copy
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from scheduler_svc.core.step.swapping import NO_BLOCK, SwappedTable
 from scheduler_svc.executors.session import ExecutorSession
 
 _SCRATCH = SamplingRow()
+_Entry = TypeVar("_Entry", Admission, Fork)
 
 
 class CannotLoadError(OctavoServiceError):
@@ -46,7 +47,8 @@ class Player:
         self._session = session
         self._budget = info.max_num_batched_tokens
         self._step_id = 0
-        self.table = BatchTable(info.max_num_seqs, info.max_model_len, info.block_size_tokens, info.num_device_blocks)
+        pools = [(group.block_size_tokens, group.num_device_blocks) for group in info.groups(agreed=True)]
+        self.table = BatchTable(info.max_num_seqs, info.max_model_len, *pools[0], more_pools=pools[1:])
         # Slots that decode in the next step of the log, as those of a snapshot do.
         self._to_activate: list[int] = []
         # Blocks that hold a cached prefix at the snapshot, and nothing here yet.
@@ -62,7 +64,7 @@ class Player:
             activated = [slot for slot in self._to_activate if slot not in gone]
             delta = replace(delta, activated_slots=np.array([*activated, *delta.activated_slots.tolist()], np.int32))
             self._to_activate = []
-        layout, result = await self._send(replace_delta(step, delta))
+        layout, result = await self._send(replace(step, delta=delta))
         written = (step.blocks_to_copy[:, 1], step.blocks_to_swap_in[:, 1], *self._written_blocks(layout))
         self._unfilled.difference_update(*(blocks.tolist() for blocks in written))
         return layout, result
@@ -87,17 +89,11 @@ class Player:
         return layout, result
 
     def _renumbered(self, delta: TableDelta) -> TableDelta:
-        def forks(former: tuple[Fork, ...]) -> tuple[Fork, ...]:
-            return tuple(replace(fork, generation=self._generation(fork.slot)) for fork in former)
+        def anew(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
+            return tuple(replace(entry, generation=self._generation(entry.slot)) for entry in entries)
 
-        return replace(
-            delta,
-            admissions=tuple(
-                replace(admission, generation=self._generation(admission.slot)) for admission in delta.admissions
-            ),
-            beam_forks=forks(delta.beam_forks),
-            forks=forks(delta.forks),
-        )
+        admissions, beam_forks, forks = anew(delta.admissions), anew(delta.beam_forks), anew(delta.forks)
+        return replace(delta, admissions=admissions, beam_forks=beam_forks, forks=forks)
 
     def _generation(self, slot: int) -> int:
         return next_generation(int(self.table.generation[slot]))
@@ -232,10 +228,3 @@ class LoadedCore:
             if layout.num_candidates is not None:
                 is_its &= layout.num_candidates == 0
             swapped.token_ids = np.append(swapped.token_ids, sampled_token_ids[is_its]).astype(np.int32)
-
-
-def replace_delta(step: Step, delta: TableDelta) -> Step:
-    """Return a step with another delta."""
-    other = copy.copy(step)
-    other.delta = delta
-    return other

@@ -1,52 +1,93 @@
 """The requests of a replayed fleet, with what happened to them: what the engine keeps of live ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import repeat
+from typing import Any
 
+from octavo.admin.v1 import admin_pb2
 from octavo.steplog.v1 import step_log_pb2 as pb
-from octavo_shared.errors import OctavoServiceError
+from octavo.values.wording import counted
+from scheduler_svc.admin.life import event_states
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.replay.core_replay import CoreReplay
-from scheduler_svc.replay.run import Moment
-from scheduler_svc.request.engine_client import RequestHandle
-from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent
-from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array, Hypothesis
-from scheduler_svc.request.provenance import Span
+from scheduler_svc.replay.run import LogFile, Moment, ReplayRun
+from scheduler_svc.request.life import EventKind, LifeEvent
+from scheduler_svc.request.outputs import FinishReason
 
 # Only these end groups.
 _ENDING_CALLS = ("group_aborted", "result_taken", "sequence_finished", "step_decided")
+# A replay has no clients, so nothing calls it.
+_NO_SINK: Any = None
 
 
-class _NoSink:
-    """Takes what nobody wants to have."""
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What happened to one request.
 
-    def begin(self, handle: RequestHandle) -> None:
-        pass
+    Attributes:
+        arrived: When it arrived, or the log begins, in words; and which start of the scheduler it was.
+        events: Oldest first.
+    """
 
-    def begin_span(self, span: Span) -> None:
-        pass
+    arrived: str
+    events: list[admin_pb2.RequestEvent]
 
-    def push(
-        self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
-    ) -> None:
-        pass
 
-    def push_prompt(self, logprobs: Sequence[float], alternatives: Alternatives) -> None:
-        pass
+def follow(run: ReplayRun, request_id: str) -> Iterator[Life]:
+    """Replay, and yield the life of each request with this id: an id may be used again after its request ended."""
 
-    def finish_output(self, output_index: int, reason: FinishReason) -> None:
-        pass
+    def lives(of: Iterable[LiveRequest], requests: ReplayedRequests, file: LogFile) -> Iterator[Life]:
+        return (_life(request, file, requests) for request in of if request.request_id == request_id)
 
-    def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None:
-        pass
+    last: tuple[ReplayedRequests, LogFile] | None = None
+    for moment, requests, ended in with_requests(run):
+        if last is not None and last[0] is not requests:
+            yield from lives(last[0].live.values(), *last)
+        last = requests, moment.file
+        yield from lives(ended, *last)
+    if last is not None:
+        yield from lives(last[0].live.values(), *last)
 
-    def pooled(self, values: Float32Array) -> None:
-        pass
 
-    def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
-        pass
+def _life(request: LiveRequest, file: LogFile, requests: "ReplayedRequests") -> Life:
+    header = file.header
+    arrived_at_unix_s = header.started_at_unix_us / 1e6 + request.times.arrived_at_s - header.started_at_s
+    arrived = datetime.fromtimestamp(arrived_at_unix_s, UTC)
+    has_arrival = request.group.arrival in requests.has_arrival
+    words = f"{'arrived' if has_arrival else 'seen first'} {arrived:%Y-%m-%d %H:%M:%S} UTC, log {header.log_id[:8]}"
+    return Life(words, _events_of(request, has_arrival=has_arrival))
+
+
+def _events_of(request: LiveRequest, *, has_arrival: bool) -> list[admin_pb2.RequestEvent]:
+    """Return what happened to a request, oldest first, with its end if it has ended."""
+    group, times = request.group, request.times
+    times = replace(times, first_scheduled_at_s=group.first_scheduled_at_s)
+    events = event_states(times, group.num_prompt_tokens, request.life.events)
+    if not has_arrival:
+        events[0].text = "existed before the log begins"
+    made = counted(request.num_output_tokens, "output token")
+    if times.ended_at_s is None:
+        return events
+    since_us = max(0, round((times.ended_at_s - times.arrived_at_s) * 1e6))
+    if request.finish_reason is not None:
+        kind, text = admin_pb2.REQUEST_EVENT_KIND_FINISHED, f"finished with {made}: {request.finish_reason.value}"
+    else:
+        kind = admin_pb2.REQUEST_EVENT_KIND_FAILED
+        text = f"ended after {made}: by a stop string, by its client, or by an error"
+    return [*events, admin_pb2.RequestEvent(kind=kind, since_arrival_us=since_us, text=text)]
+
+
+def with_requests(run: ReplayRun) -> Iterator[tuple[Moment, "ReplayedRequests", list[LiveRequest]]]:
+    """Replay, and yield each call with the requests of its fleet, and those of them that ended with it."""
+    requests: ReplayedRequests | None = None
+    for moment in run.play():
+        if moment.is_first or requests is None:
+            requests = ReplayedRequests(moment.replay)
+        yield moment, requests, requests.take(moment)
 
 
 class ReplayedRequests:
@@ -65,7 +106,7 @@ class ReplayedRequests:
                 self._add(group, replay.now_s)
 
     def _add(self, group: SequenceGroup, now_s: float) -> None:
-        self.live[group.arrival] = LiveRequest(group, _NoSink(), now_s)
+        self.live[group.arrival] = LiveRequest(group, _NO_SINK, now_s)
 
     def take(self, moment: Moment) -> list[LiveRequest]:
         """Note what a call did; return the requests that ended with it."""

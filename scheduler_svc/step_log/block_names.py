@@ -5,13 +5,13 @@ compute none: it looks them up. Each record has the blocks that were named since
 
     the block before it, or the salt of a first block; a digest of its tokens, as the log has them; its name
 
-A row is left out if its name stands in one of the last rows of the file. Read next: `replayed_fleet.py`, which reads
-them.
+A row is left out if its name stands in one of the last rows of the file.
 """
 
 import secrets
 from collections.abc import Iterable
 from hashlib import blake2b
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,13 @@ ROW_NAME_BYTES = 8
 PADDING = bytes(HASH_BYTES - ROW_NAME_BYTES)
 # A name that stands in so many last rows is not written again.
 MAX_WRITTEN_NAMES = 2**17
+# Rows that a replay remembers: those that the log does not repeat, and as many names of its own.
+MAX_KNOWN_NAMES = 2 * MAX_WRITTEN_NAMES
+_ROW = Struct(f"{ROW_NAME_BYTES}s" * 3)
 _NO_NAME = bytes(HASH_BYTES)
+
+
+# Writing ---------------------------------------------------------------------------------------------
 
 
 class NamedBlocks(NamedTuple):
@@ -105,6 +111,77 @@ class LogNames:
 
     def _other(self, name: bytes) -> bytes:
         return blake2b(self._secret + name).digest()[:ROW_NAME_BYTES]
+
+
+# Reading ---------------------------------------------------------------------------------------------
+
+
+class KnownNames:
+    """The last rows of a log, for a replay.
+
+    What is named here before the log does, as a look at it may, or another release, gets a name of its own; later rows
+    that call it otherwise are translated.
+    """
+
+    def __init__(self) -> None:
+        # By the block before and the digest, as in a row; the last one is the newest.
+        self._name_of: dict[bytes, bytes] = {}
+        # What the log calls otherwise than it is called here.
+        self._own_name_of: dict[bytes, bytes] = {}
+
+    def learn(self, rows: bytes) -> None:
+        """Take the rows of a record. Raises ValueError: they were cut."""
+        if len(rows) % _ROW.size:
+            raise ValueError(f"rows of {_ROW.size} bytes that name blocks have {len(rows)} bytes")
+        for before, digest, name in _ROW.iter_unpack(rows):
+            place = self._own_name_of.get(before, before) + digest
+            known = self._name_of.pop(place, name)
+            _put(self._name_of, place, known)
+            if known != name:
+                _put(self._own_name_of, name, known)
+
+    def name(self, before: bytes, digest: bytes) -> bytes:
+        """Return the name of a block; one that is not known gets one."""
+        place = before + digest
+        name = self._name_of.get(place)
+        if name is None:
+            name = blake2b(place).digest()[:ROW_NAME_BYTES]
+            _put(self._name_of, place, name)
+        return name
+
+    def own(self, names: bytes) -> bytes:
+        """Return names of the log, one after the other, as blocks are called here."""
+        if not self._own_name_of:
+            return names
+        single = [names[start : start + ROW_NAME_BYTES] for start in range(0, len(names), HASH_BYTES)]
+        return b"".join([self._own_name_of.get(name, name) + PADDING for name in single])
+
+
+def _put(names: dict[bytes, bytes], key: bytes, name: bytes) -> None:
+    if len(names) >= MAX_KNOWN_NAMES:
+        del names[next(iter(names))]
+    names[key] = name
+
+
+class LookUpHasher(BlockHasher):
+    """Finds names instead of making them."""
+
+    def __init__(self, known: KnownNames, block_size: int) -> None:
+        super().__init__(b"", block_size)
+        self._known = known
+        self._block_bytes = self._block.size
+
+    def name(self, parent: bytes | None, cache_salt: int, content: bytes) -> list[bytes]:
+        """See `BlockHasher`."""
+        before = first_parent(cache_salt) if parent is None else parent[:ROW_NAME_BYTES]
+        names: list[bytes] = []
+        for digest in digests(content, self._block_bytes):
+            before = self._known.name(before, digest)
+            names.append(before + PADDING)
+        return names
+
+
+# Both ------------------------------------------------------------------------------------------------
 
 
 def digests(content: bytes, block_bytes: int) -> list[bytes]:

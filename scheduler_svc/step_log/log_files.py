@@ -10,7 +10,6 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
@@ -40,11 +39,6 @@ class FileName(NamedTuple):
 
     def __str__(self) -> str:
         return f"scheduler-{self.begun}-{self.log}-{self.number:06}.steps"
-
-
-def begin_name(log_id: str, begun_at_unix_s: float) -> FileName:
-    """Return the name of the first file of a log."""
-    return FileName(datetime.fromtimestamp(begun_at_unix_s, UTC).strftime("%Y%m%dT%H%M%SZ"), log_id[:8], 1)
 
 
 def files_in(directory: Path) -> list[Path]:

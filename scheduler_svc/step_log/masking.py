@@ -5,21 +5,43 @@ asked for, become as many other bytes; equal ones stay equal. Two things do not 
 a model cannot run the steps, and beams of equal score, which the search orders by token id, may come in another order.
 """
 
-import copy
+import dataclasses
 import hashlib
 import secrets
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.step_wire.step import Int32Array, Step, StepResult
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import (
+    Admission,
+    GrammarLoaded,
+    Int32Array,
+    PoolingInput,
+    PoolingOutput,
+    StepResult,
+    TableDelta,
+)
 from octavo_shared.step_wire.token_rules import TokenRules
+from scheduler_svc.core.beam_search import BeamSearch, Candidates, _Node
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.step.beam_batch import BeamBatch, Continuation
+from scheduler_svc.core.step.slotted_things import GrammarSlots
+from scheduler_svc.core.stopping import StopChecker
+from scheduler_svc.request.continuation import ContinuedOutput
 from scheduler_svc.request.parameters import StopConditions
 
 # In place of why a grammar could not be loaded.
 MASKED_ERROR = "masked"
+
+_Value = TypeVar("_Value")
+# What becomes of the attributes that tell of tokens, by class and name: called with the object, and the value.
+Masks: TypeAlias = Mapping[type, Mapping[str, Callable[[Any, Any], Any]]]
 
 
 class TokenMask:
@@ -28,6 +50,9 @@ class TokenMask:
     Args:
         permutation: The other name of each token, [vocab_size] int32.
         grammar_key: Secret of the names of grammars.
+
+    Attributes:
+        of_attributes: What becomes of all attributes of records and snapshots that tell of tokens.
     """
 
     def __init__(self, permutation: Int32Array, grammar_key: bytes) -> None:
@@ -35,6 +60,7 @@ class TokenMask:
         self._grammar_key = grammar_key
         # One more, so that -1, which stands for no token, stays what it is.
         self._names = np.append(permutation, np.int32(-1)).astype(np.int32)
+        self.of_attributes = _masks_of(self)
 
     @classmethod
     def make(cls, vocab_size: int) -> "TokenMask":
@@ -47,6 +73,21 @@ class TokenMask:
         """Tokens of the vocabulary."""
         return len(self.permutation)
 
+    def masked(self, value: _Value) -> _Value:
+        """Return a value with masked tokens, and so all dataclasses and tuples that it is made of."""
+        if isinstance(value, tuple):
+            return tuple(map(self.masked, value)) if type(value) is tuple else value  # type: ignore[return-value]
+        if not dataclasses.is_dataclass(value):
+            return value
+        masks = self.of_attributes.get(type(value), {})
+        others: dict[str, Any] = {}
+        for name in value.__dataclass_fields__:
+            item = getattr(value, name)
+            other = masks[name](value, item) if name in masks and item is not None else self.masked(item)
+            if other is not item:
+                others[name] = other
+        return dataclasses.replace(value, **others) if others else value  # type: ignore[type-var]
+
     def ids(self, token_ids: Int32Array) -> Int32Array:
         """Return other names of tokens, of the same shape; ids outside of the vocabulary, which are faults, stay."""
         is_token = (token_ids >= -1) & (token_ids < self.vocab_size)
@@ -54,38 +95,9 @@ class TokenMask:
             return self._names[token_ids]
         return np.where(is_token, self._names[np.where(is_token, token_ids, 0)], token_ids).astype(np.int32)
 
-    def maybe_ids(self, token_ids: Int32Array | None) -> Int32Array | None:
-        """Return other names of tokens, if there are any."""
-        return None if token_ids is None else self.ids(token_ids)
-
     def id(self, token_id: int) -> int:
         """Return the other name of a token."""
         return int(self.ids(np.array([token_id], np.int32))[0])
-
-    def id_set(self, token_ids: frozenset[int]) -> frozenset[int]:
-        """Return the other names of a set of tokens."""
-        return frozenset(map(self.id, token_ids))
-
-    def id_tuple(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the other names of tokens, in their order."""
-        return tuple(map(self.id, token_ids))
-
-    def conditions(self, conditions: StopConditions) -> StopConditions:
-        """Return stop conditions with masked tokens."""
-        return replace(conditions, stop_token_ids=self.id_set(conditions.stop_token_ids))
-
-    def rules(self, rules: TokenRules | None) -> TokenRules | None:
-        """Return rules on masked tokens."""
-        if rules is None:
-            return None
-        return TokenRules(
-            self.ids(rules.biased_token_ids),
-            rules.biases,
-            self.ids(rules.stop_token_ids),
-            self.ids(rules.banned_token_ids),
-            self.ids(rules.banned_words),
-            None if rules.allowed_mask is None else self.allowed_mask(rules.allowed_mask),
-        )
 
     def allowed_mask(self, content: bytes) -> bytes:
         """Return `TokenRules.allowed_mask` of masked tokens."""
@@ -99,40 +111,55 @@ class TokenMask:
         name = hashlib.blake2b(body, key=self._grammar_key).digest()
         return name[: len(body)].ljust(len(body), b"\0")
 
-    def grammar(self, grammar: Grammar) -> Grammar:
-        """Return a grammar with another body."""
-        return Grammar(self.grammar_body(grammar.body))
 
-    def step(self, step: Step) -> Step:
-        """Return a step with masked tokens."""
-        delta = step.delta
-        has_tokens = delta.admissions or len(delta.appended_tokens) or step.pooling_inputs
-        if not (has_tokens or delta.grammar_loads):
-            return step
-        admissions = tuple(
-            replace(admission, token_ids=self.ids(admission.token_ids), token_rules=self.rules(admission.token_rules))
-            for admission in delta.admissions
-        )
-        appended = delta.appended_tokens.copy()
-        appended[:, 1] = self.ids(appended[:, 1])
-        masked = copy.copy(step)
-        masked.pooling_inputs = tuple(replace(text, token_ids=self.ids(text.token_ids)) for text in step.pooling_inputs)
-        loads = (replace(load, grammar=self.grammar(load.grammar)) for load in delta.grammar_loads)
-        masked.delta = replace(delta, grammar_loads=tuple(loads), admissions=admissions, appended_tokens=appended)
-        return masked
+def _masks_of(mask: TokenMask) -> Masks:
+    def ids(_: Any, token_ids: Any) -> Any:
+        return mask.ids(token_ids)
 
-    def result(self, result: StepResult) -> StepResult:
-        """Return a result with masked tokens; what tells what was said, values of texts and errors, is replaced."""
-        return replace(
-            result,
-            sampled_token_ids=self.ids(result.sampled_token_ids),
-            candidate_token_ids=self.maybe_ids(result.candidate_token_ids),
-            alternative_token_ids=self.maybe_ids(result.alternative_token_ids),
-            prompt_alternative_token_ids=self.maybe_ids(result.prompt_alternative_token_ids),
-            pooling_outputs=tuple(
-                replace(output, values=np.zeros_like(output.values)) for output in result.pooling_outputs
-            ),
-            grammars_loaded=tuple(
-                replace(loaded, error=MASKED_ERROR if loaded.error else "") for loaded in result.grammars_loaded
-            ),
-        )
+    def one(_: Any, token_id: int) -> int:
+        return mask.id(token_id)
+
+    def each(_: Any, token_ids: Any) -> Any:  # of a set, or a tuple
+        return type(token_ids)(map(mask.id, token_ids))
+
+    names = "sampled_token_ids", "candidate_token_ids", "alternative_token_ids", "prompt_alternative_token_ids"
+    return {
+        # What executors are and say, requests, and steps.
+        CoreLimits: {"eos_token_ids": each},
+        ExecutorInfo: {"eos_token_ids": each},
+        StepResult: dict.fromkeys(names, ids),
+        PoolingOutput: {"values": lambda _, values: np.zeros_like(values)},
+        GrammarLoaded: {"error": lambda _, error: MASKED_ERROR if error else ""},
+        SequenceGroup: {"prompt_token_ids": ids},
+        ContinuedOutput: {"token_ids": ids},
+        StopConditions: {"stop_token_ids": each},
+        TokenRules: {
+            **dict.fromkeys(("biased_token_ids", "stop_token_ids", "banned_token_ids", "banned_words"), ids),
+            "allowed_mask": lambda _, content: mask.allowed_mask(content),
+        },
+        Grammar: {
+            "body": lambda _, body: mask.grammar_body(body),
+            "digest": lambda grammar, _: mask.masked(grammar).digest,
+        },
+        Admission: {"token_ids": ids},
+        PoolingInput: {"token_ids": ids},
+        TableDelta: {"appended_tokens": lambda _, pairs: np.column_stack((pairs[:, 0], mask.ids(pairs[:, 1])))},
+        # What a snapshot has beside them.
+        Sequence: {"token_ids": ids},
+        BatchTable: {"token_ids": ids},
+        StopChecker: {
+            "_stop_token_ids": lambda _, sets: [frozenset(map(mask.id, of_one)) for of_one in sets],
+            "_eos_token_ids": each,
+        },
+        GrammarSlots: {
+            "errors": lambda _, errors: [MASKED_ERROR if error else "" for error in errors],
+            "_slot_of": lambda slots, _: {
+                mask.masked(key).digest: slot for slot, key in enumerate(slots.keys) if key is not None
+            },
+        },
+        BeamBatch: {"_eos_token_ids": each},
+        Candidates: {"token_ids": ids},
+        Continuation: {"token_id": one},
+        BeamSearch: {"_stop_token_ids": lambda _, token_ids: np.sort(mask.ids(token_ids))},
+        _Node: {"token_id": one},
+    }

@@ -1,10 +1,12 @@
 """A fleet that records every call which changes it: what `octavo replay` feeds to another one.
 
-What is recorded is put into a queue, and becomes bytes in another thread. Looking at the fleet is not recorded.
+Records are put into a queue, and become bytes in another thread, which also makes those whose making costs. Looking at
+the fleet is not recorded.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar, TypeVarTuple
 
 from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo_shared.process.clock import monotonic_s
@@ -21,12 +23,13 @@ from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.core.waiting.tenant_shares import TenantShares
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
-from scheduler_svc.step_log import encoding
+from scheduler_svc.step_log import records
 from scheduler_svc.step_log.block_names import NamedBlocks, NotingHasher
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.snapshot import Snapshot, dump
-from scheduler_svc.step_log.writer import Encoder, StepLogWriter
+from scheduler_svc.step_log.writer import Record, StepLogWriter
 
+Arguments = TypeVarTuple("Arguments")
 Returned = TypeVar("Returned")
 
 
@@ -75,53 +78,54 @@ class RecordingFleet(Fleet):
         planner.blocks.hasher = NotingHasher(self._prefix_key, limits.block_size, self._named)
         self._num_cores += 1
         number = self._number_of[planner] = self._num_cores
-        self._note(encoding.core_joined, number, epoch, name, limits, numerics, info)
+        self._note(lambda mask: pb.LogRecord(core_joined=records.encode_planner(mask, number, planner)))
         return planner
 
     def adopt_blocks(self, planner: ExecutorPlanner, block_ids: Int32Array, names: bytes) -> None:
         """See `Fleet`."""
-        arguments = self._number_of[planner], block_ids, names
-        self._recorded(super().adopt_blocks, (planner, block_ids, names), encoding.blocks_kept, *arguments)
+        kept = pb.BlocksKept(core=self._number_of[planner], block_ids=block_ids.tolist(), names=names)
+        self._recorded(pb.LogRecord(blocks_kept=kept), super().adopt_blocks, planner, block_ids, names)
 
     def leave(self, planner: ExecutorPlanner) -> list[SequenceGroup]:
         """See `Fleet`."""
-        groups = self._recorded(super().leave, (planner,), encoding.core_left, self._number_of[planner])
+        groups = self._recorded(pb.LogRecord(core_left=self._core(planner)), super().leave, planner)
         del self._number_of[planner]
         self._outside.update((group.arrival, group) for group in groups)
         return groups
 
     def forget(self, planner: ExecutorPlanner) -> None:
         """See `Fleet`."""
-        self._recorded(super().forget, (planner,), encoding.core_forgotten, self._number_of[planner])
+        self._recorded(pb.LogRecord(core_forgotten=self._core(planner)), super().forget, planner)
         del self._number_of[planner]
 
     def set_takes_groups(self, planner: ExecutorPlanner, takes_groups: bool) -> None:
         """See `Fleet`."""
-        call = super().set_takes_groups
-        self._recorded(call, (planner, takes_groups), encoding.takes_groups, self._number_of[planner], takes_groups)
+        record = pb.LogRecord(takes_groups=self._flag(planner, takes_groups))
+        self._recorded(record, super().set_takes_groups, planner, takes_groups)
 
     def set_draining(self, planner: ExecutorPlanner, is_draining: bool) -> None:
         """See `Fleet`."""
-        call = super().set_draining
-        self._recorded(call, (planner, is_draining), encoding.draining, self._number_of[planner], is_draining)
+        record = pb.LogRecord(draining=self._flag(planner, is_draining))
+        self._recorded(record, super().set_draining, planner, is_draining)
 
     def set_probing(self, planner: ExecutorPlanner, is_probing: bool) -> None:
         """See `Fleet`."""
-        call = super().set_probing
-        self._recorded(call, (planner, is_probing), encoding.probing, self._number_of[planner], is_probing)
+        record = pb.LogRecord(probing=self._flag(planner, is_probing))
+        self._recorded(record, super().set_probing, planner, is_probing)
 
     def set_step_cost(self, planner: ExecutorPlanner, step_cost: StepCost) -> None:
         """See `Fleet`."""
-        call = super().set_step_cost
-        self._recorded(call, (planner, step_cost), encoding.step_cost, self._number_of[planner], step_cost.copy())
+        record = pb.LogRecord(step_cost=records.encode_step_cost(self._number_of[planner], step_cost))
+        self._recorded(record, super().set_step_cost, planner, step_cost)
 
     def note_hang(self, planner: ExecutorPlanner) -> None:
         """See `Fleet`."""
-        self._recorded(super().note_hang, (planner,), encoding.hang_noted, self._number_of[planner])
+        self._recorded(pb.LogRecord(hang_noted=self._core(planner)), super().note_hang, planner)
 
     def set_tenant_shares(self, shares: TenantShares) -> None:
         """See `Fleet`."""
-        self._recorded(super().set_tenant_shares, (shares,), encoding.tenants_changed, shares)
+        record = pb.LogRecord(tenants_changed=records.encode_shares(shares))
+        self._recorded(record, super().set_tenant_shares, shares)
 
     # Decisions -----------------------------------------------------------------------------------
 
@@ -132,80 +136,98 @@ class RecordingFleet(Fleet):
         try:
             decided = super().schedule(planner, now_s)
         except Exception as error:
-            self._note(encoding.step_decided, number, now_s, is_complete, None, [], raised=type(error).__name__)
+            record = pb.LogRecord(step_decided=pb.StepDecided(core=number, now_s=now_s, is_complete=is_complete))
+            self._note(record, raised=type(error).__name__)
             raise
-        decision = decided[0]
-        failed = [failure.group.arrival for failure in decision.failures]
-        self._note(encoding.step_decided, number, now_s, is_complete, decision.step, failed)
+        step, failed = decided[0].step, [failure.group.arrival for failure in decided[0].failures]
+        self._note(
+            lambda mask: pb.LogRecord(
+                step_decided=records.encode_decision(mask, number, now_s, is_complete, step, failed)
+            )
+        )
         return decided
 
     def dispatch(self, now_s: float) -> set[ExecutorPlanner]:
         """See `Fleet`."""
-        is_complete = self.is_complete()
-        return self._recorded(super().dispatch, (now_s,), encoding.groups_dispatched, now_s, is_complete)
+        dispatched = pb.GroupsDispatched(now_s=now_s, is_complete=self.is_complete())
+        return self._recorded(pb.LogRecord(groups_dispatched=dispatched), super().dispatch, now_s)
 
     def process(self, planner: ExecutorPlanner, result: StepResult) -> StepUpdates:
         """See `Fleet`."""
+        number = self._number_of[planner]
         return self._recorded(
-            super().process, (planner, result), encoding.result_taken, self._number_of[planner], result
+            lambda mask: pb.LogRecord(result_taken=records.encode_taken(mask, number, result)),
+            super().process,
+            planner,
+            result,
         )
 
     # Groups --------------------------------------------------------------------------------------
 
     def add(self, group: SequenceGroup) -> None:
         """See `Fleet`."""
-        if group.arrival not in self._outside:
-            self._recorded(super().add, (group,), encoding.group_added, group, group.matcher_id)
+        if group.arrival in self._outside:
+            self._recorded(pb.LogRecord(group_added_again=_number(group)), super().add, group)
+            del self._outside[group.arrival]
             return
-        self._recorded(super().add, (group,), encoding.group_added_again, group.arrival)
-        del self._outside[group.arrival]
+        matcher_id = group.matcher_id
+        self._recorded(
+            lambda mask: pb.LogRecord(group_added=records.encode_group(mask, group, matcher_id)), super().add, group
+        )
 
     def withdraw(self, group: SequenceGroup) -> None:
         """See `Fleet`."""
-        self._recorded(super().withdraw, (group,), encoding.group_withdrawn, group.arrival)
+        self._recorded(pb.LogRecord(group_withdrawn=_number(group)), super().withdraw, group)
         self._outside[group.arrival] = group
 
     def abort(self, group: SequenceGroup) -> None:
         """See `Fleet`."""
-        self._recorded(super().abort, (group,), encoding.group_aborted, group.arrival)
+        self._recorded(pb.LogRecord(group_aborted=_number(group)), super().abort, group)
         self._outside.pop(group.arrival, None)
 
     def finish(self, planner: ExecutorPlanner, sequence: Sequence) -> None:
         """See `Fleet`."""
-        arguments = self._number_of[planner], sequence.group.arrival, sequence.index
-        self._recorded(super().finish, (planner, sequence), encoding.sequence_finished, *arguments)
+        finished = pb.SequenceFinished(
+            core=self._number_of[planner], arrival=sequence.group.arrival, output_index=sequence.index
+        )
+        self._recorded(pb.LogRecord(sequence_finished=finished), super().finish, planner, sequence)
 
     def note_loss(self, group: SequenceGroup, executor: str) -> None:
         """See `Fleet`."""
-        self._recorded(super().note_loss, (group, executor), encoding.loss_noted, group.arrival, executor)
+        record = pb.LogRecord(loss_noted=pb.LossNoted(arrival=group.arrival, executor=executor))
+        self._recorded(record, super().note_loss, group, executor)
 
     def forgive_loss(self, group: SequenceGroup) -> None:
         """See `Fleet`."""
-        self._recorded(super().forgive_loss, (group,), encoding.loss_forgiven, group.arrival)
+        self._recorded(pb.LogRecord(loss_forgiven=_number(group)), super().forgive_loss, group)
 
     def set_runs_alone(self, group: SequenceGroup, runs_alone: bool) -> None:
         """See `Fleet`."""
-        call = super().set_runs_alone
-        self._recorded(call, (group, runs_alone), encoding.runs_alone, group.arrival, runs_alone)
+        record = pb.LogRecord(runs_alone=pb.GroupFlag(arrival=group.arrival, value=runs_alone))
+        self._recorded(record, super().set_runs_alone, group, runs_alone)
 
     # Records -------------------------------------------------------------------------------------
 
-    def _recorded(
-        self, call: Callable[..., Returned], arguments: tuple[Any, ...], encode: Encoder, *recorded: Any
-    ) -> Returned:
+    def _core(self, planner: ExecutorPlanner) -> pb.CoreNumber:
+        return pb.CoreNumber(core=self._number_of[planner])
+
+    def _flag(self, planner: ExecutorPlanner, value: bool) -> pb.CoreFlag:
+        return pb.CoreFlag(core=self._number_of[planner], value=value)
+
+    def _recorded(self, record: Record, call: Callable[[*Arguments], Returned], *arguments: *Arguments) -> Returned:
         """Make a call and record it; what it raises is recorded and raised."""
         self._begin_file_if_wanted()
         try:
             returned = call(*arguments)
         except Exception as error:
-            self._note(encode, *recorded, raised=type(error).__name__)
+            self._note(record, raised=type(error).__name__)
             raise
-        self._note(encode, *recorded)
+        self._note(record)
         return returned
 
-    def _note(self, encode: Encoder, *recorded: Any, raised: str = "") -> None:
+    def _note(self, record: Record, raised: str = "") -> None:
         self._num_calls += 1
-        self._writer.put(encode, recorded, self._mask, raised, tuple(self._named))
+        self._writer.put(record, self._mask, raised, tuple(self._named))
         self._named.clear()
 
     def _begin_file_if_wanted(self) -> None:
@@ -214,16 +236,12 @@ class RecordingFleet(Fleet):
             self._begin_file()
 
     def _begin_file(self) -> None:
-        snapshot = Snapshot(self, tuple(self._number_of[planner] for planner in self.planners), self._outside)
-        self._writer.begin_file(self._header(), dump(snapshot, self._mask))
-
-    def _header(self) -> pb.LogHeader:
+        numbers = tuple(self._number_of[planner] for planner in self.planners)
         header = self._writer.header(monotonic_s(), self.queue.shares)
         header.num_earlier_calls = self._num_calls
-        for planner in self.planners:
-            number = self._number_of[planner]
-            described = encoding.core_message(
-                self._mask, number, planner.epoch, planner.name, planner.limits, planner.numerics, planner.info
-            )
-            header.cores.append(described)
-        return header
+        header.cores.extend(map(partial(records.encode_planner, self._mask), numbers, self.planners))
+        self._writer.begin_file(header, dump(Snapshot(self, numbers, self._outside), self._mask))
+
+
+def _number(group: SequenceGroup) -> pb.GroupNumber:
+    return pb.GroupNumber(arrival=group.arrival)

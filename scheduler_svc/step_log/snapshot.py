@@ -15,33 +15,53 @@ import numpy as np
 
 from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo.values.sampling_params_table import MAX_ALTERNATIVES
-from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.delta_check import MAX_ALLOWANCE
-from octavo_shared.step_wire.step import Admission, PoolingInput, TableDelta
-from octavo_shared.step_wire.token_rules import TokenRules
-from scheduler_svc.core.beam_search import BeamSearch, Candidates, _Node
+from octavo_shared.step_wire.executor_info import ExecutorInfo
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
-from scheduler_svc.core.sequence import Sequence, SequenceGroup
-from scheduler_svc.core.step.beam_batch import BeamBatch, Continuation
-from scheduler_svc.core.step.slotted_things import GrammarSlots
-from scheduler_svc.core.stopping import StopChecker
+from scheduler_svc.core.limits import CoreLimits
+from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
-from scheduler_svc.request.continuation import ContinuedOutput
-from scheduler_svc.request.parameters import StopConditions
-from scheduler_svc.step_log import decoding, state
-from scheduler_svc.step_log.masking import MASKED_ERROR, TokenMask
-from scheduler_svc.step_log.replayed_fleet import ReplayedFleet
-from scheduler_svc.step_log.state import Masks, StateReader, StateWriter
+from scheduler_svc.request.provenance import UNKNOWN, Numerics
+from scheduler_svc.step_log import records, state
+from scheduler_svc.step_log.block_names import KnownNames, LookUpHasher
+from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.state import SnapshotError as SnapshotError
+from scheduler_svc.step_log.state import StateReader, StateWriter
 
 # That one row of a step is answered with, and all that a step is answered with, at most.
 MAX_CANDIDATES = 2**16
 _MAX_ANSWERS = 2**24
 
 AnyFleet = TypeVar("AnyFleet", bound=Fleet)
+
+
+class ReplayedFleet(Fleet):
+    """A fleet whose names of blocks are those of a log: it has no key, and computes none.
+
+    Attributes:
+        names: What is known of them.
+    """
+
+    def __init__(self, queue: WaitingQueue, policy: Policy) -> None:
+        super().__init__(queue, policy)
+        self.names = KnownNames()
+
+    def join(
+        self,
+        limits: CoreLimits,
+        epoch: int,
+        name: str = "",
+        numerics: Numerics = UNKNOWN,
+        info: ExecutorInfo | None = None,
+    ) -> ExecutorPlanner:
+        """See `Fleet`."""
+        planner = super().join(limits, epoch, name, numerics, info)
+        planner.blocks.hasher = LookUpHasher(self.names, limits.block_size)
+        return planner
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +100,7 @@ def dump(snapshot: Snapshot[Any], mask: TokenMask | None = None) -> pb.Snapshot:
     """
     fleet = snapshot.fleet
     root = [*_roots(fleet), fleet._past_preemptions, snapshot.planner_numbers, snapshot.outside]
-    rows, arrays, names = StateWriter(_masks_of(mask)).write(root)
+    rows, arrays, names = StateWriter({} if mask is None else mask.of_attributes).write(root)
     return pb.Snapshot(rows=rows, arrays=arrays, names=names)
 
 
@@ -95,7 +115,7 @@ def empty_fleet(header: pb.LogHeader) -> ReplayedFleet:
         raise SnapshotError("the header has a policy that no scheduler has")
     policy = policies[header.policy]
     try:
-        shares = decoding.decode_shares(header.tenants)
+        shares = records.decode_shares(header.tenants)
     except ValueError as error:
         raise SnapshotError(str(error)) from error
     return ReplayedFleet(WaitingQueue(policy, shares), policy)
@@ -110,13 +130,15 @@ def load(content: bytes, header: pb.LogHeader) -> Snapshot[ReplayedFleet]:
         message = pb.Snapshot.FromString(content)
         fleet = empty_fleet(header)
         for joined in header.cores:
-            decoding.join(fleet, joined)
+            records.join(fleet, joined)
         reader = StateReader(message.rows, message.arrays, message.names)
         *roots, fleet._past_preemptions, planner_numbers, outside = reader.read()
         state.complete(_roots(fleet), roots)
         for value in reader.objects:
             _check_value(value)
         fleet.queue, fleet.dispatcher, *fleet.planners = roots
+        if planner_numbers != tuple(joined.core for joined in header.cores):
+            raise SnapshotError("its cores and their numbers differ")
         _check(fleet, planner_numbers)
         return Snapshot(fleet, planner_numbers, outside)
     except Exception as error:  # whatever somebody wrote
@@ -126,8 +148,8 @@ def load(content: bytes, header: pb.LogHeader) -> Snapshot[ReplayedFleet]:
 
 def _check(fleet: Fleet, planner_numbers: tuple[int, ...]) -> None:
     """See that the parts fit each other. Raises SnapshotError, or AssertionError."""
-    if len(set(planner_numbers)) != len(fleet.planners) or len(planner_numbers) != len(fleet.planners):
-        raise SnapshotError("its cores and their numbers differ")
+    if len(set(planner_numbers)) != len(planner_numbers):
+        raise SnapshotError("two cores have one number")
     bits = [cache.bit for planner in fleet.planners if (cache := planner.blocks.prefix_cache) is not None]
     if len(set(bits)) != len(bits) or any(bit.bit_count() != 1 for bit in bits):
         raise SnapshotError("two cores have one bit")
@@ -138,7 +160,7 @@ def _check(fleet: Fleet, planner_numbers: tuple[int, ...]) -> None:
 def _check_value(value: Any) -> None:
     """See that a value asks for no more than a scheduler lets it. Raises SnapshotError, or ValueError."""
     if isinstance(value, SequenceGroup):
-        decoding.check_group(value)
+        records.check_group(value)
     elif isinstance(value, StepLayout):
         asked = value.num_candidates, value.num_alternatives, value.num_prompt_logprobs, value.num_prompt_alternatives
         for counts in asked:
@@ -159,49 +181,3 @@ def _check_value(value: Any) -> None:
         for group in value.groups:
             if not 0 <= group.block_ids.min(initial=0) <= group.block_ids.max(initial=0) < group.num_device_blocks:
                 raise SnapshotError("a batch table names a block that is not there")
-
-
-def _masks_of(mask: TokenMask | None) -> Masks:
-    """Return what becomes of all attributes that tell of tokens; None: they stay."""
-    if mask is None:
-        return {}
-
-    def ids(_: Any, token_ids: Any) -> Any:
-        return mask.ids(token_ids)
-
-    def one(_: Any, token_id: int) -> int:
-        return mask.id(token_id)
-
-    return {
-        SequenceGroup: {"prompt_token_ids": ids},
-        Sequence: {"token_ids": ids},
-        ContinuedOutput: {"token_ids": ids},
-        StopConditions: {"stop_token_ids": lambda _, token_ids: mask.id_set(token_ids)},
-        StopChecker: {
-            "_stop_token_ids": lambda _, sets: list(map(mask.id_set, sets)),
-            "_eos_token_ids": lambda _, token_ids: mask.id_tuple(token_ids),
-        },
-        BatchTable: {"token_ids": ids},
-        Grammar: {
-            "body": lambda _, body: mask.grammar_body(body),
-            "digest": lambda grammar, _: mask.grammar(grammar).digest,
-        },
-        GrammarSlots: {
-            "errors": lambda _, errors: [MASKED_ERROR if error else "" for error in errors],
-            "_slot_of": lambda slots, _: {
-                mask.grammar(key).digest: slot for slot, key in enumerate(slots.keys) if key is not None
-            },
-        },
-        BeamBatch: {"_eos_token_ids": lambda _, token_ids: mask.id_set(token_ids)},
-        Candidates: {"token_ids": ids},
-        Continuation: {"token_id": one},
-        Admission: {"token_ids": ids},
-        PoolingInput: {"token_ids": ids},
-        TableDelta: {"appended_tokens": lambda _, pairs: np.column_stack((pairs[:, 0], mask.ids(pairs[:, 1])))},
-        BeamSearch: {"_stop_token_ids": lambda _, token_ids: np.sort(mask.ids(token_ids))},
-        _Node: {"token_id": one},
-        TokenRules: {
-            **dict.fromkeys(("biased_token_ids", "stop_token_ids", "banned_token_ids", "banned_words"), ids),
-            "allowed_mask": lambda _, content: mask.allowed_mask(content),
-        },
-    }

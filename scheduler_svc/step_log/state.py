@@ -10,14 +10,14 @@ A file is data, which anybody may have written: none of it is the name of anythi
 taken than the file has bytes, or the planners have that were made anew.
 """
 
-import collections
 import enum
 import functools
 import importlib
 import json
 import math
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -36,6 +36,7 @@ from octavo_shared.step_wire.table_columns import BlockTables
 from scheduler_svc.core.blocks.prefix_cache import BlockHasher
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
+from scheduler_svc.step_log.masking import Masks
 
 # The rows of a snapshot, which take some thirty times as much as objects.
 MAX_ROW_BYTES = 2**25
@@ -46,10 +47,7 @@ _MAX_FLOAT = 1e100
 # Rooms whose classes are read.
 ROOMS = (scheduler_svc.core, scheduler_svc.request, octavo_shared.step_wire, octavo_shared.grammar.grammar)
 _PLAIN = frozenset((type(None), bool, int, float, str))
-_CONTAINERS: tuple[type, ...] = (
-    *(list, set, dict, collections.deque),
-    *(collections.OrderedDict, collections.Counter, bytearray, np.ndarray),
-)
+_CONTAINERS: tuple[type, ...] = (list, set, dict, deque, OrderedDict, Counter, bytearray, np.ndarray)
 # What is not written: see above.
 _MADE_ANEW: tuple[Any, ...] = (CoreLimits, ExecutorInfo, BlockHasher, FcfsPolicy, PriorityPolicy, Callable)
 # Attributes that are sets of planners; other planners are made anew.
@@ -66,8 +64,6 @@ _MAX_RAGGED = 2**36
 _GROWTH = 4
 
 _Array: TypeAlias = npt.NDArray[Any]
-# What becomes of an attribute before it is written, by class and name: called with the object, and the value.
-Masks: TypeAlias = Mapping[type, Mapping[str, Callable[[Any, Any], Any]]]
 
 
 class SnapshotError(Exception):
@@ -112,26 +108,17 @@ def _is_object(value: Any) -> bool:
 # Writing ---------------------------------------------------------------------------------------------
 
 
-class _Written:
+class _Written(bytearray):
     """Bytes that stand elsewhere than the row that has them."""
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self._num_bytes = 0
 
     def add(self, content: bytes) -> tuple[int, int]:
         """Keep some; return where they begin, and how many they are."""
-        self.parts.append(content)
-        begin, self._num_bytes = self._num_bytes, self._num_bytes + len(content)
-        return begin, len(content)
+        self += content
+        return len(self) - len(content), len(content)
 
 
 class StateWriter:
-    """Writes objects.
-
-    Args:
-        masks: What becomes of attributes before they are written.
-    """
+    """Writes objects; `masks` say what becomes of attributes before."""
 
     def __init__(self, masks: Masks) -> None:
         self._masks = masks
@@ -146,12 +133,12 @@ class StateWriter:
     def write(self, root: Any) -> tuple[str, bytes, bytes]:
         """Return the rows of an object and of all that it refers to, the content of arrays, and names of blocks."""
         self._number(root)
-        rows = [None if _is_plain_array(value) else self._row(value) for value in self._objects]  # they grow meanwhile
+        rows = [None if _dtype_name(value) else self._row(value) for value in self._objects]  # they grow meanwhile
         for number, value in enumerate(self._objects):  # now it is known which arrays are masked, and what is a view
             if rows[number] is None:
                 rows[number] = self._array_row(number, value)
         text = json.dumps([list(self._heads), rows], separators=(",", ":"), default=np.generic.item)
-        return text, b"".join(self._bytes.parts), b"".join(self._names.parts)
+        return text, bytes(self._bytes), bytes(self._names)
 
     def _number(self, value: Any) -> int:
         number = self._numbers.get(id(value))
@@ -169,7 +156,7 @@ class StateWriter:
         kind = type(value)
         if isinstance(value, dict):
             return [self._head(kind), self._items(value), self._items(value.values())]
-        if isinstance(value, collections.deque):
+        if isinstance(value, deque):
             return [self._head(kind), self._items(value), value.maxlen]
         if isinstance(value, list | set):
             return [self._head(kind), self._items(value)]
@@ -198,10 +185,8 @@ class StateWriter:
         kind = type(value)
         if kind in _PLAIN:
             return value
-        if kind is tuple:
-            return ["t", *map(self._value, value)]
-        if kind is frozenset:
-            return ["f", *map(self._value, value)]
+        if kind in (tuple, frozenset):
+            return ["t" if kind is tuple else "f", *map(self._value, value)]
         if kind is bytes:
             return ["b", *self._bytes.add(value)]
         if isinstance(value, tuple):
@@ -233,12 +218,11 @@ class StateWriter:
         return [head, dtype, shape, begin, [self._number(base), *array.strides]]
 
 
-def _is_plain_array(value: Any) -> bool:
-    return type(value) is np.ndarray and value.dtype != np.object_
-
-
-def _dtype_name(array: _Array) -> str:
-    return "sampling" if array.dtype == SAMPLING_ROW else array.dtype.str
+def _dtype_name(value: Any) -> str:
+    """Return the name of what an array is of; empty: it is of objects, or no array."""
+    if type(value) is not np.ndarray or value.dtype == np.object_:
+        return ""
+    return "sampling" if value.dtype == SAMPLING_ROW else value.dtype.str
 
 
 def _owner(array: _Array) -> Any:
@@ -272,15 +256,11 @@ class _Read:
         return bytes(self._content[begin : begin + length])
 
 
-class _View:
-    """Stands for a view whose array is not there yet."""
+_A_VIEW = object()  # stands for a view whose array is not there yet
 
 
 class StateReader:
-    """Reads objects.
-
-    Args:
-        rows, arrays, names: What the writer returned.
+    """Reads objects, given what the writer returned.
 
     Raises: SnapshotError, or another exception: it is nothing that a writer returns.
     """
@@ -303,7 +283,7 @@ class StateReader:
             raise SnapshotError("an attribute has a name that none has")
         self.objects = [self._empty(row) for row in self._rows]
         for number, row in enumerate(self._rows):
-            if isinstance(self.objects[number], _View):
+            if self.objects[number] is _A_VIEW:
                 self.objects[number] = self._view(row)
         hashed = []
         for value, row in zip(self.objects, self._rows, strict=True):
@@ -320,8 +300,8 @@ class StateReader:
 
     def _empty(self, row: list[Any]) -> Any:
         kind = self._kinds[_index(row[0])]
-        if kind is collections.deque:
-            return collections.deque(maxlen=row[2])
+        if kind is deque:
+            return deque(maxlen=row[2])
         if kind is bytearray:
             return bytearray(self._bytes.take(*row[1:]))
         if kind is not np.ndarray:
@@ -330,7 +310,7 @@ class StateReader:
             return np.full(len(row[3]) - 1, None, np.object_)
         _, dtype, shape, begin, *rest = row
         if rest and isinstance(rest[0], list):
-            return _View()
+            return _A_VIEW
         content = np.frombuffer(bytearray(self._bytes.take(begin, rest[0])), _DTYPES[dtype])
         return content.reshape(shape) if len(rest) == 1 else self._ragged(shape, content, rest[1])
 
@@ -353,7 +333,7 @@ class StateReader:
         return array
 
     def _fill(self, value: Any, row: list[Any]) -> None:
-        if isinstance(value, list | collections.deque):
+        if isinstance(value, list | deque):
             value.extend(self._items(row[1]))
         elif isinstance(value, np.ndarray):
             if value.dtype == np.object_:
@@ -414,9 +394,8 @@ def _checked(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return (
-        f"{type(value).__name__} {str(value)[:40]!r}" if isinstance(value, int | float | str) else type(value).__name__
-    )
+    kind = type(value).__name__
+    return f"{kind} {str(value)[:40]!r}" if isinstance(value, int | float | str) else kind
 
 
 def copied(value: Any) -> Any:

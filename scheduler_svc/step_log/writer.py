@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import octavo
 from octavo.steplog.v1 import step_log_pb2 as pb
@@ -23,9 +23,9 @@ from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from scheduler_svc.core.waiting.tenant_shares import EQUAL_SHARES, TenantShares
 from scheduler_svc.step_log.block_names import LogNames, NamedBlocks
-from scheduler_svc.step_log.encoding import encode_shares
-from scheduler_svc.step_log.log_files import FORMAT_VERSION, MAGIC, FileName, begin_name, files_in, frame
+from scheduler_svc.step_log.log_files import FORMAT_VERSION, MAGIC, FileName, files_in, frame
 from scheduler_svc.step_log.masking import TokenMask
+from scheduler_svc.step_log.records import encode_shares
 from scheduler_svc.step_log.snapshot import core_digest
 
 log = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ MAX_PENDING_CALLS = 20_000
 # Into how many files the allowed size is divided: so much of the oldest part is lost at once.
 NUM_FILES = 8
 
-# Makes a record of a call: called with the mask and the arguments, in the writer's thread.
-Encoder: TypeAlias = Callable[..., pb.LogRecord]
+# Of a call; or what makes it in the writer's thread, called with the mask.
+Record: TypeAlias = pb.LogRecord | Callable[[TokenMask | None], pb.LogRecord]
 
 
 class StepLogError(OctavoServiceError):
@@ -64,15 +64,9 @@ class StepLogSettings:
     tenants: TenantShares = EQUAL_SHARES
 
 
-@dataclass(frozen=True, slots=True)
-class _FileStart:
-    """A file is to begin with a snapshot."""
-
-    header: pb.LogHeader
-    snapshot: pb.Snapshot
-
-
-_Call: TypeAlias = tuple[Encoder | _FileStart, tuple[Any, ...], str, TokenMask | None, tuple[NamedBlocks, ...], float]
+# A file is to begin with a snapshot.
+_FileStart: TypeAlias = tuple[pb.LogHeader, pb.Snapshot]
+_Call: TypeAlias = tuple[Record, TokenMask | None, str, tuple[NamedBlocks, ...], float]
 
 
 def _make_private(directory: Path) -> None:
@@ -104,10 +98,10 @@ class StepLogWriter:
         self.trouble = ""
         self.wants_snapshot = False
         self._settings = settings
-        self._pending: deque[_Call] = deque()
+        self._pending: deque[_Call | _FileStart] = deque()
         self._names = LogNames()
         self._log_id = secrets.token_hex(16)
-        self._name: FileName = begin_name(self._log_id, time.time())._replace(number=0)
+        self._name = FileName(time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()), self._log_id[:8], 0)
         self._file_bytes = max(1, settings.max_bytes // NUM_FILES)
         self._num_bytes = 0
         self._descriptor = -1
@@ -133,25 +127,19 @@ class StepLogWriter:
     # On the event loop ---------------------------------------------------------------------------
 
     def put(
-        self,
-        encode: Encoder,
-        arguments: tuple[Any, ...],
-        mask: TokenMask | None,
-        raised: str = "",
-        named: tuple[NamedBlocks, ...] = (),
+        self, record: Record, mask: TokenMask | None, raised: str = "", named: tuple[NamedBlocks, ...] = ()
     ) -> None:
-        """Take a call.
+        """Take the record of a call.
 
         Args:
-            encode: How its record is made.
-            arguments: Of what.
+            record: The record, which belongs to the writer now.
             mask: Gives tokens other names; None: they stay.
             raised: The class of its exception; empty: none.
             named: Blocks that were named since the call before it.
         """
         if not self.is_recording:
             return
-        self._pending.append((encode, arguments, raised, mask, named, monotonic_s()))
+        self._pending.append((record, mask, raised, named, monotonic_s()))
         if len(self._pending) > MAX_PENDING_CALLS:
             self._stop(f"the disk is too slow: {MAX_PENDING_CALLS} records are waiting to be written")
 
@@ -159,7 +147,7 @@ class StepLogWriter:
         """Begin the next file before the next call, with a snapshot of the fleet as it is now."""
         self.wants_snapshot = False
         if self.is_recording:
-            self._pending.append((_FileStart(header, snapshot), (), "", None, (), 0.0))
+            self._pending.append((header, snapshot))
 
     def header(self, now_s: float, tenants: TenantShares) -> pb.LogHeader:
         """Return the header of a file that begins now, without a snapshot."""
@@ -199,21 +187,20 @@ class StepLogWriter:
         try:
             frames: list[bytes] = []
             for _ in range(len(self._pending)):
-                encode, arguments, raised, mask, named, at_s = self._pending.popleft()
-                if isinstance(encode, _FileStart):
+                pending = self._pending.popleft()
+                if len(pending) == 2:
                     self._write(frames)
                     frames = []
-                    encode.snapshot.names = self._names.others(encode.snapshot.names)
-                    encode.header.snapshot = zlib.compress(encode.snapshot.SerializeToString(), 1)
-                    self._begin_file(encode.header)
+                    header, snapshot = pending
+                    snapshot.names = self._names.others(snapshot.names)
+                    header.snapshot = zlib.compress(snapshot.SerializeToString(), 1)
+                    self._begin_file(header)
                     continue
-                record = encode(mask, *arguments)
-                record.at_s = at_s
-                if raised:
-                    record.raised = raised
+                made, mask, raised, named, at_s = pending
+                record = made if isinstance(made, pb.LogRecord) else made(mask)
+                record.at_s, record.raised = at_s, raised
                 self._names.rename(record)
-                if rows := self._names.rows(named, mask):
-                    record.named_blocks = rows
+                record.named_blocks = self._names.rows(named, mask)
                 frames.append(frame(record.SerializeToString()))
             self._write(frames)
         except OSError as error:

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.commands.command_line import run
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.steplog.v1 import step_log_pb2 as steplog
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
 from scheduler_svc.step_log import writer
 from scheduler_svc.step_log.log_files import FileName, files_in
 from tests.support.stack import ExecutorProcess, Stack, running_stack, token_request, until
@@ -27,10 +29,10 @@ REQUESTS = [
 ]
 
 
-def worker(**options: float) -> FakeWorker:
+def worker(**options: Any) -> FakeWorker:
     """An executor so small that requests preempt each other."""
-    sizes = {"num_device_blocks": 24, "num_host_blocks": 20, "block_size_tokens": 8}
-    return FakeWorker(**{**sizes, "max_model_len": 128, "max_num_seqs": 16, **options})  # type: ignore[arg-type]
+    sizes: dict[str, Any] = {"num_device_blocks": 24, "num_host_blocks": 20, "block_size_tokens": 8}
+    return FakeWorker(**{**sizes, "max_model_len": 128, "max_num_seqs": 16, **options})
 
 
 async def finish(stack: Stack, request: pb.GenerateRequest) -> None:
@@ -129,7 +131,7 @@ def test_a_requests_life_is_told(log_of_a_loss: Path, capsys: pytest.CaptureFixt
 # On an executor ------------------------------------------------------------------------------------
 
 
-async def replay_on(directory: Path, **options: float) -> int:
+async def replay_on(directory: Path, **options: Any) -> int:
     """Replay a log on a fake executor of its own; return the exit status."""
     executor = ExecutorProcess(worker(**options))
     await executor.start()
@@ -172,6 +174,19 @@ async def test_the_first_value_that_differs_is_named_bit_for_bit(
     assert "byte for byte\n" in printed, "no decision depends on a log-probability"
     named = r"attachment \d, \S+, step \d+: request 'seeded', output 0, token 0: log-probability recorded .+, now "
     assert re.search(named, printed), printed
+
+
+async def test_steps_of_several_cache_groups_are_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full = CacheGroup(CacheKind.FULL, (0, 2), 8, 24, 20)
+    windows = [CacheGroup(CacheKind.WINDOW, (1,), 8, num_blocks, 20, window_tokens=32) for num_blocks in (24, 32)]
+    groups, others = ((full, window) for window in windows)
+    async with running_stack(worker(cache_groups=groups), step_log=tmp_path, max_num_batched_tokens=64) as stack:
+        await asyncio.gather(*(finish(stack, request) for request in REQUESTS))
+    assert await replay_on(tmp_path, cache_groups=groups) == 0
+    assert " all bit-identical" in capsys.readouterr().out
+    assert await replay_on(tmp_path, cache_groups=others) == 1
+    sentence = "its cache groups are not those of the log: 24 blocks, 20 of the host, window 0 and 32 blocks, 20 of"
+    assert f"cannot be run: {sentence}" in capsys.readouterr().out
 
 
 async def test_another_model_is_refused(log_of_a_loss: Path, capsys: pytest.CaptureFixture[str]) -> None:

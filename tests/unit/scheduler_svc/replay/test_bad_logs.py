@@ -10,8 +10,7 @@ import pytest
 from octavo.steplog.v1 import step_log_pb2 as pb
 from scheduler_svc.core.step.batch import Batch
 from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
-from scheduler_svc.replay.log_reader import NoLogError
-from scheduler_svc.replay.run import ReplayRun
+from scheduler_svc.replay.run import NoLogError, ReplayRun
 from scheduler_svc.step_log.log_files import FRAME, MAGIC, files_in, frame, read_records
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench

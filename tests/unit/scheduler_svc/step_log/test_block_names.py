@@ -12,12 +12,11 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.step_log import block_names, replayed_fleet
-from scheduler_svc.step_log.block_names import LogNames, NamedBlocks, NotingHasher
+from scheduler_svc.step_log import block_names
+from scheduler_svc.step_log.block_names import KnownNames, LogNames, LookUpHasher, NamedBlocks, NotingHasher
 from scheduler_svc.step_log.log_files import files_in, read_records
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
-from scheduler_svc.step_log.replayed_fleet import KnownNames, LookUpHasher
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench
 from tests.support.step_logs import check_replay, recording
@@ -87,7 +86,7 @@ def test_a_row_is_written_once_a_file() -> None:
 
 def test_what_is_remembered_is_bounded_and_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_names, "MAX_WRITTEN_NAMES", 8)
-    monkeypatch.setattr(replayed_fleet, "MAX_KNOWN_NAMES", 16)
+    monkeypatch.setattr(block_names, "MAX_KNOWN_NAMES", 16)
     log = Log()
     generator = np.random.default_rng(0)
     num_rows = 0

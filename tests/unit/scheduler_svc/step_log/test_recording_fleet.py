@@ -15,7 +15,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
-from scheduler_svc.step_log import decoding, encoding
+from scheduler_svc.step_log import records
 from scheduler_svc.step_log.log_files import files_in, read_records
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from scheduler_svc.step_log.snapshot import Snapshot, dump
@@ -110,13 +110,13 @@ def test_a_request_is_recorded_as_it_was_though_it_is_written_later(tmp_path: Pa
         policy = FcfsPolicy()
         fleet = make(WaitingQueue(policy), policy, b"key", lambda: True)
         guided = group(0, 4, grammar=Grammar(b"one"))
-        put: list[tuple[Callable[..., pb.LogRecord], tuple[object, ...]]] = []
+        put: list[Callable[[None], pb.LogRecord]] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(StepLogWriter, "put", lambda _, encode, recorded, *rest: put.append((encode, recorded)))
+            patch.setattr(StepLogWriter, "put", lambda _, record, *rest: put.append(record))
             fleet.add(guided)
         guided.matcher_id = "of the executor"
-        [(encode, recorded)] = put
-        assert encode(None, *recorded).group_added.matcher_id == ""
+        [record] = put
+        assert record(None).group_added.matcher_id == ""
 
 
 def test_a_decision_is_recorded_with_its_time_and_whether_executors_are_expected(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_what_was_learned_of_an_executor_is_in_the_log_to_the_bit() -> None:
         cost.learn(decode_layout(num_decodes), 0.01 + 0.0007 * num_decodes**1.5)
     assert cost.row_sums[0] > 1.0
     cost.row_tokens = 0.7
-    message = encoding.step_cost(None, 3, cost)
-    read = decoding.decode_step_cost(pb.LogRecord.FromString(message.SerializeToString()).step_cost)
+    message = records.encode_step_cost(3, cost)
+    read = records.decode_step_cost(pb.StepCostSet.FromString(message.SerializeToString()))
     for name, value in vars(cost).items():
         assert np.all(getattr(read, name) == value), name
 

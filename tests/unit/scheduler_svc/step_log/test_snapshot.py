@@ -31,7 +31,7 @@ EOS, STOP, BANNED = 60, 61, 62
 
 def described(arrival: int, mask: TokenMask) -> SequenceGroup:
     """A request of one of four kinds, with other names of its tokens."""
-    conditions = StopConditions(max_tokens=14, stop_token_ids=mask.id_set(frozenset([STOP])))
+    conditions = StopConditions(max_tokens=14, stop_token_ids=frozenset([mask.id(STOP)]))
     prompt = mask.ids((3 * arrival + np.arange(5 + arrival % 7)).astype(np.int32))
     search = BeamSearchParams(2) if arrival % 4 == 2 else None
     asked = group(arrival, prompt.tolist(), conditions, num_sequences=1 + (arrival % 4 == 1), beam_search=search)
@@ -39,7 +39,9 @@ def described(arrival: int, mask: TokenMask) -> SequenceGroup:
         asked.pooling = PoolingTask.EMBED
     if arrival % 4 == 3:
         ids, none = np.array([7], np.int32), np.empty(0, np.int32)
-        asked.token_rules = mask.rules(TokenRules(ids, np.ones(1, np.float32), ids, np.array([BANNED], np.int32), none))
+        asked.token_rules = mask.masked(
+            TokenRules(ids, np.ones(1, np.float32), ids, np.array([BANNED], np.int32), none)
+        )
     return asked
 
 
@@ -67,12 +69,12 @@ def dumps_under(permutation: npt.NDArray[np.int32], *, is_masked: bool) -> list[
         found.append(dump(Snapshot(fleet, (1, 2), {}), mask if is_masked else None))
         for (planner, executor), step in zip(members, steps, strict=True):
             if step is not None:
-                fleet.process(planner, names.result(executor.execute(back.step(step))))
+                fleet.process(planner, names.masked(executor.execute(back.masked(step))))
     return found
 
 
 def test_a_masked_snapshot_is_the_one_of_a_fleet_whose_tokens_have_other_names() -> None:
-    """So nothing in it tells which tokens there were. What is forgotten in `_masks_of` differs here."""
+    """So nothing in it tells which tokens there were. What is forgotten in `of_attributes` differs here."""
     permutation = np.random.default_rng(5).permutation(VOCAB).astype(np.int32)
     masked, renamed = dumps_under(permutation, is_masked=True), dumps_under(permutation, is_masked=False)
     kinds: set[str] = set()

@@ -10,7 +10,7 @@ import pytest
 from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo_shared.grammar.grammar import Grammar
 from scheduler_svc.core.waiting.tenant_shares import EQUAL_SHARES
-from scheduler_svc.step_log import encoding, writer
+from scheduler_svc.step_log import writer
 from scheduler_svc.step_log.log_files import files_in
 from scheduler_svc.step_log.writer import StepLogError, StepLogSettings, StepLogWriter
 from tests.support.driving import group, small_limits
@@ -18,6 +18,10 @@ from tests.support.fleet_driving import FleetBench
 from tests.support.step_logs import AMPLE_BYTES, check_replay, recording, replayed
 
 SECRET = b'{"grammars": [{"json_schema": {"title": "what nobody may know"}}]}'
+
+
+def aborted(arrival: int) -> pb.LogRecord:
+    return pb.LogRecord(group_aborted=pb.GroupNumber(arrival=arrival))
 
 
 def record_some(directory: Path, *, masks_tokens: bool = False, calls_per_file: int | None = None) -> None:
@@ -53,7 +57,7 @@ def test_the_oldest_files_go_and_the_rest_replays(tmp_path: Path) -> None:
     settings = StepLogSettings(tmp_path, max_bytes=8 * 4000)
     log = StepLogWriter(settings)
     for number in range(40):
-        log.put(encoding.group_aborted, (number,), None)
+        log.put(aborted(number), None)
         log.begin_file(log.header(0.0, EQUAL_SHARES), pb.Snapshot(arrays=os.urandom(2000)))
     log.close()
     total = sum(path.stat().st_size for path in files_in(tmp_path))
@@ -79,7 +83,7 @@ def test_a_full_disk_stops_the_log_with_one_warning(
 
     monkeypatch.setattr("scheduler_svc.step_log.writer.os.write", write)
     for number in range(3):
-        log.put(encoding.group_aborted, (number,), None)
+        log.put(aborted(number), None)
         log._write_pending()
     log.close()
     assert not log.is_recording
@@ -96,7 +100,7 @@ def test_a_writer_that_falls_behind_stops_the_log(
     monkeypatch.setattr(writer, "MAX_PENDING_CALLS", 10)
     log = StepLogWriter(StepLogSettings(tmp_path, AMPLE_BYTES))
     for number in range(30):
-        log.put(encoding.group_aborted, (number,), None)
+        log.put(aborted(number), None)
     assert not log.is_recording
     assert len(log._pending) == 11
     log.close()
