@@ -14,7 +14,7 @@ from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions

@@ -32,8 +32,8 @@ from octavo_shared.grpc.membership import Membership
 from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.ended_requests import EndedRequests
 from scheduler_svc.engine.live_request import LiveRequest, group_of

@@ -26,7 +26,7 @@ from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.suspects import Suspects, is_suspect
 from scheduler_svc.engine.tenants import Tenants

@@ -21,8 +21,8 @@ from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import SLOW_STEP, Event
 from octavo_shared.step_wire.step import StepResult
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.executors.circuit_breaker import CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings, FaultPoint, OtherDrivers

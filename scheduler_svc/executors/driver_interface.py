@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.executors.session import ExecutorSession
 
 if TYPE_CHECKING:

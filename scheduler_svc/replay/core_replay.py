@@ -11,8 +11,8 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo_shared.step_wire.wire import decode_result, encode_step
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.replay.difference import Difference, DifferenceError, differences
 from scheduler_svc.step_log import records
 from scheduler_svc.step_log.snapshot import ReplayedFleet, Snapshot, empty_fleet

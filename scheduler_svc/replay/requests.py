@@ -11,7 +11,7 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo.values.wording import counted
 from scheduler_svc.admin.life import event_states
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
-from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.replay.core_replay import CoreReplay
 from scheduler_svc.replay.run import LogFile, Moment, ReplayRun

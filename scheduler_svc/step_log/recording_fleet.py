@@ -16,9 +16,9 @@ from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_plan import Decision
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.core.waiting.tenant_shares import TenantShares
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest

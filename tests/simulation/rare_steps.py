@@ -8,8 +8,8 @@ from octavo_shared.process.events import Event
 from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
+from scheduler_svc.core.step.step_updates import StepUpdates
 from tests.simulation.checks import RequestRecord
 from tests.simulation.rare import Rare
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.step import StepResult
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.request.life import EndedRequest, EventKind
 from tests.simulation.checks import RequestRecord

@@ -12,8 +12,8 @@ from octavo_shared.step_wire.step import StepResult
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import Sequence as TokenSequence
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import Decision
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.request.life import EndedRequest

@@ -13,7 +13,7 @@ from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions

@@ -21,7 +21,7 @@ from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import PromptLogprobs
+from scheduler_svc.core.step.step_updates import PromptLogprobs
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.core.waiting.tenant_shares import TenantShares
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue

@@ -6,8 +6,8 @@ import numpy as np
 
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
+from scheduler_svc.core.step.step_updates import StepUpdates
 
 
 def decision_lines(core: ExecutorPlanner, sent: StepInFlight, preempted: Collection[str]) -> list[str]:

@@ -25,9 +25,9 @@ from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.demand import FULL, Obstacle, Wait
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_plan import Decision
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.core.waiting.tenant_shares import TenantShares
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue

@@ -9,7 +9,7 @@ import pytest
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.step_wire.step import RowFlag, SamplingRow, StepResult
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import Bench, delivered, group, small_limits
 from tests.support.each_row import each_row

@@ -17,8 +17,8 @@ from octavo_shared.step_wire.step import SamplingRow, Step, StepResult
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.results import StepUpdates
 from scheduler_svc.core.step.step_plan import StepInFlight
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.executors import driver as executor_driver

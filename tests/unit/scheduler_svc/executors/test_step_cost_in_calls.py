@@ -15,7 +15,7 @@ from octavo_shared.step_wire.step import SamplingRow, StepResult
 from octavo_shared.step_wire.wire import decode_result, encode_result, encode_step
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.results import StepUpdates
+from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.engine.live_request import LiveRequest
