@@ -27,6 +27,7 @@ from scheduler_svc.step_log import records
 from scheduler_svc.step_log.block_names import NamedBlocks, NotingHasher
 from scheduler_svc.step_log.masking import TokenMask
 from scheduler_svc.step_log.snapshot import Snapshot, dump
+from scheduler_svc.step_log.state import all_classes
 from scheduler_svc.step_log.writer import Record, StepLogWriter
 
 Arguments = TypeVarTuple("Arguments")
@@ -59,6 +60,7 @@ class RecordingFleet(Fleet):
         self._outside: dict[int, SequenceGroup] = {}
         # Blocks that were named since the last call; looks name some too.
         self._named: list[NamedBlocks] = []
+        all_classes()  # they are found now, not while the first snapshot keeps a step waiting
 
     # Executors -----------------------------------------------------------------------------------
 
@@ -240,7 +242,12 @@ class RecordingFleet(Fleet):
         header = self._writer.header(monotonic_s(), self.queue.shares)
         header.num_earlier_calls = self._num_calls
         header.cores.extend(map(partial(records.encode_planner, self._mask), numbers, self.planners))
-        self._writer.begin_file(header, dump(Snapshot(self, numbers, self._outside), self._mask))
+        try:
+            snapshot = dump(Snapshot(self, numbers, self._outside), self._mask)
+        except Exception as error:  # such as an attribute of the core that is no data
+            self._writer.fail(error)
+        else:
+            self._writer.begin_file(header, snapshot)
 
 
 def _number(group: SequenceGroup) -> pb.GroupNumber:

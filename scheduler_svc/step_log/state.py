@@ -71,8 +71,8 @@ class SnapshotError(Exception):
 
 
 @functools.cache
-def _classes() -> dict[str, type]:
-    """Return all classes of the rooms, by name."""
+def all_classes() -> dict[str, type]:
+    """Return all classes of the rooms, by name; the first call takes milliseconds."""
     modules: list[ModuleType] = []
     for room in ROOMS:
         inner = pkgutil.walk_packages(room.__path__, f"{room.__name__}.") if hasattr(room, "__path__") else ()
@@ -122,7 +122,7 @@ class StateWriter:
 
     def __init__(self, masks: Masks) -> None:
         self._masks = masks
-        self._names_of = {kind: name for name, kind in _classes().items()}
+        self._names_of = {kind: name for name, kind in all_classes().items()}
         self._numbers: dict[int, int] = {}
         self._objects: list[Any] = []  # their ids stand for them, so they are kept
         self._heads: dict[tuple[str, ...], int] = {}
@@ -269,7 +269,7 @@ class StateReader:
         if len(rows) > MAX_ROW_BYTES:
             raise SnapshotError(f"its rows have {len(rows)} bytes, more than the {MAX_ROW_BYTES} that are read")
         heads, self._rows = json.loads(rows)
-        self._kinds = [_classes()[name] for name, *_ in heads if name in _classes()]
+        self._kinds = [all_classes()[name] for name, *_ in heads if name in all_classes()]
         self._attributes = [attributes for _, *attributes in heads]
         if len(self._kinds) < len(heads):
             raise SnapshotError("an object is of a class that the core does not have")

@@ -163,6 +163,12 @@ class StepLogWriter:
             tenants=encode_shares(tenants),
         )
 
+    def fail(self, error: Exception) -> None:
+        """End the log, where an error of ours was caught: it must not end the service."""
+        log.exception(Event("step_log_failed"))
+        self.wants_snapshot = False
+        self._stop(f"{type(error).__name__}: {error}")
+
     def close(self) -> None:
         """Write what is left, and end."""
         self._is_closing.set()
@@ -205,9 +211,8 @@ class StepLogWriter:
             self._write(frames)
         except OSError as error:
             self._stop(error.strerror or str(error))
-        except Exception as error:  # our own bug must not end the service either
-            log.exception(Event("step_log_failed"))
-            self._stop(f"{type(error).__name__}: {error}")
+        except Exception as error:
+            self.fail(error)
         if not self.is_recording:
             self._pending.clear()
 

@@ -1,6 +1,7 @@
 """The seam of the fleet: what changes it is recorded, what looks at it changes nothing."""
 
 import inspect
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -171,6 +172,20 @@ def test_masked_blocks_of_a_snapshot_are_found_by_their_names(tmp_path: Path) ->
         bench.run()
         assert again.num_cached_tokens == 8
     assert check_replay(last_file_alone(tmp_path)).counts.num_steps
+
+
+def test_a_core_that_cannot_be_written_ends_its_log_and_goes_on(tmp_path: Path) -> None:
+    with recording(tmp_path) as make:
+        bench = FleetBench(small_limits(), make_fleet=make)
+        fleet = bench.fleet
+        assert isinstance(fleet, RecordingFleet)
+        bench.add(group(0, 6, max_tokens(4)))
+        bench.members[0].planner.lock = threading.Lock()  # type: ignore[attr-defined]
+        fleet._writer.wants_snapshot = True
+        bench.run()
+        assert len(bench.tokens["a"]) == 4
+        assert fleet._writer.trouble == "SnapshotError: a lock is no data"
+        fleet._writer.is_recording = True  # as `recording` wants it at the end
 
 
 def test_what_was_learned_of_an_executor_is_in_the_log_to_the_bit() -> None:
