@@ -11,10 +11,10 @@ import torch
 from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenario
 from benchmarks.costs.workers import BLOCK_SIZE, IN_BFLOAT16, new_worker, prompt_steps, random_prompts, title
 from executor_svc.attention.cache_format import CACHE_DTYPES
+from executor_svc.native.binding import WeightMemory
 from executor_svc.native.library import NativeLibrary, load_library
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import K_FORMATS, NumberFormat
-from executor_svc.native.weight_memory import WeightMemory
 from executor_svc.worker.interface import execute
 from octavo_shared.step_wire.step import Admission, SamplingRow, Step, TableDelta, pairs
 

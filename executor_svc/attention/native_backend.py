@@ -10,7 +10,7 @@ import torch
 from executor_svc.attention.cache_format import FORMAT_NUMBERS
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache, Rotation
 from executor_svc.native.library import NativeLibrary
-from executor_svc.native.model_structs import LayerCacheStruct, StepStruct
+from executor_svc.native.structs import LayerCacheStruct, StepStruct
 
 
 class NativeAttentionBackend:

@@ -4,9 +4,17 @@ Files are known by their names here. `executor_svc/checkpoint/model_location.py`
 `executor_svc/checkpoint/hub_model.py` asks the hub.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
-from executor_svc.checkpoint.model_directory import INDEX_FILE, POOLING_FILE_NAMES, SINGLE_FILE, TOKENIZER_FILE_NAMES
+from executor_svc.checkpoint.model_directory import (
+    INDEX_FILE,
+    POOLING_FILE_NAMES,
+    SINGLE_FILE,
+    TOKENIZER_FILE_NAMES,
+    read_json_object,
+)
+from octavo_shared.errors import ModelLoadError
 
 FORMAT = f"config.json and {SINGLE_FILE} (or shards with {INDEX_FILE})"
 # With these bytes a GGUF file begins.
@@ -75,3 +83,48 @@ def _why_no_weights(file_names: Sequence[str]) -> str:
             f"{INDEX_FILE}), as written by save_pretrained of transformers"
         )
     return f"has no weights: neither {SINGLE_FILE} nor {INDEX_FILE}"
+
+
+# Where tools leave their settings in config.json: transformers and most others, llm-compressor once, MLX.
+CONFIG_FIELDS = ("quantization_config", "compression_config", "quantization")
+
+
+def refuse_quantized(values: Mapping[str, object], source: Path) -> None:
+    """Refuse a model whose weights are quantized.
+
+    Args:
+        values: The contents of config.json.
+        source: That file.
+
+    Raises: ModelLoadError: they are.
+    """
+    method = _quantization(values) or _model_opt(source.parent / MODEL_OPT_FILE)
+    if method is not None:
+        raise ModelLoadError(
+            f"the weights of {source.parent} are quantized with {method}, which Octavo does not read; use the "
+            "unquantized checkpoint, with --quantization int8 or int4 if memory is short"
+        )
+
+
+def _quantization(values: Mapping[str, object]) -> str | None:
+    """Return the method that config.json names; None: the weights are plain."""
+    for field in CONFIG_FIELDS:
+        settings = values.get(field)
+        if not isinstance(settings, dict) or not settings:
+            continue
+        if settings.get("kv_cache_scheme") and settings.get("config_groups") == {}:
+            continue  # of compressed-tensors: the weights are plain, and there are scales for an FP8 cache
+        if method := settings.get("quant_method"):
+            return str(method)
+        if settings.get("load_in_4bit") or settings.get("load_in_8bit"):  # before it said so
+            return "bitsandbytes"
+        return "MLX" if field == "quantization" else f"a method that its {field} does not name"
+    return None
+
+
+def _model_opt(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    settings = read_json_object(path).get("quantization")
+    algorithm = settings.get("quant_algo") if isinstance(settings, dict) else None
+    return "modelopt" if algorithm is None else f"modelopt ({algorithm})"

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from safetensors import SafetensorError, safe_open
 
 from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, read_json_object
-from executor_svc.checkpoint.progress import progress_bar
 from executor_svc.checkpoint.text_tower import combined_architecture, is_of_another_tower, possible_names
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.checkpoint.weights_digest import WeightsDigest, read_whole, tensors_in
@@ -217,3 +218,19 @@ def _open(path: Path) -> Iterator[safe_open]:
         raise ModelLoadError(f"{path} is missing") from error
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"{path} is corrupt: {error}") from error
+
+
+@contextmanager
+def progress_bar(total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show on a terminal how many bytes are loaded, and how fast; yield the function that advances the bar."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("loading weights"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("loading weights", total=total_bytes)
+        yield lambda num_bytes: progress.advance(task, num_bytes)

@@ -20,8 +20,8 @@ from executor_svc.native.structs import FILE_FORMATS, NumberFormat
 from octavo_shared.errors import ModelLoadError
 
 # The formats that have a type exactly, the best one first. To add a type: a line here and in `HELD_BITS`, its block in
-# csrc/blocks.c or csrc/pack_k.c, and in `file_blocks.py`. tests/numerics/test_file_formats.py then compares it with
-# what the package gguf makes of it.
+# csrc/blocks.c or csrc/pack_k.c, and in `quantized_linear.py`. tests/numerics/test_file_formats.py then compares it
+# with what the package gguf makes of it.
 HOLDERS: Final[Mapping[FileType, tuple[NumberFormat, ...]]] = MappingProxyType(
     {
         FileType.F32: (NumberFormat.FLOAT32,),

@@ -1,4 +1,9 @@
-"""Which kernels run a model: the C library on a CPU, Triton's beside torch's on a GPU, else plain torch."""
+"""Which kernels run a model: the C library on a CPU, Triton's beside torch's on a GPU, else plain torch.
+
+A model is invariant if an output depends on its request alone, to the bit. Invariant code sums every number in an order
+that depends on the model's shape alone: the kernels in C, and on a GPU the Triton kernels that `--numerics invariant`
+takes. A library's products are not invariant: they choose their order by the number of rows.
+"""
 
 import importlib.util
 import logging
@@ -15,7 +20,6 @@ from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.file_formats import FileFormats
-from executor_svc.models.invariance import ComputePath, Kernels, why_not_invariant
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
 from executor_svc.models.weight_format import ComputeDtype, Quantization, number_format_of
@@ -25,6 +29,33 @@ from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event
+
+# "C" is `executor_svc/native/`.
+Kernels = Literal["C", "Triton", "torch", "torchao", "transformers"]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputePath:
+    """What computes a model, from token ids to sampled ids.
+
+    Attributes:
+        device: Where.
+        dtype: Number format of the activations.
+        dense: What does the dense work; "transformers" runs the model with code of its own.
+        attention: The name of what attends: "C", a backend of `--attention-backend`, or "invariant", in Triton.
+        sampler: What makes tokens of logits.
+        why_not_c: Why the kernels in C do not do all of it, if that is known.
+        warning: What an operator should mend about that; empty: nothing.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    dense: Kernels
+    attention: str
+    sampler: Kernels
+    why_not_c: str = ""
+    warning: str = ""
+
 
 CpuKernels = Literal["auto", "native", "torch"]
 Numerics = Literal["fast", "invariant"]
@@ -293,3 +324,30 @@ def describe_kernels(
         return f"{name}, {threads}"
     listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
     return f"{name} for {listed}, {others} for the rest, {threads}{reason}"
+
+
+def why_not_invariant(path: ComputePath) -> str | None:
+    """Say in a few words why outputs may depend on more than their request; None: they do not."""
+    if path.dense == "transformers":
+        return f"transformers runs the model{_because(path)}"
+    if path.device.type == "cuda":
+        return _why_not_on_gpu(path)
+    if path.dtype != torch.float32:
+        return f"torch computes in {str(path.dtype).removeprefix('torch.')}, and on a CPU only float32 is invariant"
+    for part, kernels in (("dense work", path.dense), ("attention", path.attention), ("sampling", path.sampler)):
+        if kernels != "C":
+            return f"{kernels} computes the {part}{_because(path)}"
+    return None
+
+
+def _why_not_on_gpu(path: ComputePath) -> str | None:
+    parts = (
+        ("dense work", path.dense, "Triton"),
+        ("attention", path.attention, "invariant"),
+        ("sampling", path.sampler, "Triton"),
+    )
+    return next((f"{found} computes the {part} on the GPU" for part, found, wanted in parts if found != wanted), None)
+
+
+def _because(path: ComputePath) -> str:
+    return f", because {path.why_not_c}" if path.why_not_c else ""

@@ -18,10 +18,9 @@ from gguf import LlamaFileType
 
 from executor_svc.checkpoint.gguf.config import build_config
 from executor_svc.checkpoint.gguf.files import read_files
-from executor_svc.checkpoint.gguf.held_types import HELD_BITS
-from executor_svc.checkpoint.gguf.rounding import check_type
+from executor_svc.checkpoint.gguf.rounding import HELD_BITS, check_type
 from executor_svc.checkpoint.model_directory import ModelDirectory
-from executor_svc.checkpoint.quantized import refuse_quantized
+from executor_svc.checkpoint.model_files import refuse_quantized
 from executor_svc.device.host_memory import available_memory_bytes, cache_share_bytes, total_memory_bytes
 from octavo_shared.errors import ModelLoadError
 

@@ -1,24 +1,39 @@
-"""The dense part of a model in the C library; see `executor_svc.models.dense`."""
+"""The dense part of a model in the C library, whole or shared out to ranks; see `executor_svc.models.dense`."""
 
 from collections.abc import Sequence
+from ctypes import addressof
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from executor_svc.attention.interface import Rotation
-from executor_svc.models.dense import EmbeddingWeights, HeadNorms, LastSegment, LayerEnd, MatrixRole, Norm, Segment
-from executor_svc.models.native_segments import (
-    NativeLastSegment,
-    NativeSegment,
-    RankSum,
-    SharedLastSegment,
-    SharedSegment,
-    norm_struct,
+from executor_svc.models.config import Activation
+from executor_svc.models.dense import (
+    EmbeddingWeights,
+    Experts,
+    HeadNorms,
+    LastSegment,
+    LayerEnd,
+    MatrixRole,
+    Mlp,
+    Norm,
+    Segment,
 )
 from executor_svc.models.weight_format import matrix_formats
+from executor_svc.native.binding import WeightMemory
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
-from executor_svc.native.structs import EmbeddingStruct, NumberFormat
-from executor_svc.native.weight_memory import WeightMemory
+from executor_svc.native.structs import (
+    EmbeddingStruct,
+    ExpertsStruct,
+    HeadNormsStruct,
+    LayerEndStruct,
+    MlpStruct,
+    NormStruct,
+    NumberFormat,
+    SegmentStruct,
+)
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
 
@@ -127,3 +142,173 @@ class NativeEmbedding:
         if not self._is_plain:
             self._library.finish_embedding(self.struct, positions.long(), residual)
         return residual
+
+
+# `Activation` of activation.h, in its order.
+_ACTIVATIONS: Final[Sequence[Activation]] = ("silu", "gelu", "gelu_tanh", "relu")
+
+
+class NativeSegment:
+    """A segment as one call of the library; see `executor_svc.models.dense.Segment`."""
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        layer_end: LayerEnd[PackedMatrix] | None,
+        norm: Norm,
+        projection: PackedMatrix,
+        head_norms: HeadNorms | None = None,
+        *,
+        is_post_norm: bool = False,
+    ) -> None:
+        self._library = library
+        self._layer_end = None if layer_end is None else NativeLayerEnd(layer_end)
+        self._weights = (norm, projection, head_norms)  # the struct has pointers into them
+        self.num_outputs = projection.num_outputs
+        self.struct = SegmentStruct(
+            norm=norm_struct(norm),
+            projection=projection.struct,
+            hidden_size=projection.num_inputs,
+            is_post_norm=is_post_norm,
+        )
+        if self._layer_end is not None:
+            self.struct.end, self.struct.has_layer_end = self._layer_end.struct, 1
+        if head_norms is not None:
+            self.struct.head_norms = HeadNormsStruct(
+                norm_struct(head_norms.query),
+                norm_struct(head_norms.key),
+                head_norms.num_heads,
+                head_norms.num_kv_heads,
+                len(head_norms.query.weight),
+            )
+
+    def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        """Run the segment."""
+        out = torch.empty(residual.shape[0], self.num_outputs)
+        self._library.segment(self.struct, attended, residual, out)
+        return out
+
+
+class NativeLastSegment:
+    """See `executor_svc.models.dense.LastSegment`."""
+
+    def __init__(
+        self, library: NativeLibrary, layer_end: LayerEnd[PackedMatrix], post_norm: Norm | None = None
+    ) -> None:
+        self._library = library
+        self._layer_end = NativeLayerEnd(layer_end)
+        self._post_norm = post_norm  # behind the MLP, with `mlp_norm` as the one before it; the struct points into it
+        hidden_size = layer_end.attention_output.num_outputs
+        self.struct = SegmentStruct(
+            end=self._layer_end.struct,
+            norm=norm_struct(post_norm),
+            hidden_size=hidden_size,
+            has_layer_end=1,
+            is_post_norm=post_norm is not None,
+        )
+
+    def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> None:
+        """End the last layer."""
+        self._library.segment(self.struct, attended, residual, None)
+
+
+class RankSum:
+    """Adds up the parts of all ranks in the order of the ranks, whatever the step; its memory is kept.
+
+    Args:
+        library: What adds.
+        group: The ranks.
+    """
+
+    def __init__(self, library: NativeLibrary, group: TensorParallelGroup) -> None:
+        self._library = library
+        self._group = group
+        self._memory = torch.empty(0)
+
+    def part(self, residual: torch.Tensor) -> torch.Tensor:
+        """Return memory for the part of this rank, in the shape of the residual stream; valid until the next step."""
+        return self._slots(residual)[-1]
+
+    def add(self, part: torch.Tensor, norm: NormStruct, residual: torch.Tensor) -> None:
+        """Add the sum of the parts, normed if there is such a norm, to `residual`, [num_tokens, hidden_size]."""
+        parts = self._slots(residual)[:-1]
+        self._group.gather(part, parts)
+        self._library.add_parts(norm, parts, residual)
+
+    def _slots(self, residual: torch.Tensor) -> torch.Tensor:
+        """Return room for the parts of all ranks, and behind them for our own."""
+        size = (self._group.size + 1) * residual.numel()
+        if self._memory.numel() < size:
+            self._memory = torch.empty(size + size // 4)
+        return self._memory[:size].view(self._group.size + 1, *residual.shape)
+
+
+class SharedLastSegment:
+    """The end of a layer that is shared out to ranks; see `executor_svc.models.dense.LastSegment`."""
+
+    def __init__(self, library: NativeLibrary, layer_end: LayerEnd[PackedMatrix], rank_sum: RankSum) -> None:
+        self._library = library
+        self._rank_sum = rank_sum
+        self._layer_end = NativeLayerEnd(layer_end)
+        hidden_size = layer_end.attention_output.num_outputs
+        self._struct = SegmentStruct(end=self._layer_end.struct, hidden_size=hidden_size, has_layer_end=1)
+
+    def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> None:
+        """End a layer."""
+        layer_end, part = self._layer_end.struct, self._rank_sum.part(residual)
+        self._library.linear(layer_end.attention_output, attended, part)
+        self._rank_sum.add(part, layer_end.attention_output_norm, residual)
+        self._library.mlp(self._struct, residual, part)
+        self._rank_sum.add(part, layer_end.mlp_output_norm, residual)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSegment:
+    """A segment on one of several ranks; see `executor_svc.models.dense.Segment`."""
+
+    layer_end: LastSegment
+    projection: NativeSegment
+
+    def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        """Run the segment."""
+        assert attended is not None, "only where no layer ends there is no attention before"
+        self.layer_end(attended, residual)
+        return self.projection(None, residual)
+
+
+class NativeLayerEnd:
+    """The end of a layer as the library has it."""
+
+    def __init__(self, weights: LayerEnd[PackedMatrix]) -> None:
+        self._weights = weights  # the structs have pointers into them
+        mlp = weights.mlp
+        mlps = mlp.experts if isinstance(mlp, Experts) else (mlp,)
+        self._mlps = (MlpStruct * len(mlps))(*map(_mlp_struct, mlps))
+        self.struct = LayerEndStruct(
+            attention_output=weights.attention_output.struct,
+            attention_output_norm=norm_struct(weights.attention_output_norm),
+            mlp_norm=norm_struct(weights.mlp_norm),
+            mlp_output_norm=norm_struct(weights.mlp_output_norm),
+            activation=_ACTIVATIONS.index(mlps[0].activation),
+        )
+        if isinstance(mlp, Experts):
+            self.struct.experts = ExpertsStruct(
+                mlp.router.struct, addressof(self._mlps), len(mlps), mlp.num_chosen, mlp.is_normalized
+            )
+        else:
+            self.struct.mlp = self._mlps[0]
+
+
+def norm_struct(norm: Norm | None) -> NormStruct:
+    """Return a norm as the library has it; its tensors must live as long as it is used."""
+    if norm is None:
+        return NormStruct()
+    bias = None if norm.bias is None else norm.bias.data_ptr()
+    return NormStruct(norm.weight.data_ptr(), bias, norm.is_layer_norm, norm.epsilon)
+
+
+def _mlp_struct(mlp: Mlp[PackedMatrix]) -> MlpStruct:
+    struct = MlpStruct(up=mlp.up.struct, down=mlp.down.struct)
+    if mlp.gate is not None:
+        struct.gate = mlp.gate.struct
+    return struct

@@ -17,10 +17,9 @@ from executor_svc.attention.native_backend import NativeAttentionBackend, cache_
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.language_model import LanguageModel
-from executor_svc.models.native_dense import NativeEmbedding
-from executor_svc.models.native_segments import NativeLastSegment, NativeSegment
+from executor_svc.models.native_dense import NativeEmbedding, NativeLastSegment, NativeSegment
 from executor_svc.native.library import NativeLibrary
-from executor_svc.native.model_structs import (
+from executor_svc.native.structs import (
     AttentionKindStruct,
     BatchStruct,
     LayerStruct,

@@ -1,7 +1,8 @@
 """From the hidden states of a text to its vector, or to its scores; text by text, so that no text touches another.
 
 Sums are NumPy's over rows in their order, products are the C library's: the bits are the same alone and in a step
-with others.
+with others. Decoders and encoders of ours take whole texts as rows of an attention: each has blocks of its own in a
+scratch cache that all layers share, as no layer reads what another has written.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +12,10 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
+from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, LayerCache
 from executor_svc.checkpoint.pooling_modules import PoolingModules
-from octavo_shared.step_wire.step import Float32Array, PoolingInput, PoolingOutput, PoolingTask, RowFlag
+from executor_svc.models.language_model import LanguageModel
+from octavo_shared.step_wire.step import Float32Array, Int32Array, PoolingInput, PoolingOutput, PoolingTask, RowFlag
 
 ScoreFunction = Literal["sigmoid", "identity"]
 
@@ -120,3 +123,118 @@ class Pooler:
     def size_of(self, task: PoolingTask) -> int:
         """Return how many numbers an answer has; 0: the task is not offered."""
         return self.heads[task].size if task in self.heads else 0
+
+
+class DecoderTexts:
+    """Hidden states of whole texts before the last norm; see `executor_svc.models.pooling.TextModel`.
+
+    Args:
+        model: With its weights, on one rank.
+        backend: Its attention.
+        block_size: Tokens in a block of a cache, as the attention wants it.
+        dtype: Number format of a cache.
+    """
+
+    def __init__(self, model: LanguageModel, backend: AttentionBackend, block_size: int, dtype: torch.dtype) -> None:
+        shape = model.shape
+        self._model = model
+        self._backend = backend
+        # One for all layers: each writes what it reads.
+        self._cache = ScratchCache(block_size, shape.num_kv_heads, shape.head_dim, dtype, model.device)
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[PoolingInput]) -> Float32Array:
+        """Return the hidden states of the tokens of some texts, one text after the other, [num_tokens, hidden_size]."""
+        device = self._model.device
+        rows = text_rows([len(text.token_ids) for text in texts], self._cache.block_size, device)
+        cache = self._cache.of_size(rows)
+        token_ids = np.concatenate([text.token_ids for text in texts]).astype(np.int64)
+        positions = positions_of(rows.lengths).astype(np.int64)
+        hidden = self._model.forward(
+            torch.from_numpy(token_ids).to(device),
+            torch.from_numpy(positions).to(device),
+            [cache] * self._model.shape.num_layers,
+            self._backend.plan(rows, cache),
+            torch.arange(len(token_ids), device=device),
+        )
+        states: Float32Array = hidden.float().cpu().numpy()
+        return states
+
+
+@dataclass(frozen=True, slots=True)
+class NormedHead:
+    """The head of a decoder's texts: the last norm, of the tokens that are pooled alone."""
+
+    model: LanguageModel
+    head: EmbeddingHead
+
+    @property
+    def size(self) -> int:
+        """Numbers in a vector."""
+        return self.head.size
+
+    @torch.inference_mode()
+    def __call__(self, hidden: Float32Array) -> Float32Array:
+        """Return the vector of a text."""
+        pooled = {"mean": hidden, "cls": hidden[:1], "last": hidden[-1:]}[self.head.modules.mode]
+        normed = self.model.final_norm(torch.from_numpy(pooled.copy()).to(self.model.device))
+        return self.head(normed.float().cpu().numpy())
+
+
+def text_rows(lengths: Sequence[int], block_size: int, device: torch.device) -> AttentionMetadata:
+    """Return where the tokens of some texts are: one text after the other, none padded.
+
+    Args:
+        lengths: Tokens of each text.
+        block_size: Tokens in a block of the scratch cache.
+        device: Of the cache.
+    """
+    sizes = np.array(lengths, np.int32)
+    num_blocks = -(-sizes // block_size)
+    first_blocks = np.cumsum(num_blocks) - num_blocks
+    tables = (first_blocks[:, None] + np.arange(num_blocks.max())[None]).astype(np.int32)
+    slots = np.repeat(first_blocks * block_size, sizes) + positions_of(sizes)
+    return AttentionMetadata(
+        starts=np.zeros(len(sizes), np.int32),
+        lengths=sizes,
+        block_tables=tables,
+        slot_mapping=torch.from_numpy(slots.astype(np.int64)).to(device),
+    )
+
+
+def positions_of(lengths: Int32Array) -> Int32Array:
+    """Return the position of each token in its text, [num_tokens]."""
+    begins = np.cumsum(lengths) - lengths
+    positions: Int32Array = (np.arange(lengths.sum()) - np.repeat(begins, lengths)).astype(np.int32)
+    return positions
+
+
+class ScratchCache:
+    """The keys and values of one layer of some texts; its memory is kept.
+
+    Args:
+        block_size: Tokens in a block.
+        num_kv_heads: Heads of keys and values.
+        head_dim: Numbers of a head.
+        dtype: Number format.
+        device: Where it lies.
+    """
+
+    def __init__(
+        self, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        self._shape = (block_size, num_kv_heads, head_dim)
+        self._dtype, self._device = dtype, device
+        self._cache = self._make(0)
+
+    def of_size(self, rows: AttentionMetadata) -> LayerCache:
+        """Return a cache with the blocks of some texts; what it holds is left over."""
+        num_blocks = int((-(-rows.lengths // self.block_size)).sum())
+        if len(self._cache.keys) < num_blocks:
+            self._cache = self._make(num_blocks)
+        return self._cache
+
+    def _make(self, num_blocks: int) -> LayerCache:
+        keys, values = (torch.empty(num_blocks, *self._shape, dtype=self._dtype, device=self._device) for _ in range(2))
+        return LayerCache(keys, values)

@@ -9,6 +9,10 @@ Of a format of integers, GROUP inputs share a scale in float16. What each does:
     q5_1       as int4, with codes of 0 to 31; from files alone
     q4_k, ..   as the K formats of llama.cpp have them: their scales and minima are products in float32, of 16 or 32
                inputs; inputs as with int8-a8
+
+`quantize_int4` is the search of pack.c for a scale and a minimum, with the same bits. `read_blocks` and `read_k_blocks`
+read blocks as GGUF files have them: 32 weights of a row, weight = code * scale + minimum; of a K format 256, and a
+scale for each 16 or 32. Source: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
 """
 
 import itertools
@@ -17,10 +21,9 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the usual name
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as FileType
 
-from executor_svc.models.file_blocks import read_blocks, read_k_blocks
-from executor_svc.models.int4_groups import quantize_int4
 from executor_svc.native.structs import FILE_FORMATS, K_FORMATS, NumberFormat
 
 # Inputs that share a scale: of a few hundred the largest would rule, fewer cost more scales. GROUP of dense.h.
@@ -185,3 +188,180 @@ def _codes(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return what multiplied by the scales is nearest to the values of groups; 0 where the scale is 0."""
     inverse = torch.where(scales > 0, 1 / scales.float(), 0)
     return (groups * inverse).round()
+
+
+LARGEST_CODE = 15
+# Steps of the search up and down, each such a part of the scale; as in pack.c.
+FIT_STEPS, FIT_STEP = 5, 1 / 32
+
+
+def quantize_int4(groups: torch.Tensor, num_padded: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return codes, scales and minima of [num_rows, num_groups, size]; the last group ends with so many zeros."""
+    weights = groups.permute(2, 0, 1).contiguous()  # [size, num_rows, num_groups]
+    is_padding = torch.zeros(weights.shape[0], 1, weights.shape[2], dtype=torch.bool)
+    is_padding[weights.shape[0] - num_padded :, :, -1:] = num_padded > 0
+    is_padding = is_padding.to(weights.device)
+    importance = weights.abs() + _sum(weights.abs()) / (~is_padding).sum(0)
+    searched = _Groups(weights, importance.masked_fill(is_padding, 0))
+    smallest = weights.masked_fill(is_padding, torch.inf).amin(0)
+    largest = weights.masked_fill(is_padding, -torch.inf).amax(0)
+    fit = searched.fit(smallest, largest)
+    codes = _int4_codes(weights, fit.minimum, _inverse(fit.scale))
+    return codes.permute(1, 2, 0), fit.scale[..., None], fit.minimum[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """What weights of a group become: code * scale + minimum, both as float16 has them; all [num_rows, num_groups]."""
+
+    scale: torch.Tensor
+    minimum: torch.Tensor
+    error: torch.Tensor  # sum of importance * square
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Both [size, num_rows, num_groups]; the importance of padding is 0."""
+
+    weights: torch.Tensor
+    importance: torch.Tensor
+
+    def fit(self, smallest: torch.Tensor, largest: torch.Tensor) -> _Fit:
+        """Return the best one: of the whole range, or by least squares of nearby codes."""
+        best = self._try((largest - smallest) / LARGEST_CODE, smallest)
+        inverse = _inverse(best.scale)
+        total, weighted_sum = _sum(self.importance), _sum(self.importance * self.weights)
+        for step in range(-FIT_STEPS, FIT_STEPS + 1):
+            codes = _int4_codes(self.weights, smallest, inverse * (1 + FIT_STEP * step))
+            parts = self.importance * codes
+            sums, squares, products = _sum(parts), _sum(parts * codes), _sum(parts * self.weights)
+            determinant = total * squares - sums * sums
+            fit = self._try(
+                (total * products - sums * weighted_sum) / determinant,
+                (squares * weighted_sum - sums * products) / determinant,
+            )
+            is_better = fit.error < best.error
+            best = _Fit(
+                torch.where(is_better, fit.scale, best.scale),
+                torch.where(is_better, fit.minimum, best.minimum),
+                torch.where(is_better, fit.error, best.error),
+            )
+        return best
+
+    def _try(self, scale: torch.Tensor, minimum: torch.Tensor) -> _Fit:
+        scale, minimum = scale.half().float(), minimum.half().float()
+        error = _int4_codes(self.weights, minimum, _inverse(scale)) * scale + minimum - self.weights
+        return _Fit(scale, minimum, _sum(self.importance * error * error))
+
+
+def _int4_codes(weights: torch.Tensor, minimum: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    return ((weights - minimum) * inverse).round().clamp(0, LARGEST_CODE)
+
+
+def _inverse(scale: torch.Tensor) -> torch.Tensor:
+    return torch.where(scale > 0, 1 / scale, 0)
+
+
+def _sum(values: torch.Tensor) -> torch.Tensor:
+    """Add up [size, ...] from the first to the last: torch's own sums have another order."""
+    total = values[0].clone()
+    for value in values[1:]:
+        total += value
+    return total
+
+
+_NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # of IQ4_NL
+_DOUBLED_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # of MXFP4, whose scale is half of its own
+
+
+def read_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]:
+    """Read rows of blocks, [num_rows, num_bytes] uint8.
+
+    Returns:
+        Codes [num_rows, num_blocks, 32] int16, scales [num_rows, num_blocks, 1] float16, minima like them or None, and
+        what is added to every code before it is scaled. A scale that float16 does not have is infinite.
+    """
+    blocks = rows.reshape(len(rows), -1, GGML_QUANT_SIZES[kind][1])
+    if kind == FileType.MXFP4:
+        codes = torch.tensor(_DOUBLED_FP4, dtype=torch.int16)[_nibbles(blocks[..., 1:]).long()]
+        powers = torch.exp2(blocks[..., :1].double() - 128).to(torch.float16)
+        powers[powers == 0] = torch.inf
+        return codes, torch.where((codes != 0).any(-1, keepdim=True), powers, 0), None, 0
+    scales = _half(blocks[..., :2])
+    if kind == FileType.Q8_0:
+        return blocks[..., 2:].contiguous().view(torch.int8).to(torch.int16), scales, None, 0
+    if kind == FileType.Q5_0:
+        return _five_bits(blocks[..., 2:6], blocks[..., 6:]), scales, None, -16
+    if kind == FileType.Q5_1:
+        return _five_bits(blocks[..., 4:8], blocks[..., 8:]), scales, _half(blocks[..., 2:4]), 0
+    if kind == FileType.Q4_0:
+        return _nibbles(blocks[..., 2:]), scales, None, -8
+    if kind == FileType.IQ4_NL:
+        return torch.tensor(_NON_LINEAR, dtype=torch.int16)[_nibbles(blocks[..., 2:]).long()], scales, None, 0
+    assert kind == FileType.Q4_1, "HOLDERS has no other type"
+    return _nibbles(blocks[..., 4:]), scales, _half(blocks[..., 2:4]), 0
+
+
+def read_k_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Read rows of blocks of a K format, [num_rows, num_bytes] uint8.
+
+    Returns:
+        Codes [num_rows, num_groups, inputs of a scale] int16, scales and minima [num_rows, num_groups, 1] float32.
+    """
+    blocks = rows.reshape(len(rows), -1, GGML_QUANT_SIZES[kind][1])
+    if kind == FileType.Q2_K:
+        packed, low, d, dmin = torch.split(blocks, [16, 64, 2, 2], -1)
+        return _scaled(_bits(low, 2), d, packed & 15, dmin, packed >> 4)
+    if kind == FileType.Q3_K:
+        high, low, packed, d = torch.split(blocks, [32, 64, 12, 2], -1)
+        scales = _nibbles(packed[..., :8]) | _bits(packed[..., 8:], 2, run=4) << 4
+        return _scaled(_bits(low, 2) + _bits(high, 1) * 4 - 4, d, scales - 32)
+    if kind == FileType.Q6_K:
+        low, high, scales, d = torch.split(blocks, [128, 64, 16, 2], -1)
+        return _scaled((_bits(low, 4, run=64) | _bits(high, 2) << 4) - 32, d, scales.contiguous().view(torch.int8))
+    d, dmin, packed, high, low = torch.split(blocks, [2, 2, 12, 32 if kind == FileType.Q5_K else 0, 128], -1)
+    first, second, rest = torch.split(packed, 4, -1)
+    scales = torch.cat([first & 63, rest & 15 | first >> 6 << 4], -1)
+    minima = torch.cat([second & 63, rest >> 4 | second >> 6 << 4], -1)
+    codes = _bits(low, 4)
+    return _scaled(codes + _bits(high, 1) * 16 if kind == FileType.Q5_K else codes, d, scales, dmin, minima)
+
+
+def _bits(packed: torch.Tensor, size: int, run: int = 32) -> torch.Tensor:
+    """Return numbers of `size` bits: of each `run` bytes the lowest bits first, then the ones above."""
+    shifts = torch.arange(0, 8, size, dtype=torch.uint8)[:, None]
+    parts = packed.reshape(*packed.shape[:-1], -1, 1, run) >> shifts & (1 << size) - 1
+    return parts.flatten(-3).to(torch.int16)
+
+
+def _scaled(
+    codes: torch.Tensor,
+    d: torch.Tensor,
+    scales: torch.Tensor,
+    dmin: torch.Tensor | None = None,
+    minima: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return codes in groups, with the products that scale them."""
+    groups = codes.reshape(len(codes), -1, codes.shape[-1] // scales.shape[-1])
+    scaled = _float(d) * scales.float()
+    lowered = torch.zeros_like(scaled) if dmin is None or minima is None else -(_float(dmin) * minima.float())
+    return groups, scaled.flatten(1).unsqueeze(-1), lowered.flatten(1).unsqueeze(-1)
+
+
+def _half(stored: torch.Tensor) -> torch.Tensor:
+    return stored.contiguous().view(torch.float16)
+
+
+def _float(stored: torch.Tensor) -> torch.Tensor:
+    return _half(stored).float()
+
+
+def _five_bits(fifth: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+    """Return half bytes with a bit above each."""
+    bits = fifth.repeat_interleave(8, -1) >> torch.arange(8, dtype=torch.uint8).repeat(4) & 1
+    return _nibbles(packed) | bits.to(torch.int16) << 4
+
+
+def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """Return half bytes: the low ones are the first weights of a block."""
+    return torch.cat([packed & 15, packed >> 4], -1).to(torch.int16)

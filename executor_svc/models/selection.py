@@ -24,13 +24,14 @@ from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.config import ModelConfig, WeightNames
 from executor_svc.models.families import parse_config
 from executor_svc.models.file_formats import FORMAT_NAMES, LONG_INPUTS, FileFormats
-from executor_svc.models.invariance import ComputePath, why_not_invariant
 from executor_svc.models.kernels import (
+    ComputePath,
     compute_path,
     describe_kernels,
     find_library,
     make_attention,
     make_model,
+    why_not_invariant,
 )
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.sharding import Shard

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from executor_svc.checkpoint.model_directory import read_json_object
-from executor_svc.models.encoder_config import EncoderKind
+from executor_svc.models.encoder import EncoderKind
 from executor_svc.models.pooling import ScoreFunction, apply
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.step import Float32Array, PoolingInput

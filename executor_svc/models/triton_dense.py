@@ -22,8 +22,7 @@ from executor_svc.models.dense import (
     Mlp,
     Norm,
 )
-from executor_svc.models.linear import Linear
-from executor_svc.models.torch_dense import TorchDense, TorchEmbedding, TorchMatrix, gate_and_up
+from executor_svc.models.torch_dense import Linear, TorchDense, TorchEmbedding, TorchMatrix, gate_and_up
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation

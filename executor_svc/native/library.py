@@ -12,8 +12,17 @@ import torch
 
 from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import find_library
-from executor_svc.native.model_structs import BatchStruct, LayerCacheStruct, ModelStruct, StepStruct
-from executor_svc.native.structs import EmbeddingStruct, MatrixStruct, NormStruct, NumberFormat, SegmentStruct
+from executor_svc.native.structs import (
+    BatchStruct,
+    EmbeddingStruct,
+    LayerCacheStruct,
+    MatrixStruct,
+    ModelStruct,
+    NormStruct,
+    NumberFormat,
+    SegmentStruct,
+    StepStruct,
+)
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.step import Int32Array
 

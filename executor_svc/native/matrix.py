@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from executor_svc.native.binding import WeightMemory
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.structs import MatrixStruct, NumberFormat
-from executor_svc.native.weight_memory import WeightMemory
 
 
 class PackedMatrix:

@@ -2,5 +2,4 @@
 
 identity.py: what the id covers; begin here.
 probe.py: the bits of a fixed computation, from token ids through all filters to ids and log-probabilities.
-probe_models.py: the small models of the probe.
 """

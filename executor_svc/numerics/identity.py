@@ -8,7 +8,7 @@ gives another id. So it covers what computes on this executor's path, and nothin
 - dense, attention, sampling: which kernels do each.
 - code: the machine code and constants of the C library, as compiled here. So compiler, flags and processor count as far
   as they change code, and a comment in a source does not (`executor_svc/native/compiled_code.py`).
-- triton, kernels: on a GPU, the release that compiles our kernels, and their sources (`triton_code.py`).
+- triton, kernels: on a GPU, the release that compiles our kernels, and their sources (`triton_parts`).
 - torch, processor: only if torch computes something; on the invariant path it only allocates and moves.
 - weights, cache: number formats; of a GGUF file all that its matrices have.
 - compute: what inputs of products are rounded to, if they are.
@@ -25,11 +25,14 @@ probe, and a test fails when one of them is another one. If the change was meant
 changelog, and record anew. Keep it if no output is another one, as with a new family.
 """
 
+import ast
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +46,7 @@ from executor_svc.native.compiled_code import code_digest
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.sampling import NativeSampling
 from executor_svc.native.structs import FILE_FORMATS
-from executor_svc.numerics.probe import probe_bits
-from executor_svc.numerics.probe_file_formats import probe_file_format
-from executor_svc.numerics.triton_code import triton_parts
+from executor_svc.numerics.probe import probe_bits, probe_file_format
 from executor_svc.sampler.sampler import Sampler
 from octavo.values.sampling_params_table import Stage, of_stage
 from octavo_shared.process.events import Event
@@ -167,3 +168,27 @@ def _processor(device: torch.device) -> str:
     if device.type == "cpu":
         return torch.backends.cpu.get_cpu_capability()
     return torch.cuda.get_device_name(device)
+
+
+def triton_parts() -> dict[str, str]:
+    """Return the parts of the numerics id that say what kernels in Triton compute."""
+    return {"triton": version("triton"), "kernels": sources_digest(*_sources())}
+
+
+def sources_digest(*sources: str) -> str:
+    """Return the SHA-256 of Python sources without their comments and docstrings, which compute nothing."""
+    hasher = hashlib.sha256()
+    for source in sources:
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+                node.body[0] = ast.Pass()
+        text = ast.unparse(tree).encode()
+        hasher.update(len(text).to_bytes(8, "little") + text)
+    return hasher.hexdigest()
+
+
+def _sources() -> list[str]:
+    folder = files("executor_svc.triton_kernels")
+    modules = sorted((each for each in folder.iterdir() if each.name.endswith(".py")), key=lambda each: each.name)
+    return [module.read_text(encoding="utf-8") for module in modules]

@@ -5,27 +5,49 @@ a change of code that was meant to change nothing. Some models of a few thousand
 chunks and single tokens behind them; the sampler draws from rows of counted scores, by each filter alone and by all,
 with penalties and rules, and lists candidates. All bits that come out are hashed. It takes about 0.05 s.
 
+The models have together everything that a model of a family can have. Sizes are odd on purpose: no multiple of a panel,
+a lane or a group of int8, so that every tail of a kernel is run. Weights are counted, not drawn by a library, and each
+is a float32 to the last bit: no release of anything changes them.
+
 Nothing of it depends on the weights of a model, on the number of threads, on the size of blocks or on what ran before.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from executor_svc.attention.interface import AttentionMetadata
+from executor_svc.attention.interface import AttentionLayer, AttentionMetadata
 from executor_svc.cache.cache_engine import CacheEngine, CacheShape
-from executor_svc.models.config import ModelConfig
+from executor_svc.checkpoint.weight_map import TensorTarget
+from executor_svc.models.config import (
+    ExpertsConfig,
+    LayerConfig,
+    LinearScaling,
+    Llama3Scaling,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+    WeightNames,
+)
 from executor_svc.models.kernels import MadeModel
-from executor_svc.numerics.probe_models import MAX_POSITION_EMBEDDINGS, CountedWeights, counted_values, probe_models
+from executor_svc.native.binding import WeightMemory
+from executor_svc.native.library import NativeLibrary
+from executor_svc.native.matrix import PackedMatrix
+from executor_svc.native.structs import NumberFormat
 from executor_svc.sampler.interface import Alternatives
-from executor_svc.sampler.sample_rows import SampleRows
+from executor_svc.sampler.sample_rows import SampleRows, mix
 from executor_svc.sampler.sampler import Sampler
 from octavo_shared.step_wire.step import NO_LOGPROBS, SAMPLING_ROW, Int32Array, SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 
 _BLOCK_SIZE = 16
+MAX_POSITION_EMBEDDINGS = 1024
 _NUM_BLOCKS = MAX_POSITION_EMBEDDINGS // _BLOCK_SIZE
 # Tokens of two sequences in each step, (first, second): a prompt in chunks beside a short one that decodes. Long
 # prompts pass two of the places where attention cuts the keys of a query.
@@ -154,3 +176,149 @@ def _add(hasher: "hashlib._Hash", *results: object) -> None:
         else:
             assert result is None, f"{type(result)} has no bits"
             hasher.update(b"none")
+
+
+_PLAIN = RopeConfig(10_000.0)
+_LLAMA3 = RopeConfig(500_000.0, Llama3Scaling(8.0, 1.0, 4.0, 128))
+_LINEAR = RopeConfig(10_000.0, LinearScaling(4.0))
+
+# Names of tensors that only some models have.
+_NAMES = WeightNames(
+    embedding_norm="model.embedding_norm",
+    position_embedding="model.positions",
+    attention_output_norm="model.layers.{layer}.attention_output_norm",
+    router="model.layers.{layer}.router",
+    mlp_output_norm="model.layers.{layer}.mlp_output_norm",
+)
+_OF_EXPERTS = ("model.layers.{layer}.{expert}.gate", "model.layers.{layer}.{expert}.up")
+
+
+def probe_models() -> Mapping[str, ModelConfig]:
+    """Return the models by name."""
+    plain = _model(heads=(4, 2), head_dim=12, layers=(_layer(12, _PLAIN), _layer(12, _PLAIN)))
+    qkv, gate_up = ("model.layers.{layer}.qkv",), ("model.layers.{layer}.gate_up",)
+    merged = replace(_NAMES, qkv=qkv, qkv_layout="merged", gate_up=gate_up)
+    interleaved = replace(_NAMES, qkv=qkv, qkv_layout="interleaved")
+    layer_norm = NormConfig(1e-5, is_layer_norm=True, has_bias=True)
+    slopes = (0.5, 0.25, 0.125)
+    return {
+        "grouped_heads": plain,
+        "one_kv_head": replace(
+            _model(heads=(5, 1), head_dim=64, layers=(_layer(64, _LLAMA3),)), qkv_bias=True, tie_word_embeddings=True
+        ),
+        "wide_heads_window": _model(heads=(2, 2), head_dim=80, layers=(_layer(80, _LINEAR, window_tokens=33),)),
+        "widest_heads": _model(heads=(1, 1), head_dim=128, layers=(_layer(128, _PLAIN),)),
+        "caps_and_more_norms": replace(
+            _model(
+                heads=(4, 2),
+                head_dim=20,
+                layers=(_layer(20, _PLAIN, window_tokens=19, soft_cap=5.0), _layer(20, _LINEAR, soft_cap=5.0)),
+            ),
+            names=merged,
+            norm=NormConfig(1e-6, weight_offset=1.0),
+            mlp=MlpConfig(51, "gelu_tanh"),
+            has_query_key_norm=True,
+            has_output_norms=True,
+            embedding_scale=6.25,
+            logit_soft_cap=3.0,
+        ),
+        "alibi": replace(
+            _model(heads=(3, 3), head_dim=16, layers=(_layer(16, None, alibi_slopes=slopes),)),
+            names=interleaved,
+            norm=layer_norm,
+            mlp=MlpConfig(51, "gelu_tanh", is_gated=False, has_bias=True),
+            qkv_bias=True,
+            attention_output_bias=True,
+            has_embedding_norm=True,
+        ),
+        "learned_positions": replace(
+            _model(heads=(3, 3), head_dim=16, layers=(_layer(16, None),)),
+            norm=layer_norm,
+            mlp=MlpConfig(51, "relu", is_gated=False, has_bias=True),
+            position_offset=2,
+        ),
+        "exact_gelu": replace(plain, norm=NormConfig(1e-5, is_layer_norm=True), mlp=MlpConfig(51, "gelu")),
+        "experts": replace(
+            plain,
+            names=replace(_NAMES, gate_up=_OF_EXPERTS, down="model.layers.{layer}.{expert}.down"),
+            experts=ExpertsConfig(num_experts=5, num_chosen=2, is_normalized=True),
+        ),
+        "experts_as_they_are": replace(
+            plain,
+            names=replace(_NAMES, gate_up=_OF_EXPERTS, down="model.layers.{layer}.{expert}.down"),
+            experts=ExpertsConfig(num_experts=5, num_chosen=3, is_normalized=False),
+        ),
+    }
+
+
+def _model(heads: tuple[int, int], head_dim: int, layers: tuple[LayerConfig, ...]) -> ModelConfig:
+    return ModelConfig(
+        source=Path("the probe"),
+        architecture="probe",
+        vocab_size=331,
+        hidden_size=45,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        head_dim=head_dim,
+        max_position_embeddings=MAX_POSITION_EMBEDDINGS,
+        layers=layers,
+        norm=NormConfig(1e-5),
+        mlp=MlpConfig(51),
+        names=_NAMES,
+    )
+
+
+def _layer(
+    head_dim: int,
+    rope: RopeConfig | None,
+    window_tokens: int | None = None,
+    soft_cap: float | None = None,
+    alibi_slopes: tuple[float, ...] | None = None,
+) -> LayerConfig:
+    return LayerConfig(AttentionLayer(head_dim**-0.5, window_tokens, soft_cap, alibi_slopes), rope)
+
+
+class CountedWeights:
+    """Takes the place of a checkpoint: each tensor is made of its name and its shape."""
+
+    def load_into(
+        self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool], optional_prefix: str = ""
+    ) -> None:
+        """Fill the targets; see `Checkpoint.load_into`."""
+        for name, target in targets.items():
+            target.fill(torch.from_numpy(counted_values(name, target.shape)))
+
+
+def counted_values(name: str, shape: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Return values of a name, spread evenly around 0, or around 1 for norms; sums over rows stay near 1."""
+    seed = np.uint64(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little"))
+    bits = mix(np.arange(np.prod(shape), dtype=np.uint64) ^ seed) >> np.uint64(44)
+    values = bits.astype(np.float32) * np.float32(2.0**-19) - np.float32(1.0)  # [-1, 1), 20 bits each
+    if len(shape) == 1:
+        values = values * np.float32(0.25) + np.float32("norm" in name)
+    else:
+        values *= np.float32(4.0 * 2.0 ** -(shape[1].bit_length() // 2))
+    return values.reshape(shape)
+
+
+# Of the probe of formats that weights have from files alone.
+_NUM_OUTPUTS, _BLOCKS_OF_ROW = 100, 3
+_NUM_ROWS = (1, 6, 70)  # from a token alone to so many that codes are unpacked for them
+
+
+def probe_file_format(library: NativeLibrary, number_format: NumberFormat) -> str:
+    """Return the SHA-256 of counted rows and products of a format, 64 hexadecimal digits."""
+    block_type = GGMLQuantizationType[number_format.name]
+    block_inputs, block_bytes = GGML_QUANT_SIZES[block_type]
+    counted = counted_values("blocks", (_NUM_OUTPUTS, _BLOCKS_OF_ROW * block_bytes))
+    # Without the second highest bit no float16 among the bytes is beyond 2: they are everywhere in a block.
+    blocks = torch.from_numpy((counted * 2**20).astype("int64") & 0xBF).to(torch.uint8)
+    num_inputs = _BLOCKS_OF_ROW * block_inputs
+    matrix = PackedMatrix(library, num_inputs, [(number_format, [_NUM_OUTPUTS])], has_bias=False, memory=WeightMemory())
+    is_exact = matrix.weights[0].copy_blocks(blocks, int(block_type), None)
+    assert is_exact, "all float16 of the blocks are numbers"
+    hasher = hashlib.sha256(matrix.rows(torch.arange(_NUM_OUTPUTS)).numpy().tobytes())
+    for num_rows in _NUM_ROWS:
+        x = torch.from_numpy(counted_values(f"{num_rows} inputs", (num_rows, num_inputs)))
+        hasher.update(matrix(x).numpy().tobytes())
+    return hasher.hexdigest()

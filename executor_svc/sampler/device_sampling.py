@@ -1,6 +1,6 @@
 """Filters and draw on the device, without waiting for it: by the kernel of `executor_svc.triton_kernels.sampling`.
 
-Biases, penalties and token rules come before (`processors.py`): rows that have them are passed as rows of scores.
+Biases, penalties and token rules come before (`torch_backend.py`): rows that have them are passed as rows of scores.
 """
 
 import numpy as np
@@ -8,8 +8,7 @@ import numpy.typing as npt
 import torch
 
 from executor_svc.device.transfer import to_device
-from executor_svc.sampler.drawing import Draws
-from executor_svc.sampler.filters import MIN_TEMPERATURE, SamplingRows
+from executor_svc.sampler.filters import MIN_TEMPERATURE, Draws, SamplingRows
 from executor_svc.triton_kernels.sampling import sample_rows
 from octavo.values.sampling_params_table import Stage, of_stage
 from octavo_shared.step_wire.step import Int32Array

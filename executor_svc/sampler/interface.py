@@ -1,7 +1,7 @@
 """What the sampler and its backends agree on: three functions of logits, and what they return.
 
-`native_backend.py` does all of it in C, on a CPU; `torch_backend.py` in torch, on any device. Both leave the logits as
-they are. A row's result depends on that row alone, to the last bit.
+`NativeBackend` of `sampler.py` does all of it in C, on a CPU; `torch_backend.py` in torch, on any device. Both leave
+the logits as they are. A row's result depends on that row alone, to the last bit.
 """
 
 from collections.abc import Callable, Sequence

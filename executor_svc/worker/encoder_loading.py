@@ -16,8 +16,7 @@ from executor_svc.checkpoint.pooling_modules import PoolingModules, read_pooling
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
 from executor_svc.device.probe import device_probe
-from executor_svc.models.encoder import Encoder
-from executor_svc.models.encoder_config import EncoderKind, read_encoder_config
+from executor_svc.models.encoder import Encoder, EncoderKind, read_encoder_config
 from executor_svc.models.kernels import FoundLibrary, find_library, warn_of_kernels
 from executor_svc.models.pooling import EmbeddingHead, Head, Pooler, ScoreFunction, ScoringHead
 from executor_svc.models.selection import torch_dtype

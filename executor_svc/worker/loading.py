@@ -16,7 +16,7 @@ from executor_svc.checkpoint.pooling_modules import PoolingModules
 from executor_svc.config import ExecutorConfig
 from executor_svc.device.selection import find_device
 from executor_svc.models.dtype import STORED_NAMES, choose_dtype
-from executor_svc.models.encoder_config import encoder_kind
+from executor_svc.models.encoder import encoder_kind
 from executor_svc.models.kernels import check_compute_dtype, warn_of_kernels
 from executor_svc.models.memory_needs import check_memory
 from executor_svc.models.selection import ChosenModel, choose_model, read_model_config, torch_dtype

@@ -11,7 +11,7 @@ import torch
 
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_forward import NativeForward
-from executor_svc.native.model_structs import BatchStruct, BlockTablesStruct
+from executor_svc.native.structs import BatchStruct, BlockTablesStruct
 from executor_svc.worker.model_runner import SampleLogits, wanted_tokens
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 

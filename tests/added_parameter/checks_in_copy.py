@@ -15,8 +15,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 from executor_svc.native.sampling import load_sampling
 from executor_svc.sampler.device_sampling import sample_on_device
-from executor_svc.sampler.drawing import draw
-from executor_svc.sampler.filters import filtered_scores
+from executor_svc.sampler.filters import draw, filtered_scores
 from executor_svc.sampler.sampler import Sampler
 from octavo import Client, SamplingParams
 from octavo.cli import main

@@ -19,7 +19,7 @@ def test_contributing_names_the_edited_files() -> None:
     [section] = re.findall(r"\*\*A sampling parameter\*\*.*?\n\n((?:\d\. .*\n(?:   .*\n)*)+)", text)
     named = re.findall(r"`([a-z_0-9]+/[a-z_0-9/.]+\.\w+)`", section)
     of_processors = {
-        "executor_svc/sampler/processors.py",
+        "executor_svc/sampler/torch_backend.py",
         "executor_svc/native/csrc/processors.h",
         "executor_svc/native/csrc/processors.c",
         "executor_svc/fake/sampling.py",

@@ -12,8 +12,7 @@ import torch
 
 from executor_svc.sampler import device_sampling
 from executor_svc.sampler.device_sampling import sample_on_device
-from executor_svc.sampler.drawing import draw
-from executor_svc.sampler.filters import filtered_scores
+from executor_svc.sampler.filters import draw, filtered_scores
 from executor_svc.sampler.interface import NOT_FINITE
 from executor_svc.sampler.likeliest import largest_index
 from octavo_shared.step_wire.step import SamplingRow

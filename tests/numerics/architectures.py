@@ -23,7 +23,7 @@ from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_forward import NativeForward, native_forward
 from executor_svc.models.selection import choose_model
-from executor_svc.native.model_structs import BatchStruct, BlockTablesStruct
+from executor_svc.native.structs import BatchStruct, BlockTablesStruct
 from octavo_shared.step_wire.step import Int32Array
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from executor_svc.sampler.drawing import Draws, draw
-from executor_svc.sampler.filters import SamplingRows, filtered_scores
+from executor_svc.sampler.filters import Draws, SamplingRows, draw, filtered_scores
 from executor_svc.sampler.likeliest import are_finite, largest_index
 from executor_svc.worker.interface import RunningStep
 from octavo_shared.step_wire.step import Int32Array, SamplingRow, Step, StepResult, TableDelta, pairs

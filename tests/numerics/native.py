@@ -12,11 +12,11 @@ from typing import Any, get_args
 import pytest
 
 from executor_svc.models.weight_format import NUMBER_FORMATS, Quantization
+from executor_svc.native.binding import WeightMemory
 from executor_svc.native.build import FLAGS, build_library, cache_directory
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
-from executor_svc.native.weight_memory import WeightMemory
 from tests.support.each_row import further_case
 
 LANES = ("widest", "avx2")

@@ -17,10 +17,10 @@ from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.weights import Blocks
 from executor_svc.models.file_formats import HOLDERS
 from executor_svc.models.quantized_linear import QuantizedLinear
+from executor_svc.native.binding import WeightMemory
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
-from executor_svc.native.weight_memory import WeightMemory
 from octavo_shared.errors import ModelLoadError
 from tests.numerics.native import LANES, each_instructions, library_path, packed_matrix
 from tests.support.each_row import each_row

@@ -25,7 +25,7 @@ from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.structs import FILE_FORMATS, NumberFormat
 from executor_svc.numerics.identity import find_numerics
-from executor_svc.numerics.probe_file_formats import probe_file_format
+from executor_svc.numerics.probe import probe_file_format
 from executor_svc.worker.loading import load_worker
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.step import TableDelta

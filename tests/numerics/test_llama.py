@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from executor_svc.config import ExecutorConfig
-from executor_svc.sampler.drawing import draw
+from executor_svc.sampler.filters import draw
 from executor_svc.sampler.sample_rows import uniforms
 from executor_svc.worker.loading import load_worker
 from octavo_shared.step_wire.step import SamplingRow, TableDelta, pairs

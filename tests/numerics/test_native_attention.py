@@ -13,9 +13,9 @@ from executor_svc.attention.interface import AttentionLayer, LayerCache
 from executor_svc.attention.native_backend import NativeAttentionBackend, NativeAttentionPlan
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
-from executor_svc.models.text_rows import ScratchCache, text_rows
+from executor_svc.models.pooling import ScratchCache, text_rows
 from executor_svc.native.library import NativeLibrary
-from executor_svc.native.model_structs import StepStruct
+from executor_svc.native.structs import StepStruct
 from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
 from tests.numerics.native import LANES, library_path, native_library
 from tests.support.each_row import each_row

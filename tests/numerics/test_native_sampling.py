@@ -13,8 +13,8 @@ from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.sampling import NativeSampling, load_sampling
 from executor_svc.sampler.filters import filtered_scores
 from executor_svc.sampler.interface import NOT_FINITE
-from executor_svc.sampler.processors import process
 from executor_svc.sampler.sampler import Sampler
+from executor_svc.sampler.torch_backend import process
 from octavo_shared.step_wire.step import SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules, pack_mask
 from tests.numerics.native import LANES, NUM_THREADS, library_path

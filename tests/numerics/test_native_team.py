@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from executor_svc.native.binding import WeightMemory
 from executor_svc.native.build import SOURCE_DIRECTORY, build_library
 from executor_svc.native.library import NativeLibrary, TeamStruct
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
-from executor_svc.native.weight_memory import WeightMemory
 from tests.numerics.native import FORMATS, LANES, NUM_THREADS, library_path
 from tests.support.each_row import each_row
 

@@ -12,10 +12,10 @@ import torch
 
 from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.models.torch_dense import TorchDense
+from executor_svc.native.binding import WeightMemory
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
-from executor_svc.native.weight_memory import WeightMemory
 from tests.numerics.native import (
     FORMATS,
     LANES,

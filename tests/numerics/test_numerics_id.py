@@ -17,7 +17,7 @@ from executor_svc.native.build import LEVELS, build_library
 from executor_svc.native.library import NativeLibrary
 from executor_svc.numerics import identity, probe
 from executor_svc.numerics.identity import Numerics, find_numerics, probe_native
-from executor_svc.numerics.probe_models import MAX_POSITION_EMBEDDINGS
+from executor_svc.numerics.probe import MAX_POSITION_EMBEDDINGS
 from executor_svc.sampler import torch_backend
 from executor_svc.sampler.filters import SamplingRows, filtered_scores
 from executor_svc.sampler.sampler import Sampler

@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from executor_svc.sampler.filters import filtered_scores
-from executor_svc.sampler.processors import process
 from executor_svc.sampler.sampler import Sampled, Sampler
+from executor_svc.sampler.torch_backend import process
 from octavo_shared.step_wire.step import SamplingRow
 from octavo_shared.step_wire.token_rules import NO_TOKEN, TokenRules, pack_mask, pad_words
 from tests.support.each_row import each_row

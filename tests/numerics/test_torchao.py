@@ -11,9 +11,7 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.families import parse_config
-from executor_svc.models.linear import Linear
-from executor_svc.models.torch_dense import TorchDense
-from executor_svc.models.torchao_linear import TorchaoLinear
+from executor_svc.models.torch_dense import Linear, TorchaoLinear, TorchDense
 from executor_svc.native.structs import NumberFormat
 from octavo_shared.errors import ModelLoadError
 from tests.numerics.architectures import PagedRun, save_tiny_architecture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_svc.native.weight_memory import HUGE_PAGE_BYTES, WeightMemory
+from executor_svc.native.binding import HUGE_PAGE_BYTES, WeightMemory
 
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 

@@ -11,8 +11,7 @@ from typing import Final
 import numpy as np
 
 from executor_svc.checkpoint.gguf.header import GGUFTensor
-from executor_svc.checkpoint.gguf.known_keys import is_of_converter, warn_of_key
-from executor_svc.checkpoint.gguf.metadata import Metadata
+from executor_svc.checkpoint.gguf.metadata import Metadata, is_of_converter, warn_of_key
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 

@@ -8,14 +8,13 @@ from typing import Final
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from executor_svc.checkpoint.generation_config import sampling_defaults
 from executor_svc.checkpoint.gguf.config import ROPE_FACTORS, build_config
 from executor_svc.checkpoint.gguf.files import read_files
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.metadata import Metadata
 from executor_svc.checkpoint.gguf.tokenizer import end_token_ids, tokenizer_files
 from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
-from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.model_directory import ModelDirectory, sampling_defaults
 from executor_svc.checkpoint.pooling_modules import PoolingMode, PoolingModules
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.executor_info import TokenizerFile

@@ -26,10 +26,9 @@ from gguf.quants import dequantize
 
 from executor_svc.checkpoint.gguf.config import ROPE_FACTORS, has_interleaved_heads
 from executor_svc.checkpoint.gguf.header import GGUFTensor
-from executor_svc.checkpoint.gguf.held_types import HELD_BITS
-from executor_svc.checkpoint.gguf.rounding import RoundingErrors
-from executor_svc.checkpoint.progress import progress_bar
+from executor_svc.checkpoint.gguf.rounding import HELD_BITS, RoundingErrors
 from executor_svc.checkpoint.weight_map import BlockRows, TensorSource, TensorTarget
+from executor_svc.checkpoint.weights import progress_bar
 from executor_svc.checkpoint.weights_digest import StoredTensor, WeightsDigest
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event

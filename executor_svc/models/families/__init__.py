@@ -6,16 +6,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from executor_svc.checkpoint.quantized import refuse_quantized
+from executor_svc.checkpoint.model_files import refuse_quantized
 from executor_svc.models.config import ModelConfig
-from executor_svc.models.families.bloom import read_bloom
 from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3
-from executor_svc.models.families.llama import read_llama, read_mistral
-from executor_svc.models.families.mixture import read_mixtral, read_qwen3_moe
-from executor_svc.models.families.mpt import read_mpt
-from executor_svc.models.families.opt import read_opt
-from executor_svc.models.families.phi import read_phi3
-from executor_svc.models.families.qwen import read_qwen2, read_qwen3
+from executor_svc.models.families.layer_norm import read_bloom, read_mpt, read_opt
+from executor_svc.models.families.llama import (
+    read_llama,
+    read_mistral,
+    read_mixtral,
+    read_phi3,
+    read_qwen2,
+    read_qwen3,
+    read_qwen3_moe,
+)
 from executor_svc.models.fields import ConfigFields, refuse_absurd_numbers
 from octavo_shared.errors import UnknownArchitectureError
 

@@ -1,13 +1,16 @@
-"""Llama 1 to 3.x and Mistral: the plain decoder.
+"""Llama 1 to 3.x and its relatives: Mistral, Phi-3, Qwen2 and Qwen3, and the mixtures of experts among them.
 
-Source: Touvron et al. 2023, "LLaMA"; Jiang et al. 2023, "Mistral 7B".
+Sources: Touvron et al. 2023, "LLaMA"; Jiang et al. 2023, "Mistral 7B"; 2024, "Mixtral of Experts"; Abdin et al. 2024,
+"Phi-3 Technical Report"; Qwen Team 2024, "Qwen2 Technical Report"; 2025, "Qwen3 Technical Report".
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from executor_svc.models.config import ModelConfig
-from executor_svc.models.families.common import read_decoder
+from executor_svc.models.config import ExpertsConfig, ModelConfig, WeightNames
+from executor_svc.models.families.common import read_decoder, read_windows
 from executor_svc.models.fields import ConfigFields
+from octavo_shared.errors import ModelLoadError
 
 
 def read_llama(fields: ConfigFields) -> ModelConfig:
@@ -25,5 +28,87 @@ def read_llama(fields: ConfigFields) -> ModelConfig:
 
 def read_mistral(fields: ConfigFields) -> ModelConfig:
     """Read a Mistral config.json: Llama with a sliding window in every layer, or in none."""
-    windows = [fields.optional_integer("sliding_window")] * fields.integer("num_hidden_layers")
-    return read_decoder(fields, windows=windows)
+    return read_decoder(fields, windows=_equal_windows(fields))
+
+
+def read_phi3(fields: ConfigFields) -> ModelConfig:
+    """Read a Phi-3 config.json without a long context: Llama with q, k and v in one tensor, gate and up in another."""
+    names = WeightNames(
+        qkv=("model.layers.{layer}.self_attn.qkv_proj",),
+        qkv_layout="merged",
+        gate_up=("model.layers.{layer}.mlp.gate_up_proj",),
+    )
+    return replace(read_decoder(fields, windows=_equal_windows(fields)), names=names)
+
+
+def read_qwen2(fields: ConfigFields) -> ModelConfig:
+    """Read a Qwen2 or Qwen2.5 config.json: Llama with a bias on q, k and v."""
+    return replace(read_decoder(fields, windows=_qwen_windows(fields)), qkv_bias=True)
+
+
+def read_qwen3(fields: ConfigFields) -> ModelConfig:
+    """Read a Qwen3 config.json: Llama with a norm on each query and key head."""
+    return _with_query_key_norm(fields, _qwen_windows(fields))
+
+
+def _with_query_key_norm(fields: ConfigFields, windows: Sequence[int | None]) -> ModelConfig:
+    """Read what Qwen3 and Qwen3-MoE share; `windows` of each layer in tokens."""
+    has_bias = fields.flag("attention_bias")
+    return replace(
+        read_decoder(fields, windows=windows),
+        qkv_bias=has_bias,
+        attention_output_bias=has_bias,
+        has_query_key_norm=True,
+    )
+
+
+def _qwen_windows(fields: ConfigFields) -> list[int | None]:
+    """Return the window of each layer: the first `max_window_layers` have none; 0: all have it."""
+    num_layers = fields.integer("num_hidden_layers")
+    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
+    first = fields.integer("max_window_layers", 28, least=0)
+    return read_windows(fields, window, [layer >= first for layer in range(num_layers)])
+
+
+def read_mixtral(fields: ConfigFields) -> ModelConfig:
+    """Read a Mixtral config.json."""
+    moe = "model.layers.{layer}.block_sparse_moe"
+    names = WeightNames(
+        router=f"{moe}.gate",
+        gate_up=(f"{moe}.experts.{{expert}}.w1", f"{moe}.experts.{{expert}}.w3"),
+        down=f"{moe}.experts.{{expert}}.w2",
+    )
+    experts = _read_experts(fields, "num_local_experts", is_normalized=True)
+    return replace(read_decoder(fields, windows=_equal_windows(fields)), names=names, experts=experts)
+
+
+def read_qwen3_moe(fields: ConfigFields) -> ModelConfig:
+    """Read a Qwen3-MoE config.json in which every layer has experts."""
+    fields.refuse({"decoder_sparse_step": 1, "mlp_only_layers": []})
+    # Unlike Qwen3 it has no max_window_layers: every layer has the window.
+    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
+    config = _with_query_key_norm(fields, [window] * fields.integer("num_hidden_layers"))
+    mlp = "model.layers.{layer}.mlp"
+    names = WeightNames(
+        router=f"{mlp}.gate",
+        gate_up=(f"{mlp}.experts.{{expert}}.gate_proj", f"{mlp}.experts.{{expert}}.up_proj"),
+        down=f"{mlp}.experts.{{expert}}.down_proj",
+    )
+    size_name = "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts"
+    return replace(
+        config,
+        mlp=replace(config.mlp, intermediate_size=fields.integer("moe_intermediate_size")),
+        names=names,
+        experts=_read_experts(fields, size_name, is_normalized=fields.flag("norm_topk_prob")),
+    )
+
+
+def _equal_windows(fields: ConfigFields) -> list[int | None]:
+    return [fields.optional_integer("sliding_window")] * fields.integer("num_hidden_layers")
+
+
+def _read_experts(fields: ConfigFields, size_name: str, *, is_normalized: bool) -> ExpertsConfig:
+    num_experts, num_chosen = fields.integer(size_name), fields.integer("num_experts_per_tok")
+    if num_chosen > num_experts:
+        raise ModelLoadError(f"{fields.source} selects {num_chosen} of {num_experts} experts")
+    return ExpertsConfig(num_experts, num_chosen, is_normalized)

@@ -1,4 +1,4 @@
-// The processors, in the order and with the meaning of executor_svc/sampler/processors.py.
+// The processors, in the order and with the meaning of executor_svc/sampler/torch_backend.py.
 #include <math.h>
 #include <stdbool.h>
 

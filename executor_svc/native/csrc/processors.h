@@ -1,4 +1,4 @@
-// What changes a row of scores by what came before it and by its rules; executor_svc/sampler/processors.py in torch.
+// What changes a row of scores by what came before it and by its rules; executor_svc/sampler/torch_backend.py in torch.
 #ifndef OCTAVO_PROCESSORS_H
 #define OCTAVO_PROCESSORS_H
 

@@ -1,6 +1,6 @@
 // From scores to tokens: processors, filters and draw, row by row, each on any free thread.
 //
-// executor_svc/sampler/filters.py and drawing.py say the same in torch, and what the filters mean. A row is read
+// executor_svc/sampler/filters.py says the same in torch, and what the filters mean. A row is read
 // two or three times: for the maxima of its blocks, for the sum of its weights, and for its candidates, the tokens
 // that a bound does not rule out. All filters work on the candidates.
 #include <float.h>

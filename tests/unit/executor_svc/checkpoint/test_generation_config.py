@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from executor_svc.checkpoint.generation_config import sampling_defaults
-from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.model_directory import ModelDirectory, sampling_defaults
 from octavo_shared.errors import ModelLoadError
 from tests.support.each_row import each_row
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from executor_svc.models.invariance import ComputePath, Kernels, why_not_invariant
+from executor_svc.models.kernels import ComputePath, Kernels, why_not_invariant
 from tests.support.each_row import each_row
 
 INVARIANT = ComputePath(torch.device("cuda"), torch.bfloat16, "Triton", "invariant", "Triton")

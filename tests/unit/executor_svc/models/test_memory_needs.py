@@ -9,7 +9,7 @@ import pytest
 from gguf import GGMLQuantizationType as FileType
 from safetensors.numpy import save_file
 
-from executor_svc.checkpoint.gguf.held_types import HELD_BITS
+from executor_svc.checkpoint.gguf.rounding import HELD_BITS
 from executor_svc.config import ExecutorConfig
 from executor_svc.models import memory_needs
 from executor_svc.models.file_formats import HOLDERS

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from executor_svc.numerics.triton_code import sources_digest, triton_parts
+from executor_svc.numerics.identity import sources_digest, triton_parts
 from tests.support.each_row import each_row
 
 KERNEL = '"""A module."""\n\n\ndef add(x, y):\n    """Add."""\n    return x + y  # always\n'

@@ -10,8 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from executor_svc.sampler.drawing import draw
-from executor_svc.sampler.filters import WIDTHS, filtered_scores
+from executor_svc.sampler.filters import WIDTHS, draw, filtered_scores
 from executor_svc.sampler.interface import Alternatives
 from executor_svc.sampler.sample_rows import SampleRows, uniforms
 from executor_svc.sampler.sampler import Sampled, Sampler

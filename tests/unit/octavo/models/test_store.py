@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_svc.checkpoint.generation_config import sampling_defaults
-from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.model_directory import ModelDirectory, sampling_defaults
 from octavo.models import store as model_store
 from octavo.models.progress import ModelPrepareError, ignore_progress
 from octavo.models.store import DemoModel, default_cache_dir, find_model, prepare_demo_model, prepare_model
