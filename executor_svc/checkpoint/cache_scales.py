@@ -29,11 +29,6 @@ def is_cache_scale(name: str) -> bool:
 def read_cache_scales(checkpoint: ScaleSource, attention: str, num_layers: int) -> Sequence[tuple[float, float]]:
     """Return the scales of keys and values of each layer, 1 where the checkpoint has none.
 
-    Args:
-        checkpoint: Where they are.
-        attention: Name of a layer's attention, with `{layer}`.
-        num_layers: Of the model.
-
     Raises: ModelLoadError: a scale is no positive number.
     """
     layers = [attention.format(layer=layer) for layer in range(num_layers)]

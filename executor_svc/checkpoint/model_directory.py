@@ -158,10 +158,6 @@ def sampling_defaults(config: Mapping[str, object], path: Path) -> dict[str, flo
 
     `do_sample` false means greedy, as in transformers; where it is absent, the file does not say how to decode, and
     its other numbers hold. A value that no request may have is left out, with a line in the log.
-
-    Args:
-        config: The content of the file.
-        path: Of the file, for the log.
     """
     defaults: dict[str, float] = {}
     for parameter in SAMPLING_PARAMS:

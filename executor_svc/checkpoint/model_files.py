@@ -92,10 +92,6 @@ CONFIG_FIELDS = ("quantization_config", "compression_config", "quantization")
 def refuse_quantized(values: Mapping[str, object], source: Path) -> None:
     """Refuse a model whose weights are quantized.
 
-    Args:
-        values: The contents of config.json.
-        source: That file.
-
     Raises: ModelLoadError: they are.
     """
     method = _quantization(values) or _model_opt(source.parent / MODEL_OPT_FILE)

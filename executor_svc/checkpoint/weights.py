@@ -65,20 +65,13 @@ class Checkpoint:
             targets = {name.removeprefix(optional_prefix): target for name, target in targets.items()}
         targets = {self._stored(name): target for name, target in targets.items()}
         self._check_names(targets, is_redundant)
-        begin_s = time.perf_counter()
-        num_bytes = 0
-        with progress_bar(sum(target.nbytes for target in targets.values())) as advance:
+        with loading(self._directory, targets) as advance:
             for path, names in self._names_by_file():
                 with _open(path) as file:
                     for name in names:
                         if name in targets:
                             _copy_tensor(file, path, name, targets[name])
-                            num_bytes += targets[name].nbytes
                             advance(targets[name].nbytes)
-        duration_s = time.perf_counter() - begin_s
-        logger.info(
-            Event("weights_loaded", directory=str(self._directory), bytes=num_bytes, duration_s=round(duration_s, 2))
-        )
 
     def model_hash(self, quantization: str = "none") -> str:
         """Return the SHA-256 of config.json, byte for byte, then of every tensor by name, then of `quantization`.
@@ -221,8 +214,9 @@ def _open(path: Path) -> Iterator[safe_open]:
 
 
 @contextmanager
-def progress_bar(total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show on a terminal how many bytes are loaded, and how fast; yield the function that advances the bar."""
+def loading(path: Path, targets: Mapping[str, TensorTarget]) -> Iterator[Callable[[int], None]]:
+    """Show on a terminal how many bytes are loaded, and log it at the end; yield what advances the bar."""
+    begin_s, num_bytes = time.perf_counter(), sum(target.nbytes for target in targets.values())
     console = Console(stderr=True)
     columns = (
         TextColumn("loading weights"),
@@ -232,5 +226,9 @@ def progress_bar(total_bytes: int) -> Iterator[Callable[[int], None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("loading weights", total=total_bytes)
-        yield lambda num_bytes: progress.advance(task, num_bytes)
+        task = progress.add_task("loading weights", total=num_bytes)
+        yield lambda advanced_bytes: progress.advance(task, advanced_bytes)
+    duration_s = time.perf_counter() - begin_s
+    speed = round(num_bytes / 1e9 / max(duration_s, 1e-9), 2)
+    loaded = {"bytes": num_bytes, "duration_s": round(duration_s, 2), "gb_per_s": speed}
+    logger.info(Event("weights_loaded", directory=str(path), **loaded))

@@ -27,12 +27,6 @@ from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 class Decoder:
     """A decoder with uninitialised weights; `load` fills them.
 
-    Args:
-        config: Of the model.
-        kernels: What computes the dense part.
-        group: The ranks that share the model.
-        stored: See `DecoderWeights`.
-
     Raises: ModelLoadError: the ranks cannot share this model.
     """
 

@@ -27,13 +27,14 @@ from executor_svc.checkpoint.model_files import refuse_quantized
 from executor_svc.checkpoint.weight_map import WeightMap, WeightSource
 from executor_svc.models.config import Activation
 from executor_svc.models.dense import LayerEnd, Mlp, Norm
+from executor_svc.models.families.common import read_activation
 from executor_svc.models.fields import ConfigFields, refuse_absurd_numbers
 from executor_svc.models.native_dense import NativeDense, NativeLastSegment, NativeSegment
 from executor_svc.models.pooling import ScratchCache, positions_of, text_rows
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
 from executor_svc.native.structs import NumberFormat
-from octavo_shared.errors import ModelLoadError, UnsupportedModelError
+from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.step import Float32Array, Int32Array, PoolingInput
 
 # "model": hidden states alone; "masked": a head for words, which is not used; "scores": a head with scores.
@@ -44,10 +45,6 @@ _SUFFIXES: Final[Mapping[str, Purpose]] = MappingProxyType(
 # Families with code of our own, and families that transformers runs.
 OWN_FAMILIES = ("Bert", "Roberta", "XLMRoberta")
 OTHER_FAMILIES = ("DistilBert", "MPNet", "ModernBert")
-
-_ACTIVATIONS: Final[Mapping[str, Activation]] = MappingProxyType(
-    {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +120,7 @@ def read_encoder_config(values: Mapping[str, object], source: Path, kind: Encode
     refuse_absurd_numbers(values, source)
     fields = ConfigFields(values, source)
     fields.refuse({"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False})
-    activation = values.get("hidden_act", "gelu")
-    if activation not in _ACTIVATIONS:
-        raise UnsupportedModelError(f"{source} has hidden_act {activation!r}, which is not supported")
+    activation = read_activation(fields, "gelu")
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     if hidden_size % num_heads:
         raise ModelLoadError(f"{source} has hidden_size {hidden_size}, which {num_heads} heads do not divide")
@@ -142,7 +137,7 @@ def read_encoder_config(values: Mapping[str, object], source: Path, kind: Encode
         padding_id=padding_id,
         num_token_types=fields.integer("type_vocab_size", 2),
         epsilon=fields.number("layer_norm_eps", 1e-12),
-        activation=_ACTIVATIONS[str(activation)],
+        activation=activation,
         prefix="bert." if is_bert else "roberta.",
         num_scores=num_labels(fields) if kind.purpose == "scores" else 0,
         has_pooler=is_bert,

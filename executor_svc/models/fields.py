@@ -24,10 +24,6 @@ MOST: Final[Mapping[str, int]] = MappingProxyType(
 def refuse_absurd_numbers(values: Mapping[str, object], source: Path) -> None:
     """Refuse a model with impossibly large numbers, before memory is taken for them.
 
-    Args:
-        values: The contents of config.json.
-        source: That file.
-
     Raises: ModelLoadError: it has.
     """
     nested = ((f"{name}.", value) for name, value in values.items() if isinstance(value, dict))

@@ -7,19 +7,21 @@ takes. A library's products are not invariant: they choose their order by the nu
 
 import importlib.util
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from executor_svc.attention.interface import AttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.torch_backend import TorchAttentionBackend
+from executor_svc.checkpoint.weight_map import WeightSource
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels
-from executor_svc.models.file_formats import FileFormats
+from executor_svc.models.file_formats import FORMAT_NAMES, FileFormats
+from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
 from executor_svc.models.weight_format import ComputeDtype, Quantization, number_format_of
@@ -85,15 +87,42 @@ class FoundLibrary:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeModel:
-    """A model with uninitialised weights, and what computes it."""
+class ChosenModel:
+    """A model, its attention, and what computes them. `load` fills the weights, if they are not there yet.
 
-    model: Decoder
+    `quantization` is "bfloat16" too where weights stay as they are stored, or products are computed in it.
+    """
+
+    model: LanguageModel
     attention: AttentionBackend
-    kernels: str  # for people, in a few words
-    quantization: Quantization  # "bfloat16" too where weights stay as they are stored, or products are computed in it
     path: ComputePath
-    library: NativeLibrary | None  # the C library, if it computes some of it
+    load: Callable[[WeightSource], None]
+    kernels: str = ""  # what computes it, for people
+    quantization: Quantization = "none"
+    compute_dtype: ComputeDtype = "float32"  # what attention rounds its inputs to, and products but for integers
+    library: NativeLibrary | None = None  # the C library, if it computes some of it
+    stored: FileFormats | None = None  # of a GGUF file, where each matrix has its own format
+    block_size: int = 0  # tokens; known when the attention is chosen
+    kv_cache_dtype: torch.dtype | None = None  # None: as activations
+    cache_scales: Sequence[tuple[float, float]] = ()  # of keys and values of each layer, for FP8; empty: 1
+    has_head: bool = True  # False: it cannot generate
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of activations."""
+        return self.path.dtype
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Format of the KV cache."""
+        return self.kv_cache_dtype or self.path.dtype
+
+    @property
+    def weights(self) -> str:
+        """The number formats of the weights, for people and for the numerics id."""
+        if self.stored is None:
+            return str(self.dtype).removeprefix("torch.") if self.quantization == "none" else self.quantization
+        return ", ".join(FORMAT_NAMES[each] for each in sorted(self.stored.used))
 
     @property
     def why_not_invariant(self) -> str | None:
@@ -115,7 +144,7 @@ def make_model(
     found: FoundLibrary | None = None,
     numerics: Numerics = "fast",
     stored: FileFormats | None = None,
-) -> MadeModel:
+) -> ChosenModel:
     """Return a model with uninitialised weights, and the attention that goes with it.
 
     Args:
@@ -144,25 +173,34 @@ def make_model(
     number_format = number_format_of(quantization, compute_dtype if stored is None else "float32")
     found = found or find_library(dtype, device, cpu_kernels)
     attention = attention or make_attention(found.library, in_bfloat16=compute_dtype == "bfloat16")
+    products: Kernels
+    in_c: tuple[str, ...]
     if found.library is not None:
         if quantization == "none" and is_stored_in_bfloat16:
             quantization, number_format = "bfloat16", NumberFormat.BFLOAT16
-        dense = NativeDense(found.library, number_format=number_format, group=group)
-        model = Decoder(config, dense, group, stored)
-        path = compute_path(device, dtype, "C", attention, found)
-        kernels = describe_kernels(found, attention, device, in_c=(_DENSE,))
-        return MadeModel(model, attention, kernels, quantization, path, found.library)
-    is_quantized = quantization != "none" or (stored is not None and stored.has_codes)
-    name: str = quantization if stored is None else "quantized"
-    library = find_product_library(name, device, cpu_kernels, setting) if is_quantized else None
-    is_invariant = numerics == "invariant" and device.type == "cuda" and has_triton() and not is_quantized
-    model = Decoder(config, _make_dense(dtype, device, number_format, is_invariant, library, group), group, stored)
-    in_c = () if library is None else (f"{name} products",)
-    in_use = replace(found, library=library)
-    products: Kernels = "Triton" if is_invariant else "torchao" if is_quantized and device.type == "cuda" else "torch"
-    path = compute_path(device, dtype, products, attention, in_use)
-    kernels = describe_kernels(in_use, attention, device, in_c=in_c, is_invariant=is_invariant)
-    return MadeModel(model, attention, kernels, quantization, path, in_use.library)
+        dense: DenseKernels[Any] = NativeDense(found.library, number_format=number_format, group=group)
+        in_use, products, in_c, is_invariant = found, "C", (_DENSE,), False
+    else:
+        is_quantized = quantization != "none" or (stored is not None and stored.has_codes)
+        name: str = quantization if stored is None else "quantized"
+        library = find_product_library(name, device, cpu_kernels, setting) if is_quantized else None
+        is_invariant = numerics == "invariant" and device.type == "cuda" and has_triton() and not is_quantized
+        dense = _make_dense(dtype, device, number_format, is_invariant, library, group)
+        in_use, in_c = replace(found, library=library), () if library is None else (f"{name} products",)
+        products = "Triton" if is_invariant else "torchao" if is_quantized and device.type == "cuda" else "torch"
+    model = Decoder(config, dense, group, stored)
+    return ChosenModel(
+        model,
+        attention,
+        compute_path(device, dtype, products, attention, in_use),
+        model.load,
+        describe_kernels(in_use, attention, device, in_c=in_c, is_invariant=is_invariant),
+        quantization,
+        compute_dtype,
+        in_use.library,
+        stored,
+        has_head=config.has_head,
+    )
 
 
 def check_compute_dtype(compute_dtype: ComputeDtype, dtype: torch.dtype, device: torch.device) -> None:

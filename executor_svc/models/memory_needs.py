@@ -164,12 +164,7 @@ def _most_bytes(summary: ModelSummary, num_executors: int) -> int | None:
 
 
 def say_needs(needed_bytes: int, most_bytes: int | None = None) -> str:
-    """Return what is needed and what there is: needs 3.1 GB, up to 7.4 GB with full KV caches, 21 GB free.
-
-    Args:
-        needed_bytes: What it starts with.
-        most_bytes: What it grows to; None: that is not said.
-    """
+    """Return what is needed and what there is: needs 3.1 GB, up to 7.4 GB with full KV caches, 21 GB free."""
     available = available_memory_bytes()
     grows = most_bytes is not None and most_bytes > needed_bytes
     most = f", up to {_gb(most_bytes or 0)} with full KV caches" if grows else ""

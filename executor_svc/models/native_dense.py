@@ -38,13 +38,7 @@ from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 
 
 class NativeDense:
-    """Matrices and segments on a CPU, with activations in float32.
-
-    Args:
-        library: The compiled library.
-        number_format: Of the weights; see `matrix_formats`.
-        group: The ranks that share the model.
-    """
+    """Matrices and segments on a CPU, with activations in float32."""
 
     merges_gate_and_up = False
 
@@ -213,12 +207,7 @@ class NativeLastSegment:
 
 
 class RankSum:
-    """Adds up the parts of all ranks in the order of the ranks, whatever the step; its memory is kept.
-
-    Args:
-        library: What adds.
-        group: The ranks.
-    """
+    """Adds up the parts of all ranks in the order of the ranks, whatever the step; its memory is kept."""
 
     def __init__(self, library: NativeLibrary, group: TensorParallelGroup) -> None:
         self._library = library

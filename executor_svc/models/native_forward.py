@@ -121,14 +121,7 @@ class NativeForward:
 def native_forward(
     model: LanguageModel, attention: AttentionBackend, library: NativeLibrary | None, caches: Sequence[LayerCache]
 ) -> NativeForward | None:
-    """Return the one call for a model that the library computes whole; None: it does not.
-
-    Args:
-        model: With its weights.
-        attention: Of the model.
-        library: The C library, if it computes some of the model.
-        caches: One a layer.
-    """
+    """Return the one call for a model that the library computes whole; None: it does not."""
     if library is None or not isinstance(model, Decoder) or not isinstance(attention, NativeAttentionBackend):
         return None
     parts = _NativeParts.of(model)

@@ -126,14 +126,7 @@ class Pooler:
 
 
 class DecoderTexts:
-    """Hidden states of whole texts before the last norm; see `executor_svc.models.pooling.TextModel`.
-
-    Args:
-        model: With its weights, on one rank.
-        backend: Its attention.
-        block_size: Tokens in a block of a cache, as the attention wants it.
-        dtype: Number format of a cache.
-    """
+    """Hidden states of whole texts before the last norm; see `executor_svc.models.pooling.TextModel`."""
 
     def __init__(self, model: LanguageModel, backend: AttentionBackend, block_size: int, dtype: torch.dtype) -> None:
         shape = model.shape
@@ -182,13 +175,7 @@ class NormedHead:
 
 
 def text_rows(lengths: Sequence[int], block_size: int, device: torch.device) -> AttentionMetadata:
-    """Return where the tokens of some texts are: one text after the other, none padded.
-
-    Args:
-        lengths: Tokens of each text.
-        block_size: Tokens in a block of the scratch cache.
-        device: Of the cache.
-    """
+    """Return where the tokens of some texts are: one text after the other, none padded."""
     sizes = np.array(lengths, np.int32)
     num_blocks = -(-sizes // block_size)
     first_blocks = np.cumsum(num_blocks) - num_blocks

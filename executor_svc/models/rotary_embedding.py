@@ -17,12 +17,7 @@ from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 
 
 def read_rope(fields: ConfigFields, max_position_embeddings: int, *, layer_type: str = "") -> RopeConfig:
-    """Read the rotary embedding.
-
-    Args:
-        fields: config.json.
-        max_position_embeddings: Of the model.
-        layer_type: Which one, in a model with several.
+    """Read the rotary embedding, in a model with several that of a type of layer.
 
     Raises: UnsupportedModelError: its type is not one of default, linear and llama3, or it leaves out dimensions.
     """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,24 +19,20 @@ from executor_svc.checkpoint.cache_scales import read_cache_scales
 from executor_svc.checkpoint.gguf.model import GGUFModel
 from executor_svc.checkpoint.model import Model
 from executor_svc.checkpoint.model_directory import ModelDirectory
-from executor_svc.checkpoint.weight_map import WeightSource
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.config import ModelConfig, WeightNames
 from executor_svc.models.families import parse_config
-from executor_svc.models.file_formats import FORMAT_NAMES, LONG_INPUTS, FileFormats
+from executor_svc.models.file_formats import LONG_INPUTS, FileFormats
 from executor_svc.models.kernels import (
+    ChosenModel,
     ComputePath,
     compute_path,
     describe_kernels,
     find_library,
     make_attention,
     make_model,
-    why_not_invariant,
 )
-from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.sharding import Shard
-from executor_svc.models.weight_format import ComputeDtype, Quantization
-from executor_svc.native.library import NativeLibrary
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from octavo_shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
 from octavo_shared.process.events import Event
@@ -45,47 +41,6 @@ if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures
     from executor_svc.config import ExecutorConfig
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenModel:
-    """A model, its attention, and what computes them. `load` fills the weights, if they are not there yet."""
-
-    model: LanguageModel
-    attention: AttentionBackend
-    block_size: int  # tokens
-    path: ComputePath
-    load: Callable[[WeightSource], None]
-    kernels: str = ""  # what computes it, for people
-    quantization: Quantization = "none"  # "bfloat16" too as in `MadeModel`
-    compute_dtype: ComputeDtype = "float32"  # what attention rounds its inputs to, and products but for integers
-    library: NativeLibrary | None = None  # the C library, if it computes some of it
-    stored: FileFormats | None = None  # of a GGUF file, where each matrix has its own format
-    kv_cache_dtype: torch.dtype | None = None  # None: as activations
-    cache_scales: Sequence[tuple[float, float]] = ()  # of keys and values of each layer, for FP8; empty: 1
-    has_head: bool = True  # False: it cannot generate
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Number format of activations."""
-        return self.path.dtype
-
-    @property
-    def cache_dtype(self) -> torch.dtype:
-        """Format of the KV cache."""
-        return self.kv_cache_dtype or self.path.dtype
-
-    @property
-    def weights(self) -> str:
-        """The number formats of the weights, for people and for the numerics id."""
-        if self.stored is None:
-            return str(self.dtype).removeprefix("torch.") if self.quantization == "none" else self.quantization
-        return ", ".join(FORMAT_NAMES[each] for each in sorted(self.stored.used))
-
-    @property
-    def why_not_invariant(self) -> str | None:
-        """Why outputs may depend on more than their request, in a few words; None: they do not."""
-        return why_not_invariant(self.path)
 
 
 def choose_model(
@@ -233,21 +188,12 @@ def choose_decoder(
     )
     if group.rank == 0:
         _log_attention(chosen, made.attention)
-    made_model = ChosenModel(
-        made.model,
-        made.attention,
-        chosen.block_size,
-        made.path,
-        made.model.load,
-        made.kernels,
-        made.quantization,
-        config.compute_dtype,
-        made.library,
-        stored,
-        choose_cache_dtype(config.kv_cache_dtype, dtype, in_bfloat16=config.compute_dtype == "bfloat16"),
-        has_head=model_config.has_head,
+    made = replace(
+        made,
+        block_size=chosen.block_size,
+        kv_cache_dtype=choose_cache_dtype(config.kv_cache_dtype, dtype, in_bfloat16=config.compute_dtype == "bfloat16"),
     )
-    return _checked(made_model, config)
+    return _checked(made, config)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -308,11 +254,11 @@ def _from_transformers(
     chosen_model = ChosenModel(
         model,
         attention,
-        chosen.block_size,
         path,
         lambda _: None,
         kernels,
         library=found.library,
+        block_size=chosen.block_size,
         kv_cache_dtype=choose_cache_dtype(config.kv_cache_dtype, dtype),
     )
     return _checked(chosen_model, config)

@@ -14,6 +14,7 @@ import transformers
 from executor_svc.checkpoint.model_directory import read_json_object
 from executor_svc.models.encoder import EncoderKind
 from executor_svc.models.pooling import ScoreFunction, apply
+from executor_svc.models.transformers_probe import from_pretrained
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.step import Float32Array, PoolingInput
 
@@ -22,11 +23,6 @@ class TransformersEncoder:
     """Runs a model of transformers; see `executor_svc.models.pooling.TextModel`.
 
     With a classification head, each row of its "hidden states" is the raw scores of the text.
-
-    Args:
-        model: With its weights.
-        has_types: Whether it takes token types.
-        has_scores: Whether it has a classification head.
     """
 
     def __init__(self, model: Any, *, has_types: bool, has_scores: bool) -> None:
@@ -91,17 +87,7 @@ def load_transformers_encoder(
     suffix = "ForSequenceClassification" if has_scores else "Model"
     model_class = getattr(transformers, kind.family + suffix)
     read_json_object(directory / "config.json")
-    try:
-        model, info = model_class.from_pretrained(
-            directory,
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-            attn_implementation="eager",
-        )
-    except Exception as error:  # of transformers, which fails with many types
-        raise ModelLoadError(f"{directory} cannot be loaded as {model_class.__name__}: {error}") from error
+    model, info = from_pretrained(model_class, directory, dtype)
     missing = sorted(name for name in info["missing_keys"] if "pooler." not in name or has_scores)
     if missing:
         raise ModelLoadError(

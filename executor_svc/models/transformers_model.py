@@ -29,6 +29,7 @@ from executor_svc.models.transformers_probe import (
     NUM_PROBE_TOKENS,
     AttentionFacts,
     find_architecture,
+    from_pretrained,
     probe_attention,
     probe_tokens,
     refusal,
@@ -86,11 +87,6 @@ class TransformersModel:
 def load_transformers_model(directory: Path, dtype: torch.dtype, device: torch.device) -> TransformersModel:
     """Load a model from a Hugging Face directory; nothing is downloaded, and no code of the directory is run.
 
-    Args:
-        directory: Holds config.json and safetensors files.
-        dtype: Number format of weights and cache.
-        device: Where the model runs.
-
     Raises:
         ModelLoadError: files are missing or damaged, or the model cannot run on paged attention; one sentence.
     """
@@ -126,19 +122,8 @@ def _shape(config: Any, attention: AttentionFacts) -> ModelShape:
 def _load_weights(model_class: Any, config: Any, directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
     """Return the model with all of its weights, in memory of its own."""
     begin_s = time.perf_counter()
-    try:
-        model, info = model_class.from_pretrained(
-            directory,
-            config=config,
-            dtype=dtype,
-            attn_implementation="eager",
-            local_files_only=True,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are refused below, by name
-            output_loading_info=True,
-        )
-    except Exception as error:  # of transformers, which fails with many types
-        raise ModelLoadError(f"{directory} cannot be loaded as {model_class.__name__}: {error}") from error
+    # Mismatched sizes are refused below, by name.
+    model, info = from_pretrained(model_class, directory, dtype, config=config, ignore_mismatched_sizes=True)
     wrong = [f"{name} is missing" for name in info["missing_keys"]]
     wrong += [f"{name} does not belong to this model" for name in info["unexpected_keys"]]
     wrong += [f"{name} has shape {list(is_)}, not {list(due)}" for name, is_, due in info["mismatched_keys"]]

@@ -48,6 +48,23 @@ def find_architecture(directory: Path) -> tuple[Any, Any]:
     return model_class, config
 
 
+def from_pretrained(model_class: Any, directory: Path, dtype: torch.dtype, **more: object) -> tuple[Any, Any]:
+    """Return a model in a directory, and which tensors do not fit. Raises: ModelLoadError: it cannot be loaded."""
+    try:
+        model, info = model_class.from_pretrained(
+            directory,
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            **more,
+        )
+    except Exception as error:  # of transformers, which fails with many types
+        raise ModelLoadError(f"{directory} cannot be loaded as {model_class.__name__}: {error}") from error
+    return model, info
+
+
 def refusal(architecture: str, reason: str) -> ModelLoadError:
     """Return the error that refuses a model."""
     return ModelLoadError(f"{architecture} cannot run on paged attention: {reason}")
@@ -117,12 +134,7 @@ class AttentionFacts:
 
 
 def probe_attention(model: Any, base: Any, hook: AttentionHook) -> AttentionFacts:
-    """Run a few tokens through `base` and return what its layers asked for.
-
-    Args:
-        model: The transformers model; left with the probe's attention.
-        base: The part of it that ends before the head.
-        hook: The hook of `model`.
+    """Run a few tokens through `base`, which ends before the head, and return what its layers asked for.
 
     Raises: ModelLoadError: a layer wants what paged attention does not do; one sentence.
     """

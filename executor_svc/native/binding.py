@@ -24,10 +24,6 @@ Function = tuple[str, type | None, Sequence[type]]
 def bind(path: Path, functions: Sequence[Function]) -> ctypes.CDLL:
     """Return a compiled library with the types of its functions set.
 
-    Args:
-        path: Of the library.
-        functions: The functions to call.
-
     Raises: NativeBrokenError: the file cannot be loaded.
     """
     try:

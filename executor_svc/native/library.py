@@ -252,9 +252,6 @@ class NativeLibrary:
 def load_library(num_threads: int) -> NativeLibrary:
     """Return the library, compiled now if it was not built before.
 
-    Args:
-        num_threads: Threads of every parallel region.
-
     Raises: NativeUnavailableError: it cannot be had on this machine; the message says why.
     """
     path = find_library()

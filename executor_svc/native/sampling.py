@@ -249,9 +249,6 @@ def _outputs(wanted: npt.NDArray[np.void]) -> tuple[Int32Array, Float32Array]:
 def load_sampling(num_threads: int) -> NativeSampling:
     """Return the functions, compiled first if the library was not built before.
 
-    Args:
-        num_threads: Most threads of a parallel region.
-
     Raises: NativeUnavailableError: they cannot be had on this machine; the message says why.
     """
     return NativeSampling(find_library(), num_threads)

@@ -35,29 +35,21 @@ K_FORMATS: Final = (NumberFormat.Q2_K, NumberFormat.Q3_K, NumberFormat.Q4_K, Num
 FILE_FORMATS: Final = (NumberFormat.Q5_1, *K_FORMATS)
 
 
+def _of(kind: type, *names: str) -> list[tuple[str, type]]:
+    """Return fields of one type that follow each other."""
+    return [(name, kind) for name in names]
+
+
 class MatrixStruct(ctypes.Structure):
     """`Matrix` of dense.h."""
 
-    _fields_ = (
-        ("format", LONG),
-        ("num_outputs", LONG),
-        ("num_inputs", LONG),
-        ("panels", POINTER),
-        ("scales", POINTER),
-        ("bias", POINTER),
-        ("rest", POINTER),
-    )
+    _fields_ = (*_of(LONG, "format", "num_outputs", "num_inputs"), *_of(POINTER, "panels", "scales", "bias", "rest"))
 
 
 class NormStruct(ctypes.Structure):
     """`Norm` of norm.h."""
 
-    _fields_ = (
-        ("weight", POINTER),
-        ("bias", POINTER),
-        ("is_layer_norm", LONG),
-        ("epsilon", FLOAT),
-    )
+    _fields_ = (*_of(POINTER, "weight", "bias"), ("is_layer_norm", LONG), ("epsilon", FLOAT))
 
 
 class EmbeddingStruct(ctypes.Structure):
@@ -75,23 +67,13 @@ class EmbeddingStruct(ctypes.Structure):
 class MlpStruct(ctypes.Structure):
     """`Mlp` of mlp.h."""
 
-    _fields_ = (
-        ("gate", MatrixStruct),
-        ("up", MatrixStruct),
-        ("down", MatrixStruct),
-    )
+    _fields_ = (*_of(MatrixStruct, "gate", "up", "down"),)
 
 
 class ExpertsStruct(ctypes.Structure):
     """`Experts` of mlp.h."""
 
-    _fields_ = (
-        ("router", MatrixStruct),
-        ("mlps", POINTER),
-        ("num_experts", LONG),
-        ("num_chosen", LONG),
-        ("is_normalized", LONG),
-    )
+    _fields_ = (("router", MatrixStruct), ("mlps", POINTER), *_of(LONG, "num_experts", "num_chosen", "is_normalized"))
 
 
 class LayerEndStruct(ctypes.Structure):
@@ -99,8 +81,7 @@ class LayerEndStruct(ctypes.Structure):
 
     _fields_ = (
         ("attention_output", MatrixStruct),
-        ("attention_output_norm", NormStruct),
-        ("mlp_norm", NormStruct),
+        *_of(NormStruct, "attention_output_norm", "mlp_norm"),
         ("mlp", MlpStruct),
         ("experts", ExpertsStruct),
         ("mlp_output_norm", NormStruct),
@@ -111,13 +92,7 @@ class LayerEndStruct(ctypes.Structure):
 class HeadNormsStruct(ctypes.Structure):
     """`HeadNorms` of layers.h."""
 
-    _fields_ = (
-        ("query", NormStruct),
-        ("key", NormStruct),
-        ("num_heads", LONG),
-        ("num_kv_heads", LONG),
-        ("head_dim", LONG),
-    )
+    _fields_ = (*_of(NormStruct, "query", "key"), *_of(LONG, "num_heads", "num_kv_heads", "head_dim"))
 
 
 class SegmentStruct(ctypes.Structure):
@@ -128,9 +103,7 @@ class SegmentStruct(ctypes.Structure):
         ("norm", NormStruct),
         ("projection", MatrixStruct),
         ("head_norms", HeadNormsStruct),
-        ("hidden_size", LONG),
-        ("has_layer_end", LONG),
-        ("is_post_norm", LONG),
+        *_of(LONG, "hidden_size", "has_layer_end", "is_post_norm"),
     )
 
 
@@ -138,31 +111,23 @@ class StepStruct(ctypes.Structure):
     """`Step` of step.h."""
 
     _fields_ = (
-        ("num_heads", LONG),
-        ("num_kv_heads", LONG),
-        ("head_dim", LONG),
-        ("block_size", LONG),
-        ("block_stride", LONG),
-        ("cache_format", LONG),
-        ("num_tokens", LONG),
-        ("table_width", LONG),
-        ("window", LONG),
-        ("scale", FLOAT),
-        ("soft_cap", FLOAT),
-        ("slopes", POINTER),
-        ("cos", POINTER),
-        ("sin", POINTER),
-        ("slot_mapping", POINTER),
-        ("block_tables", POINTER),
-        ("tiles", POINTER),
-        ("num_tiles", LONG),
-        ("most_tokens", LONG),
+        *_of(
+            LONG,
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "block_size",
+            "block_stride",
+            "cache_format",
+            "num_tokens",
+            "table_width",
+            "window",
+        ),
+        *_of(FLOAT, "scale", "soft_cap"),
+        *_of(POINTER, "slopes", "cos", "sin", "slot_mapping", "block_tables", "tiles"),
+        *_of(LONG, "num_tiles", "most_tokens"),
         ("tasks", POINTER),
-        ("num_tasks", LONG),
-        ("num_partials", LONG),
-        ("direct_heads", LONG),
-        ("in_bfloat16", LONG),
-        ("is_full", LONG),
+        *_of(LONG, "num_tasks", "num_partials", "direct_heads", "in_bfloat16", "is_full"),
     )
 
 
@@ -196,14 +161,9 @@ class ModelStruct(ctypes.Structure):
     _fields_ = (
         ("tokens", MatrixStruct),
         ("embedding", EmbeddingStruct),
-        ("layers", POINTER),
-        ("kinds", POINTER),
-        ("rotations", POINTER),
-        ("num_layers", LONG),
-        ("num_kinds", LONG),
-        ("num_rotations", LONG),
-        ("last_segment", POINTER),
-        ("head", POINTER),
+        *_of(POINTER, "layers", "kinds", "rotations"),
+        *_of(LONG, "num_layers", "num_kinds", "num_rotations"),
+        *_of(POINTER, "last_segment", "head"),
         ("logit_soft_cap", FLOAT),
         ("last_step", StepStruct),
     )
@@ -219,18 +179,9 @@ class BatchStruct(ctypes.Structure):
     """`Batch` of forward.c."""
 
     _fields_ = (
-        ("token_ids", POINTER),
-        ("tables", POINTER),
-        ("max_model_len", LONG),
-        ("num_groups", LONG),
-        ("num_rows", LONG),
-        ("slots", POINTER),
-        ("starts", POINTER),
-        ("lengths", POINTER),
-        ("wanted", POINTER),
-        ("num_wanted", LONG),
-        ("num_logit_rows", LONG),
-        ("hidden", POINTER),
-        ("logits", POINTER),
-        ("likeliest", POINTER),
+        *_of(POINTER, "token_ids", "tables"),
+        *_of(LONG, "max_model_len", "num_groups", "num_rows"),
+        *_of(POINTER, "slots", "starts", "lengths", "wanted"),
+        *_of(LONG, "num_wanted", "num_logit_rows"),
+        *_of(POINTER, "hidden", "logits", "likeliest"),
     )

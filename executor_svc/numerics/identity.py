@@ -39,8 +39,7 @@ from typing import Any
 import torch
 
 from executor_svc.attention.cache_format import FORMAT_NAMES
-from executor_svc.models.kernels import FoundLibrary, make_model
-from executor_svc.models.selection import ChosenModel
+from executor_svc.models.kernels import ChosenModel, FoundLibrary, make_model
 from executor_svc.models.weight_format import NUMBER_FORMATS, ComputeDtype, Quantization
 from executor_svc.native.compiled_code import code_digest
 from executor_svc.native.library import NativeLibrary
@@ -77,13 +76,7 @@ class Numerics:
 
 
 def find_numerics(chosen: ChosenModel, num_ranks: int, device: torch.device) -> Numerics:
-    """Return what the arithmetic of a model is.
-
-    Args:
-        chosen: The model; its weights are not looked at.
-        num_ranks: The number of ranks that share the model.
-        device: Where it runs.
-    """
+    """Return what the arithmetic of a model is."""
     path, library = chosen.path, chosen.library
     uses_torch = {path.dense, path.sampler, path.attention} != {"C"}
     parts = {"revision": str(REVISION), "model": "own", "dense": path.dense}

@@ -35,7 +35,7 @@ from executor_svc.models.config import (
     RopeConfig,
     WeightNames,
 )
-from executor_svc.models.kernels import MadeModel
+from executor_svc.models.kernels import ChosenModel
 from executor_svc.native.binding import WeightMemory
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
@@ -77,7 +77,7 @@ _HISTORY_TOKENS, _PROMPT_TOKENS = 23, 17
 
 
 def probe_bits(
-    make: Callable[[ModelConfig], MadeModel], sampler: Sampler, cache_dtype: torch.dtype = torch.float32
+    make: Callable[[ModelConfig], ChosenModel], sampler: Sampler, cache_dtype: torch.dtype = torch.float32
 ) -> str:
     """Run the probe; return the SHA-256 of all bits that came out, 64 hexadecimal digits.
 
@@ -91,7 +91,7 @@ def probe_bits(
         for name, config in probe_models().items():
             made = make(config)
             if made.why_not_invariant is None:
-                made.model.load(CountedWeights())
+                made.load(CountedWeights())
                 hasher.update(name.encode())
                 for logits in _run(made, config, _LONG_STEPS if name in _LONG else _STEPS, cache_dtype):
                     hasher.update(logits.numpy().tobytes())
@@ -101,7 +101,7 @@ def probe_bits(
 
 
 def _run(
-    made: MadeModel, config: ModelConfig, steps: Sequence[tuple[int, int]], cache_dtype: torch.dtype
+    made: ChosenModel, config: ModelConfig, steps: Sequence[tuple[int, int]], cache_dtype: torch.dtype
 ) -> Sequence[torch.Tensor]:
     """Return the logits of the last tokens of each step, [num_wanted, vocab_size]."""
     model = made.model

@@ -28,9 +28,9 @@ from executor_svc.cache.cache_groups import GroupedCacheEngine, size_groups
 from executor_svc.checkpoint.pooling_modules import PoolingModules
 from executor_svc.device.memory import GpuMemory, gpu_memory
 from executor_svc.device.probe import device_probe
+from executor_svc.models.kernels import ChosenModel
 from executor_svc.models.native_forward import native_forward
 from executor_svc.models.pooling import DecoderTexts, EmbeddingHead, NormedHead, Pooler
-from executor_svc.models.selection import ChosenModel
 from executor_svc.native.sampling import load_sampling
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.sampler.interface import DrawOnDevice

@@ -17,9 +17,9 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.device.selection import find_device
 from executor_svc.models.dtype import STORED_NAMES, choose_dtype
 from executor_svc.models.encoder import encoder_kind
-from executor_svc.models.kernels import check_compute_dtype, warn_of_kernels
+from executor_svc.models.kernels import ChosenModel, check_compute_dtype, warn_of_kernels
 from executor_svc.models.memory_needs import check_memory
-from executor_svc.models.selection import ChosenModel, choose_model, read_model_config, torch_dtype
+from executor_svc.models.selection import choose_model, read_model_config, torch_dtype
 from executor_svc.numerics.identity import find_numerics, log_numerics
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker, cache_shape_of

@@ -204,7 +204,7 @@ def test_a_model_has_the_logits_of_the_torch_backend(library: str, tmp_path: Pat
         for attention in (TorchAttentionBackend(), make()):
             made = make_model(model_config, DTYPE, torch.device("cpu"), attention=attention)
             model, backend = made.model, made.attention
-            model.load(Checkpoint(tmp_path))
+            made.load(Checkpoint(tmp_path))
             shape = CacheShape(2, block_size, 2, 32, DTYPE)
             logits.append(logits_of(model, backend, shape, (150, 50)))
 

@@ -20,8 +20,8 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.families import parse_config
-from executor_svc.models.kernels import FoundLibrary, compute_path
-from executor_svc.models.selection import ChosenModel, choose_decoder, choose_model
+from executor_svc.models.kernels import ChosenModel, FoundLibrary, compute_path
+from executor_svc.models.selection import choose_decoder, choose_model
 from executor_svc.models.triton_dense import TritonDense
 from executor_svc.sampler.device_sampling import sample_on_device
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker
@@ -88,7 +88,7 @@ def worker_with(
         model = Decoder(model_config, TritonDense(dtype, DEVICE, is_invariant=is_invariant))
         path = compute_path(DEVICE, dtype, "Triton", attention, FoundLibrary(None))
         cache_dtype = choose_cache_dtype(config.kv_cache_dtype, dtype)
-        chosen = ChosenModel(model, attention, block_size, path, model.load, kv_cache_dtype=cache_dtype)
+        chosen = ChosenModel(model, attention, path, model.load, kv_cache_dtype=cache_dtype)
     chosen.load(Checkpoint(directory))
     chosen = replace(chosen, attention=attention, block_size=block_size)
     identity = ModelIdentity("test", "", model_config.max_position_embeddings)

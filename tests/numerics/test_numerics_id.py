@@ -10,7 +10,8 @@ import torch
 from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
-from executor_svc.models.selection import ChosenModel, choose_model
+from executor_svc.models.kernels import ChosenModel
+from executor_svc.models.selection import choose_model
 from executor_svc.models.weight_format import ComputeDtype, Quantization
 from executor_svc.native import build
 from executor_svc.native.build import LEVELS, build_library

@@ -16,8 +16,8 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.dense import MatrixRole
-from executor_svc.models.kernels import check_compute_dtype, make_model
-from executor_svc.models.selection import ChosenModel, choose_model, read_model_config
+from executor_svc.models.kernels import ChosenModel, check_compute_dtype, make_model
+from executor_svc.models.selection import choose_model, read_model_config
 from executor_svc.models.weight_format import Quantization, matrix_formats, number_format_of
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.structs import NumberFormat

@@ -14,13 +14,7 @@ from octavo_shared.process.events import Event
 
 
 class Metadata:
-    """Values by key. A getter without a default raises ModelLoadError if the key is missing; all do for a wrong type.
-
-    Args:
-        path: The file.
-        values: Of its header.
-        tokenizer_digest: Of its header.
-    """
+    """Values by key. A getter without a default raises ModelLoadError if the key is missing, all for a wrong type."""
 
     def __init__(self, path: Path, values: Mapping[str, object], tokenizer_digest: bytes = b"") -> None:
         self.path = path

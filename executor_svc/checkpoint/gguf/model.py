@@ -34,9 +34,6 @@ _POOLING: Final[Mapping[int, PoolingMode | None]] = {0: None, 1: "mean", 2: "cls
 class GGUFModel:
     """A model in GGUF files; the part of `ModelDirectory`.
 
-    Args:
-        path: The file, any of several.
-
     Raises: ModelLoadError: a file is damaged, or one of several is missing.
     """
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from executor_svc.checkpoint.gguf.config import ROPE_FACTORS, has_interleaved_he
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.rounding import HELD_BITS, RoundingErrors
 from executor_svc.checkpoint.weight_map import BlockRows, TensorSource, TensorTarget
-from executor_svc.checkpoint.weights import progress_bar
+from executor_svc.checkpoint.weights import loading
 from executor_svc.checkpoint.weights_digest import StoredTensor, WeightsDigest
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event
@@ -124,18 +123,13 @@ class GGUFCheckpoint:
                     f"{place.tensor} has the shape {list(place.shape)}; its metadata require "
                     f"{list(targets[name].shape)}"
                 )
-        begin_s, num_bytes = time.perf_counter(), sum(target.nbytes for target in targets.values())
-        with progress_bar(num_bytes) as advance:
+        with loading(self._path, targets) as advance:
             for name in sorted(targets, key=lambda name: (places[name].tensor.path, places[name].tensor.begin)):
                 source = self._source(places[name])
                 for piece in targets[name].pieces:
                     # What families of Hugging Face add to a norm, llama.cpp has added when it wrote the file.
                     replace(piece, offset=0.0).copy_from(source)
                 advance(targets[name].nbytes)
-        duration_s = time.perf_counter() - begin_s
-        speed = round(num_bytes / 1e9 / max(duration_s, 1e-9), 2)
-        loaded = {"bytes": num_bytes, "duration_s": round(duration_s, 2), "gb_per_s": speed}
-        _logger.info(Event("weights_loaded", directory=str(self._path), **loaded))
         if self.rounding.squares:
             _logger.warning(Event("weights_rounded", to="int8-a8", **self.rounding.describe()))
 
