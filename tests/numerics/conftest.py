@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from transformers import LlamaForCausalLM, MistralForCausalLM
+from transformers import LlamaForCausalLM
 
 from executor_svc.checkpoint.gguf import tokenizer_cache
 from executor_svc.config import ExecutorConfig
@@ -17,7 +17,7 @@ from tests.numerics.tiny_models import VARIANTS, save_tiny_model
 @dataclass(frozen=True, slots=True)
 class TinyModel:
     directory: Path
-    reference: LlamaForCausalLM | MistralForCausalLM
+    reference: LlamaForCausalLM
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,13 +1,20 @@
-"""What transformers says about the tiny models."""
+"""What transformers says about the tiny models, and what ours say."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.config import ExecutorConfig
+from executor_svc.models.kernels import ChosenModel
+from executor_svc.models.selection import choose_model
+from executor_svc.worker.loading import load_worker
+from octavo_shared.step_wire.step import TableDelta
 from tests.numerics.conftest import TinyModel
-from tests.numerics.driver import StepDriver
+from tests.numerics.driver import RecordingSampler, StepDriver
 from tests.numerics.tiny_models import VOCAB_SIZE
 
 MakeDriver = Callable[..., StepDriver]
@@ -42,3 +49,19 @@ def reference_continuation(reference: Any, prompt: list[int], num_new_tokens: in
     )
     continuation: list[int] = output[0, len(prompt) :].tolist()
     return continuation
+
+
+def choose(directory: Path, **settings: object) -> ChosenModel:
+    """Return what runs the model of a directory on a CPU."""
+    config = ExecutorConfig.model_validate({"model": str(directory), "dtype": "float32", **settings})
+    return choose_model(ModelDirectory(directory), config, torch.device("cpu"))
+
+
+def logits_of(model: Path, recorder: RecordingSampler, **settings: object) -> torch.Tensor:
+    """Return those of a prompt, and of a token more."""
+    config = ExecutorConfig.model_validate({"model": str(model), "num_device_blocks": 64, **settings})
+    driver = StepDriver(load_worker(config))
+    driver.prefill([random_prompt(30)], num_new_tokens=2)
+    logits = [recorder.logits]
+    driver.execute(TableDelta())
+    return torch.cat([*logits, recorder.logits])

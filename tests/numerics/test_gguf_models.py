@@ -28,11 +28,10 @@ from executor_svc.numerics.identity import find_numerics
 from executor_svc.numerics.probe import probe_file_format
 from executor_svc.worker.loading import load_worker
 from octavo_shared.errors import ModelLoadError
-from octavo_shared.step_wire.step import TableDelta
 from tests.numerics.architectures import save_tiny_architecture
-from tests.numerics.driver import RecordingSampler, StepDriver
+from tests.numerics.driver import RecordingSampler
 from tests.numerics.native import library_path
-from tests.numerics.reference import random_prompt
+from tests.numerics.reference import logits_of
 from tests.numerics.tiny_models import LLAMA3_ROPE, VOCAB_SIZE
 from tests.support.each_row import each_row
 from tests.support.gguf_files import HALVES_OF_K, TypeOf, of_type, write_gguf_of
@@ -69,16 +68,6 @@ def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType
     }
     save_file(weights, path, metadata={"format": "pt"})
     return directory
-
-
-def logits_of(model: Path, recorder: RecordingSampler, **settings: object) -> torch.Tensor:
-    """Return those of a prompt, and of a token more."""
-    config = ExecutorConfig.model_validate({"model": str(model), "num_device_blocks": 64, **settings})
-    driver = StepDriver(load_worker(config))
-    driver.prefill([random_prompt(30)], num_new_tokens=2)
-    logits = [recorder.logits]
-    driver.execute(TableDelta())
-    return torch.cat([*logits, recorder.logits])
 
 
 @pytest.mark.parametrize("name", FAMILIES)

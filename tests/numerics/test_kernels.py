@@ -14,7 +14,6 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.families import parse_config
 from executor_svc.models.kernels import CpuKernels, make_model
-from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.worker.loading import load_worker
 from octavo_shared.errors import ModelLoadError
@@ -22,7 +21,6 @@ from octavo_shared.step_wire.step import TableDelta
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import RecordingSampler, StepDriver
-from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import native_library
 from tests.numerics.reference import assert_close, random_prompt, reference_logits
 from tests.numerics.tiny_models import VARIANTS
@@ -54,48 +52,6 @@ def test_logits_equal_transformers_on_every_kernel(
 
     continued = [ours.worker.table.tokens_of(slot).tolist()[:-1] for slot in range(3)]
     assert_close(recorder.logits, torch.stack([reference_logits(model, tokens)[-1] for tokens in continued]))
-
-
-@pytest.mark.parametrize("variant", ["gqa", "tied", "biased"])
-def test_int8_is_the_same_on_every_kernel_and_near_float32(
-    variant: str, tiny_models: dict[str, TinyModel], recorder: RecordingSampler
-) -> None:
-    model, prompt = tiny_models[variant], random_prompt(30)
-    logits = []
-    for kernels in KERNELS:
-        driver(model, cpu_kernels=kernels, quantization="int8").prefill([prompt])
-        logits.append(recorder.logits)
-
-    torch.testing.assert_close(logits[0], logits[1], rtol=0, atol=2e-3)
-    exact = reference_logits(model, prompt)[-1:]
-    for ours in logits:
-        error = float((ours - exact).norm() / exact.norm())
-        assert 1e-4 < error < 0.05
-
-
-def int8_logits(directory: Path, recorder: RecordingSampler, **settings: object) -> torch.Tensor:
-    """Return those of a prompt, then of two tokens more."""
-    config = {"model": str(directory), "num_device_blocks": 64, "quantization": "int8", **settings}
-    ours = StepDriver(load_worker(ExecutorConfig.model_validate(config)))
-    ours.prefill([random_prompt(30)], num_new_tokens=3)
-    logits = [recorder.logits]
-    for _ in range(2):
-        ours.execute(TableDelta())
-        logits.append(recorder.logits)
-    return torch.cat(logits)
-
-
-@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "OPTForCausalLM", "BloomForCausalLM", "Qwen3MoeForCausalLM"])
-def test_int8_products_are_in_c_where_the_segments_are_not(
-    name: str, tmp_path: Path, recorder: RecordingSampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_tiny_architecture(tmp_path, name, FAMILY_ARCHITECTURES[name])
-    expected = int8_logits(tmp_path, recorder, cpu_kernels="torch")
-    monkeypatch.setattr(QuantizedLinear, "__init__", None)  # what restores its weight in each call
-
-    ours = int8_logits(tmp_path, recorder)
-
-    torch.testing.assert_close(ours, expected, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -1,10 +1,12 @@
 """Steps that are launched before the tokens that they feed are known give the tokens of steps one at a time."""
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pytest
 
 from octavo_shared.errors import DeviceLostError, StepFailedError
-from octavo_shared.step_wire.step import UNKNOWN_TOKEN, Fork, SamplingRow, TableDelta, pairs
+from octavo_shared.step_wire.step import UNKNOWN_TOKEN, Fork, SamplingRow, StepResult, TableDelta, pairs
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import StepDriver
 from tests.numerics.launch_ahead import NUM_NEW_TOKENS, Ahead, admit, assert_same, one_at_a_time
@@ -16,19 +18,24 @@ PENALIZED = SamplingRow(temperature=1.1, repetition_penalty=1.7, frequency_penal
 WITH_LOGPROBS = SamplingRow(temperature=0.8, num_logprobs=3, seed=5)
 
 
+def check_same(drivers: Sequence[StepDriver], deltas: Callable[[StepDriver], list[TableDelta]]) -> list[StepResult]:
+    """Run steps one at a time on the first driver, and ahead on the second; return what they answer."""
+    expected, ahead = one_at_a_time(drivers[0], deltas(drivers[0])), Ahead(drivers[1])
+    for delta in deltas(drivers[1]):
+        ahead.launch(delta)
+    assert_same(ahead.finish(), expected)
+    return expected
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, RANDOM, PENALIZED, WITH_LOGPROBS])
 def test_all_steps_are_launched_before_the_first_is_finished(
     sampling: SamplingRow, tiny_models: dict[str, TinyModel], make_driver: MakeDriver, device_sampling: None
 ) -> None:
     prompts = [random_prompt(length, seed=length) for length in (1, 7, 30)]
     drivers = [make_driver(tiny_models["gqa"]) for _ in range(2)]
-    expected, ahead = drivers[0], Ahead(drivers[1])
 
-    deltas = [[admit(driver, prompts, sampling), *[TableDelta()] * NUM_NEW_TOKENS] for driver in drivers]
-    for delta in deltas[1]:
-        ahead.launch(delta)
+    check_same(drivers, lambda driver: [admit(driver, prompts, sampling), *[TableDelta()] * NUM_NEW_TOKENS])
 
-    assert_same(ahead.finish(), one_at_a_time(expected, deltas[0]))
     tables = [driver.worker.table for driver in drivers]
     assert [tables[1].tokens_of(slot).tolist() for slot in range(3)] == [
         tables[0].tokens_of(slot).tolist() for slot in range(3)
@@ -79,11 +86,7 @@ def test_sequences_come_and_go_while_tokens_are_in_flight(
         )
         return [first, TableDelta(), second, TableDelta(), replaced, TableDelta(), TableDelta()]
 
-    expected = one_at_a_time(drivers[0], deltas(drivers[0]))
-    ahead = Ahead(drivers[1])
-    for delta in deltas(drivers[1]):
-        ahead.launch(delta)
-    assert_same(ahead.finish(), expected)
+    check_same(drivers, deltas)
 
 
 def test_forks_feed_the_token_of_their_own(
@@ -99,11 +102,7 @@ def test_forks_feed_the_token_of_their_own(
         grown = TableDelta(appended_blocks=pairs((0, int(blocks[0])), (1, int(blocks[1]))))
         return [first, grown, TableDelta(), TableDelta()]
 
-    expected = one_at_a_time(drivers[0], deltas(drivers[0]))
-    ahead = Ahead(drivers[1])
-    for delta in deltas(drivers[1]):
-        ahead.launch(delta)
-    assert_same(ahead.finish(), expected)
+    expected = check_same(drivers, deltas)
     assert any(
         len(set(result.sampled_token_ids.tolist())) == 2 for result in expected[:-1]
     )  # they feed different tokens

@@ -22,7 +22,7 @@ from tests.numerics.reference import (
     reference_continuation,
     reference_logits,
 )
-from tests.numerics.tiny_models import VARIANTS, save_tiny_mistral, save_tiny_model
+from tests.numerics.tiny_models import VARIANTS, save_tiny_model
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -176,17 +176,6 @@ def test_each_output_position_has_its_own_uniform_number(
     scores = reference_logits(model, [*prompt, *output[:-1]])[len(prompt) - 1 :] / 3.0
     draws = uniforms(np.full(8, 42, np.uint64), np.zeros(8, np.int32), np.arange(8, dtype=np.int32))
     assert output == draw(scores, draws).tolist()
-
-
-def test_mistral_without_sliding_window_equals_transformers(
-    tmp_path: Path, make_driver: MakeDriver, recorder: RecordingSampler
-) -> None:
-    model = TinyModel(tmp_path, save_tiny_mistral(tmp_path))
-    prompt = random_prompt(20)
-
-    make_driver(model).prefill([prompt])
-
-    assert_close(recorder.logits, reference_logits(model, prompt)[-1:])
 
 
 def test_bfloat16_stays_near_float32(tiny_models: dict[str, TinyModel]) -> None:

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_svc.native.build import NativeUnavailableError
-from executor_svc.native.sampling import NativeSampling, load_sampling
+from executor_svc.native.sampling import NativeSampling
 from executor_svc.sampler.filters import filtered_scores
 from executor_svc.sampler.interface import NOT_FINITE
 from executor_svc.sampler.sampler import Sampler
@@ -265,27 +264,6 @@ def test_the_sampler_gives_the_same_with_it_and_without(lanes: str, rows: list[R
     if sampled.alternatives is not None and expected.alternatives is not None:
         assert sampled.alternatives.token_ids.tolist() == expected.alternatives.token_ids.tolist()
         np.testing.assert_allclose(sampled.alternatives.logprobs, expected.alternatives.logprobs, atol=1e-5)
-
-
-def test_prompt_logprobs_equal_the_log_softmax(native: NativeSampling) -> None:
-    logits = logits_of(5, seed=6)
-    token_ids = np.array([3, 149, 0, 7, 7], np.int32)
-
-    found, alternatives = Sampler(native).prompt_logprobs(
-        torch.arange(5), lambda index: logits[index], token_ids, np.full(5, 2, np.int32)
-    )
-
-    expected = logits.log_softmax(-1)
-    np.testing.assert_allclose(found, expected[torch.arange(5), torch.from_numpy(token_ids).long()], atol=1e-5)
-    assert alternatives is not None
-    assert alternatives.token_ids.tolist() == expected.topk(2).indices.flatten().tolist()
-
-
-def test_what_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-
-    with pytest.raises(NativeUnavailableError, match="no C compiler was found"):
-        load_sampling(1)
 
 
 def test_scores_of_another_layout_are_refused(native: NativeSampling) -> None:

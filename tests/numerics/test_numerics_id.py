@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from executor_svc.attention.cache_format import CACHE_DTYPES
-from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.kernels import ChosenModel
-from executor_svc.models.selection import choose_model
 from executor_svc.models.weight_format import ComputeDtype, Quantization
 from executor_svc.native import build
 from executor_svc.native.build import LEVELS, build_library
@@ -30,14 +28,10 @@ from tests.numerics import record_numerics
 from tests.numerics.architectures import ARCHITECTURES, save_tiny_architecture
 from tests.numerics.conftest import TinyModel
 from tests.numerics.native import SETTINGS, library_path, native_library
+from tests.numerics.reference import choose
 
 CPU = torch.device("cpu")
 HAS_WIDER_THAN_AVX2 = native_library("widest").instructions != native_library("avx2").instructions
-
-
-def choose(directory: Path, **settings: object) -> ChosenModel:
-    config = ExecutorConfig.model_validate({"model": str(directory), "dtype": "float32", **settings})
-    return choose_model(ModelDirectory(directory), config, CPU)
 
 
 def numerics(

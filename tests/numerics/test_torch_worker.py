@@ -38,12 +38,15 @@ def model(tiny_models: dict[str, TinyModel]) -> TinyModel:
     return tiny_models["gqa"]
 
 
+def loaded(directory: Path, **settings: Any) -> Worker:
+    if "kv_cache_gib" not in settings:
+        settings = {"num_device_blocks": 1, **settings}
+    return load_worker(ExecutorConfig.model_validate({"model": str(directory), **settings}))
+
+
 def test_info_describes_model_cache_and_limits(model: TinyModel) -> None:
-    info = load_worker(
-        ExecutorConfig(
-            model=str(model.directory), block_size_tokens=8, num_device_blocks=33, num_host_blocks=7, max_num_seqs=5
-        )
-    ).info
+    sizes = {"block_size_tokens": 8, "num_device_blocks": 33, "num_host_blocks": 7, "max_num_seqs": 5}
+    info = loaded(model.directory, **sizes).info
 
     assert info.model_id == "gqa"
     assert (info.block_size_tokens, info.num_device_blocks, info.num_host_blocks) == (8, 33, 7)
@@ -56,10 +59,9 @@ def test_weights_that_are_stored_in_another_format_are_converted_and_said_to_be(
 ) -> None:
     save_tiny_model(tmp_path)
     with caplog.at_level("INFO"):
-        assert load_worker(ExecutorConfig(model=str(tmp_path), num_device_blocks=1)).info.dtype == "float32"
+        assert loaded(tmp_path).info.dtype == "float32"
         assert "weights_converted" not in caplog.text
-        config = ExecutorConfig(model=str(tmp_path), num_device_blocks=1, dtype="bfloat16")
-        assert load_worker(config).info.dtype == "bfloat16"
+        assert loaded(tmp_path, dtype="bfloat16").info.dtype == "bfloat16"
     assert "event=weights_converted stored=F32 weights=bfloat16" in caplog.text
 
 
@@ -67,44 +69,26 @@ def test_cache_size_in_gib_gives_the_number_of_blocks(model: TinyModel) -> None:
     # keys and values * 2 layers * 16 tokens * 2 KV heads * 8 dimensions * 4 bytes
     block_bytes = 2 * 2 * 16 * 2 * 8 * 4
 
-    info = load_worker(
-        ExecutorConfig(
-            model=str(model.directory),
-            kv_cache_gib=10.5 * block_bytes / 2**30,
-            host_cache_gib=3.5 * block_bytes / 2**30,
-        )
-    ).info
+    sizes = {"kv_cache_gib": 10.5 * block_bytes / 2**30, "host_cache_gib": 3.5 * block_bytes / 2**30}
+    info = loaded(model.directory, **sizes).info
 
     assert (info.num_device_blocks, info.num_host_blocks) == (10, 3)
 
 
 def test_each_load_is_a_new_instance_of_the_same_model(model: TinyModel) -> None:
-    first = load_worker(ExecutorConfig(model=str(model.directory), num_device_blocks=1)).info
-    second = load_worker(ExecutorConfig(model=str(model.directory), num_device_blocks=1)).info
+    first, second = loaded(model.directory).info, loaded(model.directory).info
 
     assert first.instance_id != second.instance_id
     assert first.model_hash == second.model_hash
 
 
-def test_model_hash_differs_between_models(tiny_models: dict[str, TinyModel]) -> None:
-    hashes = {
-        load_worker(ExecutorConfig(model=str(m.directory), num_device_blocks=1)).info.model_hash
-        for m in tiny_models.values()
-    }
+def test_model_hash_differs_between_models_and_trainings_of_one(
+    tiny_models: dict[str, TinyModel], tmp_path: Path
+) -> None:
+    save_tiny_model(tmp_path, seed=1)
+    directories = [tmp_path, *(each.directory for each in tiny_models.values())]
 
-    assert len(hashes) == len(tiny_models)
-
-
-def test_model_hash_differs_between_trainings_of_one_configuration(tmp_path: Path) -> None:
-    for seed in (1, 2):
-        save_tiny_model(tmp_path / str(seed), seed=seed)
-
-    hashes = {
-        load_worker(ExecutorConfig(model=str(tmp_path / str(seed)), num_device_blocks=1)).info.model_hash
-        for seed in (1, 2)
-    }
-
-    assert len(hashes) == 2
+    assert len({loaded(each).info.model_hash for each in directories}) == len(directories)
 
 
 @pytest.mark.parametrize(
@@ -116,24 +100,20 @@ def test_eos_ids_come_from_generation_config_first(
     directory = Path(shutil.copytree(model.directory, tmp_path / "copy"))
     (directory / "generation_config.json").write_text(json.dumps(generation_config))
 
-    assert load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1)).info.eos_token_ids == expected
+    assert loaded(directory).info.eos_token_ids == expected
 
 
 def test_tokenizer_files_are_those_that_exist(model: TinyModel, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(model.directory, tmp_path / "copy"))
-    assert load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1)).tokenizer_files() == ()
+    assert loaded(directory).tokenizer_files() == ()
     tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str().encode()
     (directory / "tokenizer.json").write_bytes(tokenizer)
     (directory / "chat_template.jinja").write_text("hello")
 
-    files = load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1)).tokenizer_files()
+    files = {file.name: file.content for file in loaded(directory).tokenizer_files()}
 
-    assert {
-        file.name: file.content for file in files if file.name not in ("config.json", "generation_config.json")
-    } == {
-        "tokenizer.json": tokenizer,
-        "chat_template.jinja": b"hello",
-    }
+    found = {name: files[name] for name in files if name not in ("config.json", "generation_config.json")}
+    assert found == {"tokenizer.json": tokenizer, "chat_template.jinja": b"hello"}
 
 
 @pytest.mark.parametrize("content", ["{", "{}", "[]"])
@@ -142,28 +122,23 @@ def test_a_broken_tokenizer_file_is_named(content: str, model: TinyModel, tmp_pa
     (directory / "tokenizer.json").write_text(content)
 
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
-        load_worker(ExecutorConfig(model=str(directory), num_device_blocks=1))
+        loaded(directory)
 
 
-def test_a_cache_larger_than_the_memory_is_refused(model: TinyModel) -> None:
-    with pytest.raises(ModelLoadError, match=r"1000000\.0 GiB, but \d+\.\d GiB of memory are available"):
-        load_worker(ExecutorConfig(model=str(model.directory), kv_cache_gib=1e6, host_cache_gib=0))
-
-
-def test_a_host_pool_larger_than_the_memory_is_refused(model: TinyModel) -> None:
-    with pytest.raises(ModelLoadError, match=r"GiB of memory are available; .* --host-cache-gib"):
-        load_worker(ExecutorConfig(model=str(model.directory), num_device_blocks=1, host_cache_gib=1e6))
-
-
-@pytest.mark.parametrize("limit", [MAX_MODEL_LEN + 1, 10**6])
-def test_max_model_len_beyond_the_model_is_refused(limit: int, model: TinyModel) -> None:
-    with pytest.raises(ModelLoadError, match=f"max_model_len is {limit}"):
-        load_worker(ExecutorConfig(model=str(model.directory), max_model_len=limit))
-
-
-def test_a_cache_too_small_for_one_block_is_refused(model: TinyModel) -> None:
-    with pytest.raises(ModelLoadError, match="too small for a single block"):
-        load_worker(ExecutorConfig(model=str(model.directory), kv_cache_gib=1e-9))
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kv_cache_gib": 1e6, "host_cache_gib": 0}, r"1000000\.0 GiB, but \d+\.\d GiB of memory are available"),
+        ({"num_device_blocks": 1, "host_cache_gib": 1e6}, r"GiB of memory are available; .* --host-cache-gib"),
+        ({"kv_cache_gib": 1e-9}, "too small for a single block"),
+        ({"max_model_len": MAX_MODEL_LEN + 1}, f"max_model_len is {MAX_MODEL_LEN + 1}"),
+    ],
+)
+def test_settings_that_the_machine_or_the_model_cannot_have_are_refused(
+    settings: dict[str, Any], words: str, model: TinyModel
+) -> None:
+    with pytest.raises(ModelLoadError, match=words):
+        loaded(model.directory, **settings)
 
 
 def refused_steps() -> dict[str, Step]:
@@ -339,16 +314,14 @@ def test_the_largest_steps_have_all_the_tokens_and_rows_that_a_step_may_have(
 ) -> None:
     sampler = WatchedSampler()
     monkeypatch.setattr("executor_svc.worker.assembly.Sampler", lambda *_: sampler)
-    worker = load_worker(
-        ExecutorConfig(
-            model=str(model.directory),
-            cpu_kernels="torch",
-            num_device_blocks=8,
-            num_host_blocks=2,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-        )
+    worker = loaded(
+        model.directory,
+        cpu_kernels="torch",
+        num_device_blocks=8,
+        num_host_blocks=2,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
     )
     passes: list[tuple[int, int, int]] = []
     moves: list[tuple[int, int]] = []
@@ -407,11 +380,10 @@ def test_a_device_that_compiles_kernels_is_warmed_up_before_anybody_uses_it(
 ) -> None:
     warmed: list[Worker] = []
     monkeypatch.setattr("executor_svc.worker.assembly.warm_up", warmed.append)
-    config = ExecutorConfig(model=str(model.directory), num_device_blocks=4)
-    load_worker(config)
+    loaded(model.directory)
     assert not warmed
     monkeypatch.setattr("executor_svc.worker.assembly.compiles_kernels", lambda _: True)
-    worker = load_worker(config)
+    worker = loaded(model.directory)
     assert warmed == [worker]
 
 
@@ -419,13 +391,11 @@ def test_eos_ids_that_the_model_does_not_have_end_nothing(model: TinyModel, tmp_
     directory = Path(shutil.copytree(model.directory, tmp_path / "model"))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, VOCAB_SIZE, -1]}))
 
-    assert load_worker(ExecutorConfig(model=str(directory), kv_cache_gib=0.001)).info.eos_token_ids == (2,)
+    assert loaded(directory).info.eos_token_ids == (2,)
 
 
 def test_a_worker_too_small_for_a_warm_up_goes_without(tiny_models: dict[str, TinyModel]) -> None:
-    config = ExecutorConfig(
-        model=str(tiny_models["gqa"].directory), num_device_blocks=2, block_size_tokens=4, num_host_blocks=0
-    )
-    worker = load_worker(config)
+    sizes = {"num_device_blocks": 2, "block_size_tokens": 4, "num_host_blocks": 0}
+    worker = loaded(tiny_models["gqa"].directory, **sizes)
     warm_up(worker)
     assert not worker.table.live.any()

@@ -16,20 +16,19 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.dense import MatrixRole
-from executor_svc.models.kernels import ChosenModel, check_compute_dtype, make_model
-from executor_svc.models.selection import choose_model, read_model_config
+from executor_svc.models.kernels import check_compute_dtype, make_model
+from executor_svc.models.selection import read_model_config
 from executor_svc.models.weight_format import Quantization, matrix_formats, number_format_of
 from executor_svc.native.build import NativeUnavailableError
 from executor_svc.native.structs import NumberFormat
 from executor_svc.numerics.identity import find_numerics
 from executor_svc.worker.loading import load_worker
 from octavo_shared.errors import ModelLoadError
-from octavo_shared.step_wire.step import TableDelta
 from tests.numerics.architectures import ARCHITECTURES, save_tiny_architecture
-from tests.numerics.driver import RecordingSampler, StepDriver
+from tests.numerics.driver import RecordingSampler
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import QUANTIZATIONS, SETTINGS, packed_matrix
-from tests.numerics.reference import random_prompt
+from tests.numerics.reference import choose, logits_of, random_prompt
 from tests.numerics.tiny_models import save_tiny_model
 from tests.support.each_row import each_row
 
@@ -52,11 +51,6 @@ def converted(saved: Path, directory: Path, dtype_of: Callable[[str, torch.Tenso
     rounded = {name: tensor.bfloat16().to(dtype_of(name, tensor)) for name, tensor in tensors.items()}
     save_file(rounded, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
-
-
-def choose(directory: Path, **settings: object) -> ChosenModel:
-    config = ExecutorConfig.model_validate({"model": str(directory), "dtype": "float32", **settings})
-    return choose_model(ModelDirectory(directory), config, CPU)
 
 
 def is_router(name: str) -> bool:
@@ -91,16 +85,6 @@ def test_matrices_stay_in_bfloat16_if_all_are_stored_so(
     if not settings:
         weights = find_numerics(chosen, num_ranks=1, device=CPU).parts["weights"]
         assert weights == ("bfloat16" if expected == "bfloat16" else "float32")
-
-
-def logits_of(directory: Path, recorder: RecordingSampler, **settings: object) -> torch.Tensor:
-    """Return those of a prompt, and of a token more."""
-    config = ExecutorConfig.model_validate({"model": str(directory), "num_device_blocks": 64, **settings})
-    driver = StepDriver(load_worker(config))
-    driver.prefill([random_prompt(30)], num_new_tokens=2)
-    logits = [recorder.logits]
-    driver.execute(TableDelta())
-    return torch.cat([*logits, recorder.logits])
 
 
 def test_weights_that_stay_in_bfloat16_give_the_bits_of_float32(

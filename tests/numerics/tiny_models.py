@@ -1,12 +1,10 @@
 """Random Llama models of a few thousand weights, saved as transformers saves them."""
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
-
-Model = TypeVar("Model", LlamaForCausalLM, MistralForCausalLM)
+from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB_SIZE = 97
 MAX_MODEL_LEN = 128
@@ -37,20 +35,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@torch.no_grad()
 def save_tiny_model(directory: Path, *, seed: int = 7, **overrides: object) -> LlamaForCausalLM:
     """Save a random model, float32, and return transformers' form of it."""
-    model = LlamaForCausalLM(LlamaConfig.from_dict(_settings(overrides)))
-    return _randomize_and_save(model, directory, seed)
-
-
-def save_tiny_mistral(directory: Path, **overrides: object) -> MistralForCausalLM:
-    """Save a random Mistral model without a sliding window."""
-    model = MistralForCausalLM(MistralConfig.from_dict(_settings({"sliding_window": None, **overrides})))
-    return _randomize_and_save(model, directory, seed=7)
-
-
-def _settings(overrides: dict[str, object]) -> dict[str, object]:
-    return {
+    settings = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -62,10 +50,7 @@ def _settings(overrides: dict[str, object]) -> dict[str, object]:
         "eos_token_id": 2,
         **overrides,
     }
-
-
-@torch.no_grad()
-def _randomize_and_save(model: Model, directory: Path, seed: int) -> Model:
+    model = LlamaForCausalLM(LlamaConfig.from_dict(settings))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         # transformers starts biases at 0, norms at 1 and the rest near 0: too tame to show a mistake.

@@ -1,6 +1,5 @@
-"""The sampler against transformers' logits warpers, and its randomness against plain facts."""
+"""The randomness of the sampler against plain facts; tests/numerics/test_processors.py compares its filters."""
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -8,9 +7,8 @@ import numpy.typing as npt
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from executor_svc.sampler.filters import WIDTHS, draw, filtered_scores
+from executor_svc.sampler.filters import draw, filtered_scores
 from executor_svc.sampler.interface import Alternatives
 from executor_svc.sampler.sample_rows import SampleRows, uniforms
 from executor_svc.sampler.sampler import Sampled, Sampler
@@ -19,8 +17,6 @@ from octavo_shared.step_wire.token_rules import TokenRules
 from tests.support.each_row import each_row
 from tests.support.sample_rows import ROWS_OF_FILTERS, Row
 from tests.support.sample_rows import sample_rows as rows_with_rules
-
-NO_INPUT = torch.LongTensor(1, 0)
 
 
 def random_logits(num_rows: int, vocab_size: int = 500, seed: int = 0) -> torch.Tensor:
@@ -48,51 +44,6 @@ def sample_all_of_one(logits: torch.Tensor, sampling: npt.NDArray[np.void]) -> S
     return Sampler().sample(logits, np.zeros(len(sampling), np.int32), sample_rows(sampling))
 
 
-def transformers_scores(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
-    """Apply transformers' warpers in the order in which its generate does."""
-    scores: torch.Tensor = TemperatureLogitsWarper(row.temperature)(NO_INPUT, logits)
-    if row.top_k:
-        scores = TopKLogitsWarper(row.top_k)(NO_INPUT, scores)
-    if row.top_p < 1:
-        scores = TopPLogitsWarper(row.top_p)(NO_INPUT, scores)
-    if row.min_p:
-        scores = MinPLogitsWarper(row.min_p)(NO_INPUT, scores)
-    return scores
-
-
-# Typical-p is compared in a test of its own.
-FILTERS = [row for row in ROWS_OF_FILTERS if row.typical_p == 1]
-
-
-@each_row(*product([1000, 8 * WIDTHS[-1]], FILTERS))
-def test_filtered_scores_equal_transformers(vocab_size: int, row: SamplingRow) -> None:
-    logits = random_logits(6, vocab_size)
-
-    scores = filtered_scores(logits.clone(), rows_of(*[row] * 6))
-
-    torch.testing.assert_close(scores, transformers_scores(logits, row))
-
-
-def test_each_row_gets_its_own_filters() -> None:
-    logits = random_logits(len(FILTERS))
-
-    scores = filtered_scores(logits.clone(), rows_of(*FILTERS))
-
-    for index, row in enumerate(FILTERS):
-        torch.testing.assert_close(scores[index : index + 1], transformers_scores(logits[index : index + 1], row))
-
-
-def test_a_nucleus_larger_than_the_shortcut_is_found() -> None:
-    vocab_size = 8 * WIDTHS[-1]
-    logits = random_logits(1, vocab_size) * 0.01
-
-    scores = filtered_scores(logits.clone(), rows_of(SamplingRow(temperature=1.0, top_p=0.9)))
-
-    num_kept = int((scores > -torch.inf).sum())
-    assert WIDTHS[-1] < num_kept < vocab_size
-    torch.testing.assert_close(scores, transformers_scores(logits, SamplingRow(temperature=1.0, top_p=0.9)))
-
-
 def test_top_k_keeps_ties_with_the_last_one() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
 
@@ -117,33 +68,6 @@ def test_a_temperature_near_zero_is_greedy_instead_of_nan() -> None:
     token_ids, _ = sample(logits, *[SamplingRow(temperature=1e-40, seed=i, top_p=0.9) for i in range(4)])
 
     assert token_ids.tolist() == logits.argmax(-1).tolist()
-
-
-def test_greedy_rows_are_untouched_by_random_neighbours() -> None:
-    logits = random_logits(3)
-
-    token_ids, _ = sample(logits, SamplingRow(), SamplingRow(temperature=9.0, seed=1), SamplingRow())
-
-    assert token_ids[[0, 2]].tolist() == logits.argmax(-1)[[0, 2]].tolist()
-
-
-def test_sampling_leaves_the_logits_alone() -> None:
-    logits = random_logits(2)
-    before = logits.clone()
-
-    sample(logits, *[SamplingRow(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1, num_logprobs=0)] * 2)
-
-    assert torch.equal(logits, before)
-
-
-def test_batch_does_not_change_what_a_row_draws() -> None:
-    logits = random_logits(20)
-    rows = [SamplingRow(temperature=1.0 + i / 10, top_p=0.95, seed=i, output_index=i % 3) for i in range(20)]
-
-    together, _ = sample(logits, *rows)
-
-    alone = [int(sample(logits[i : i + 1], rows[i])[0][0]) for i in range(20)]
-    assert together.tolist() == alone
 
 
 def test_a_gpu_draws_a_row_alike_whether_a_neighbour_asks_for_log_probabilities_or_not() -> None:
@@ -201,7 +125,7 @@ def test_draws_follow_the_distribution(row: SamplingRow) -> None:
 
     token_ids = sample_all_of_one(logits, rows).token_ids
 
-    expected = torch.softmax(transformers_scores(logits, row), -1)[0].double().numpy() * num_draws
+    expected = torch.softmax(filtered_scores(logits.clone(), rows_of(row)), -1)[0].double().numpy() * num_draws
     counts = np.bincount(token_ids, minlength=20)
     possible = expected > 0
     assert counts[~possible].sum() == 0
@@ -229,18 +153,6 @@ def candidates(logits: torch.Tensor, *num_candidates: int) -> list[tuple[list[in
         (ids.tolist(), values.tolist())
         for ids, values in zip(np.split(found.token_ids, ends), np.split(found.logprobs, ends), strict=True)
     ]
-
-
-def test_candidates_are_the_top_of_the_log_softmax() -> None:
-    logits = random_logits(4)
-    widths = (5, 1, 500, 8)
-
-    result = candidates(logits, *widths)
-
-    for row, (width, (token_ids, logprobs)) in enumerate(zip(widths, result, strict=True)):
-        expected = torch.log_softmax(logits[row], -1).topk(width)
-        assert token_ids == expected.indices.tolist()
-        np.testing.assert_allclose(logprobs, expected.values.numpy(), atol=1e-6)
 
 
 def test_equally_likely_candidates_come_by_token_id_also_where_the_cut_is() -> None:
