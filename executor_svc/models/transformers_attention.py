@@ -5,10 +5,10 @@ is entered there holds no state: it goes to the hook that `attach_hook` has left
 models do not know of each other.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,31 +24,20 @@ PROBED_ATTENTION = "octavo_probed"
 _HOOK_NAME = "octavo_attention_hook"
 
 
-class AttentionHandler(Protocol):
-    """What answers the calls of one forward pass."""
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What an attention layer calls with."""
 
-    def __call__(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: object,
-        options: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """Attend, or pretend to.
+    module: nn.Module  # the layer
+    query: torch.Tensor  # [1, num_heads, num_tokens, head_dim], rotated
+    key: torch.Tensor  # [1, num_kv_heads, num_tokens, head_dim], rotated
+    value: torch.Tensor  # [1, num_kv_heads, num_tokens, head_dim]
+    mask: object  # what the mask function made; None for paged attention
+    options: Mapping[str, Any]  # every other argument
 
-        Args:
-            module: The attention layer that calls.
-            query: [1, num_heads, num_tokens, head_dim], rotated.
-            key: [1, num_kv_heads, num_tokens, head_dim], rotated.
-            value: [1, num_kv_heads, num_tokens, head_dim].
-            attention_mask: What the mask function made; None for paged attention.
-            options: Every other argument of the call.
 
-        Returns:
-            [1, num_tokens, num_heads, head_dim].
-        """
+# Answers the calls of one forward pass with [1, num_tokens, num_heads, head_dim].
+AttentionHandler = Callable[[AttentionCall], torch.Tensor]
 
 
 class AttentionHook:
@@ -81,21 +70,14 @@ class PagedStep:
     caches: Sequence[LayerCache]  # one a layer
     layers: Sequence[AttentionLayer]  # one a layer
 
-    def __call__(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: object,
-        options: Mapping[str, Any],
-    ) -> torch.Tensor:
-        """Write keys and values into the cache of the layer, then attend; see `AttentionHandler`."""
-        layer_idx = module.layer_idx
+    def __call__(self, call: AttentionCall) -> torch.Tensor:
+        """Write keys and values into the cache of the layer, then attend."""
+        layer_idx = call.module.layer_idx
         assert isinstance(layer_idx, int), "the probe has seen the index of every layer"
-        qkv = torch.cat([heads[0].transpose(0, 1) for heads in (query, key, value)], dim=1)
+        qkv = torch.cat([heads[0].transpose(0, 1) for heads in (call.query, call.key, call.value)], dim=1)
         attended = self.plan.attend(qkv, None, self.caches[layer_idx], self.layers[layer_idx])
-        return attended.view(1, query.shape[2], query.shape[1], query.shape[3])
+        _, num_heads, num_tokens, head_dim = call.query.shape
+        return attended.view(1, num_tokens, num_heads, head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +114,7 @@ def _call_hook(
     **options: object,
 ) -> tuple[torch.Tensor, None]:
     hook: AttentionHook = getattr(module, _HOOK_NAME)
-    return hook.handler(module, query, key, value, attention_mask, options), None
+    return hook.handler(AttentionCall(module, query, key, value, attention_mask, options)), None
 
 
 # Any: transformers calls it with arguments of many types.

@@ -4,19 +4,18 @@ A few tokens go through the model while a recorder answers its attention. Whatev
 paged attention does not do refuses the model.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.checkpoint.model_directory import read_json_object
-from executor_svc.models.transformers_attention import PROBED_ATTENTION, AttentionHook, MaskDescription
+from executor_svc.models.transformers_attention import PROBED_ATTENTION, AttentionCall, AttentionHook, MaskDescription
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 
@@ -139,16 +138,22 @@ def probe_attention(model: Any, base: Any, hook: AttentionHook) -> AttentionFact
     Raises: ModelLoadError: a layer wants what paged attention does not do; one sentence.
     """
     architecture = type(model).__name__
-    recorder = _Recorder()
+    calls: list[AttentionCall] = []
+
+    def record(call: AttentionCall) -> torch.Tensor:
+        """Answer with zeros."""
+        calls.append(call)
+        return call.value.new_zeros((1, call.query.shape[2], call.query.shape[1], call.value.shape[3]))
+
     model.set_attn_implementation(PROBED_ATTENTION)
     positions = torch.arange(NUM_PROBE_TOKENS, device=model.device)
     try:
-        with hook.handled_by(recorder):
+        with hook.handled_by(record):
             base(input_ids=probe_tokens(model)[None], position_ids=positions[None], use_cache=False)
     except Exception as error:  # foreign code, which fails with many types
         raise refusal(architecture, _why_it_failed(model, error)) from error
     try:
-        return _facts(recorder.calls, model.config)
+        return _facts(calls, model.config)
     except _UnsupportedAttentionError as error:
         raise refusal(architecture, str(error)) from error
 
@@ -177,52 +182,10 @@ class _UnsupportedAttentionError(Exception):
     """The message says what a layer wants."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One call of the attention interface, without its tensors."""
-
-    layer_idx: object
-    query_shape: torch.Size  # [1, num_heads, num_tokens, head_dim]
-    key_shape: torch.Size
-    value_shape: torch.Size
-    mask: object
-    is_causal: bool
-    options: Mapping[str, Any]
-
-
-class _Recorder:
-    """Writes down how attention is called, and answers with zeros."""
-
-    def __init__(self) -> None:
-        self.calls: list[_Call] = []
-
-    def __call__(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: object,
-        options: Mapping[str, Any],
-    ) -> torch.Tensor:
-        is_causal = options.get("is_causal")
-        call = _Call(
-            getattr(module, "layer_idx", None),
-            query.shape,
-            key.shape,
-            value.shape,
-            attention_mask,
-            bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
-            options,
-        )
-        self.calls.append(call)
-        return value.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
-
-
-def _facts(calls: list[_Call], config: Any) -> AttentionFacts:
+def _facts(calls: Sequence[AttentionCall], config: Any) -> AttentionFacts:
     """Check that all layers attend, in the same shape, and return what they asked for."""
     num_layers: int = config.num_hidden_layers
-    layer_ids = [call.layer_idx for call in calls]
+    layer_ids = [_layer_idx(call) for call in calls]
     if layer_ids != list(range(num_layers)):
         num_attending = len({layer_idx for layer_idx in layer_ids if layer_idx in range(num_layers)})
         if num_attending < num_layers:
@@ -232,25 +195,30 @@ def _facts(calls: list[_Call], config: Any) -> AttentionFacts:
             )
         raise _UnsupportedAttentionError("its layers do not call attention once each, in order")
     first = calls[0]
-    _, num_kv_heads, _, head_dim = first.key_shape
+    _, num_kv_heads, _, head_dim = first.key.shape
     for index, call in enumerate(calls):
-        if call.value_shape != call.key_shape:
+        if call.value.shape != call.key.shape:
             raise _UnsupportedAttentionError(
-                f"its keys have the size {call.key_shape[3]} a head and its values {call.value_shape[3]}"
+                f"its keys have the size {call.key.shape[3]} a head and its values {call.value.shape[3]}"
             )
-        if (call.query_shape, call.key_shape) != (first.query_shape, first.key_shape):
+        if (call.query.shape, call.key.shape) != (first.query.shape, first.key.shape):
             raise _UnsupportedAttentionError(f"layers 0 and {index} differ in the number or size of their heads")
     layers = tuple(_layer(call, head_dim, config.max_position_embeddings) for call in calls)
-    return AttentionFacts(first.query_shape[1], num_kv_heads, head_dim, layers)
+    return AttentionFacts(first.query.shape[1], num_kv_heads, head_dim, layers)
 
 
-def _layer(call: _Call, head_dim: int, max_position_embeddings: int) -> AttentionLayer:
+def _layer_idx(call: AttentionCall) -> object:
+    return getattr(call.module, "layer_idx", None)
+
+
+def _layer(call: AttentionCall, head_dim: int, max_position_embeddings: int) -> AttentionLayer:
     for name, value in call.options.items():
         # A flag that is off asks for nothing.
         if name not in KNOWN_OPTIONS | HARMLESS_OPTIONS and value is not None and value is not False:
-            raise _UnsupportedAttentionError(f"layer {call.layer_idx} passes {name} to attention")
-    if not call.is_causal:
-        raise _UnsupportedAttentionError(f"layer {call.layer_idx} attends to later tokens (it is not causal)")
+            raise _UnsupportedAttentionError(f"layer {_layer_idx(call)} passes {name} to attention")
+    told = call.options.get("is_causal")
+    if not (getattr(call.module, "is_causal", True) if told is None else told):
+        raise _UnsupportedAttentionError(f"layer {_layer_idx(call)} attends to later tokens (it is not causal)")
     scaling, soft_cap = call.options.get("scaling"), call.options.get("softcap")
     window_tokens = _window(call, max_position_embeddings)
     return AttentionLayer(
@@ -260,22 +228,22 @@ def _layer(call: _Call, head_dim: int, max_position_embeddings: int) -> Attentio
     )
 
 
-def _window(call: _Call, max_position_embeddings: int) -> int | None:
+def _window(call: AttentionCall, max_position_embeddings: int) -> int | None:
     """Return the sliding window of a layer; its mask must be causal and show nothing else.
 
     The mask is what transformers' own attention goes by. Some models hand over `sliding_window` as well.
     """
     if not isinstance(call.mask, MaskDescription):
-        raise _UnsupportedAttentionError(f"layer {call.layer_idx} has a custom mask, or none")
+        raise _UnsupportedAttentionError(f"layer {_layer_idx(call)} has a custom mask, or none")
     window_tokens = call.mask.local_size
     if not _is_causal_window(call.mask, window_tokens, max_position_embeddings):
         raise _UnsupportedAttentionError(
-            f"the mask of layer {call.layer_idx} is neither causal nor a causal sliding window"
+            f"the mask of layer {_layer_idx(call)} is neither causal nor a causal sliding window"
         )
     handed_over = call.options.get("sliding_window")
     if handed_over is not None and handed_over != window_tokens:
         raise _UnsupportedAttentionError(
-            f"layer {call.layer_idx} passes a window of {handed_over} tokens to attention, but a mask of "
+            f"layer {_layer_idx(call)} passes a window of {handed_over} tokens to attention, but a mask of "
             f"{window_tokens}"
         )
     return window_tokens
