@@ -17,7 +17,7 @@ from executor_svc.sampler.interface import NOT_FINITE
 from executor_svc.sampler.likeliest import largest_index
 from octavo_shared.step_wire.step import SamplingRow
 from tests.kernels.device import DEVICE, RANDOM_CASES, SLOW_IF_INTERPRETED
-from tests.support.sample_rows import KEPT_OF_TIES, ROWS_OF_FILTERS, sampling_of
+from tests.support.sample_rows import KEPT_OF_TIES, ROWS_OF_FILTERS, TYPICAL_TOKENS, sampling_of
 
 # Tokens that a program reads at once, so few that small vocabularies take several tiles.
 TILE = 128
@@ -181,15 +181,7 @@ def test_ties_stay_together(row: SamplingRow, kept: set[int]) -> None:
     assert tokens_left(TIED, row) == kept
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "typical_p", "kept"),
-    [
-        ([0.4, 0.2, 0.2, 0.2], 0.25, {1, 2, 3}),  # the likeliest is the farthest from the entropy
-        ([0.4, 0.2, 0.2, 0.2], 0.75, {0, 1, 2, 3}),
-        ([0.97, 0.01, 0.01, 0.005, 0.005], 0.95, {0}),
-        ([0.2, 0.2, 0.2, 0.2, 0.2], 0.1, {0, 1, 2, 3, 4}),
-    ],
-)
+@pytest.mark.parametrize(("probabilities", "typical_p", "kept"), TYPICAL_TOKENS)
 def test_typical_tokens(probabilities: list[float], typical_p: float, kept: set[int]) -> None:
     assert tokens_left(probabilities, SamplingRow(temperature=1.0, typical_p=typical_p)) == kept
 

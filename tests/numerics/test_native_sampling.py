@@ -18,7 +18,7 @@ from octavo_shared.step_wire.step import SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules, pack_mask
 from tests.numerics.native import LANES, NUM_THREADS, library_path
 from tests.numerics.test_processors import ROWS, logits_of
-from tests.support.sample_rows import KEPT_OF_TIES, ROWS_OF_FILTERS, Row, sample_rows, sampling_of
+from tests.support.sample_rows import KEPT_OF_TIES, ROWS_OF_FILTERS, TYPICAL_TOKENS, Row, sample_rows, sampling_of
 
 # Draws that touch both ends of a distribution, and many places between.
 DRAWS = np.concatenate(([0.0, 1 - 2.0**-53], (np.arange(62) + 0.5) / 62))
@@ -94,10 +94,7 @@ def test_forbidden_tokens_are_never_drawn(row: SamplingRow, native: NativeSampli
     assert set(token_ids[2]) == {499}
 
 
-@pytest.mark.parametrize(
-    ("row", "kept"),
-    KEPT_OF_TIES,
-)
+@pytest.mark.parametrize(("row", "kept"), KEPT_OF_TIES)
 def test_ties_stay_together(row: SamplingRow, kept: set[int], native: NativeSampling) -> None:
     scores = torch.tensor([[0.0, 3.0, 2.0, 2.0, -1.0, -2.0, -9.0]])
 
@@ -106,15 +103,7 @@ def test_ties_stay_together(row: SamplingRow, kept: set[int], native: NativeSamp
     assert set(token_ids[0]) == kept
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "typical_p", "kept"),
-    [
-        ([0.4, 0.2, 0.2, 0.2], 0.25, {1, 2, 3}),  # the likeliest is the farthest from the entropy
-        ([0.4, 0.2, 0.2, 0.2], 0.75, {0, 1, 2, 3}),
-        ([0.97, 0.01, 0.01, 0.005, 0.005], 0.95, {0}),
-        ([0.2, 0.2, 0.2, 0.2, 0.2], 0.1, {0, 1, 2, 3, 4}),
-    ],
-)
+@pytest.mark.parametrize(("probabilities", "typical_p", "kept"), TYPICAL_TOKENS)
 def test_typical_tokens(probabilities: list[float], typical_p: float, kept: set[int], native: NativeSampling) -> None:
     scores = torch.tensor([probabilities]).log()
 

@@ -70,3 +70,11 @@ KEPT_OF_TIES: list[tuple[SamplingRow, set[int]]] = [
     (SamplingRow(temperature=1.0, min_p=0.36), {1, 2, 3}),
     (SamplingRow(temperature=0.5, top_k=4, min_p=0.001), {0, 1, 2, 3}),
 ]
+
+# Probabilities, typical_p, and the tokens that are left.
+TYPICAL_TOKENS: list[tuple[list[float], float, set[int]]] = [
+    ([0.4, 0.2, 0.2, 0.2], 0.25, {1, 2, 3}),  # the likeliest is the farthest from the entropy
+    ([0.4, 0.2, 0.2, 0.2], 0.75, {0, 1, 2, 3}),
+    ([0.97, 0.01, 0.01, 0.005, 0.005], 0.95, {0}),
+    ([0.2, 0.2, 0.2, 0.2, 0.2], 0.1, {0, 1, 2, 3, 4}),
+]
