@@ -15,11 +15,11 @@ from executor_svc.checkpoint.model_location import find_model_path
 from executor_svc.checkpoint.pooling_modules import PoolingModules
 from executor_svc.config import ExecutorConfig
 from executor_svc.device.selection import find_device
-from executor_svc.models.dtype import STORED_NAMES, choose_dtype
 from executor_svc.models.encoder import encoder_kind
 from executor_svc.models.kernels import ChosenModel, check_compute_dtype, warn_of_kernels
 from executor_svc.models.memory_needs import check_memory
 from executor_svc.models.selection import choose_model, read_model_config, torch_dtype
+from executor_svc.models.weight_format import STORED_NAMES, choose_dtype
 from executor_svc.numerics.identity import find_numerics, log_numerics
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker, cache_shape_of

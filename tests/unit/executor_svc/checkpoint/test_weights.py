@@ -212,27 +212,27 @@ def test_truncated_weights(num_bytes: int, directory: Path) -> None:
     assert load_error(directory).startswith(f"{path} is corrupt: ")
 
 
-def test_missing_tensor(directory: Path) -> None:
-    edit_tensors(directory, lambda tensors: tensors.pop(K_PROJ))
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (lambda tensors: tensors.pop(K_PROJ), f"the tensor {K_PROJ} is missing from FILE"),
+        (
+            lambda tensors: tensors.update({"model.extra.weight": torch.zeros(2)}),
+            "FILE contains the tensor model.extra.weight, which the model does not have",
+        ),
+        (
+            lambda tensors: tensors.update({K_PROJ: torch.zeros(16, 31)}),
+            f"FILE contains the tensor {K_PROJ} with shape [16, 31]; config.json requires [16, 32]",
+        ),
+    ],
+    ids=["missing", "extra", "of another shape"],
+)
+def test_tensors_that_do_not_fit(
+    edit: Callable[[dict[str, torch.Tensor]], object], sentence: str, directory: Path
+) -> None:
+    edit_tensors(directory, edit)
 
-    assert load_error(directory) == f"the tensor {K_PROJ} is missing from {directory / 'model.safetensors'}"
-
-
-def test_extra_tensor(directory: Path) -> None:
-    edit_tensors(directory, lambda tensors: tensors.update({"model.extra.weight": torch.zeros(2)}))
-
-    assert load_error(directory) == (
-        f"{directory / 'model.safetensors'} contains the tensor model.extra.weight, which the model does not have"
-    )
-
-
-def test_wrong_shape(directory: Path) -> None:
-    edit_tensors(directory, lambda tensors: tensors.update({K_PROJ: torch.zeros(16, 31)}))
-
-    assert load_error(directory) == (
-        f"{directory / 'model.safetensors'} contains the tensor {K_PROJ} with shape [16, 31]; config.json "
-        "requires [16, 32]"
-    )
+    assert load_error(directory) == sentence.replace("FILE", str(directory / "model.safetensors"))
 
 
 def test_tensors_that_the_model_computes_itself_may_be_stored(directory: Path) -> None:
@@ -271,16 +271,6 @@ def test_missing_shard(directory: Path) -> None:
     assert load_error(directory) == f"{directory / 'b.safetensors'} is missing"
 
 
-def test_shard_without_a_tensor_of_the_index(directory: Path) -> None:
-    weight_map = shard(directory)
-    weight_map["model.extra.weight"] = "a.safetensors"
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-
-    assert load_error(directory) == (
-        f"{directory / 'a.safetensors'} does not contain the tensor model.extra.weight that the index lists there"
-    )
-
-
 @pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": {"a": 3}}'])
 def test_damaged_index(index: str, directory: Path) -> None:
     shard(directory)
@@ -301,11 +291,25 @@ def test_missing_tensor_of_shards_names_the_index(directory: Path) -> None:
     assert load_error(directory) == f"the tensor {K_PROJ} is missing from {index}"
 
 
-def test_a_shard_outside_the_directory_is_refused(directory: Path) -> None:
-    weight_map = shard(directory)
-    (directory / "b.safetensors").rename(directory.parent / "b.safetensors")
-    outside = {name: file.replace("b.", "../b.") for name, file in weight_map.items()}
-    index = directory / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": outside}))
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            lambda weight_map: {**weight_map, "model.extra.weight": "a.safetensors"},
+            "DIRECTORY/a.safetensors does not contain the tensor model.extra.weight that the index lists there",
+        ),
+        (
+            lambda weight_map: {name: file.replace("b.", "../b.") for name, file in weight_map.items()},
+            "DIRECTORY/model.safetensors.index.json has no weight_map of tensor names to file names",
+        ),
+    ],
+    ids=["a tensor that is not there", "a shard outside the directory"],
+)
+def test_an_index_that_does_not_fit(
+    change: Callable[[dict[str, str]], dict[str, str]], sentence: str, directory: Path
+) -> None:
+    changed = change(shard(directory))
+    (directory.parent / "b.safetensors").write_bytes((directory / "b.safetensors").read_bytes())
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": changed}))
 
-    assert load_error(directory) == f"{index} has no weight_map of tensor names to file names"
+    assert load_error(directory) == sentence.replace("DIRECTORY", str(directory))

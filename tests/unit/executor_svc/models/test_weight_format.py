@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from executor_svc.models.dtype import Dtype, choose_dtype
+from executor_svc.models.weight_format import Dtype, choose_dtype
 from tests.support.each_row import each_row
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
