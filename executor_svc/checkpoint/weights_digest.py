@@ -51,10 +51,6 @@ class WeightsDigest:
     """Hashes files in the background; use it as `with WeightsDigest(...) as digest`, and load the weights inside.
 
     Leaving the block early gives up what is not hashed yet.
-
-    Args:
-        config: The content of config.json, or what stands for it.
-        tensors: In the order in which they are read.
     """
 
     def __init__(self, config: bytes, tensors: Iterable[StoredTensor]) -> None:

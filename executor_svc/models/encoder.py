@@ -157,14 +157,7 @@ _HEADS = ("pooler.", "cls.", "lm_head.", "classifier.")
 
 
 class Encoder:
-    """An encoder with uninitialised weights; `load` fills them.
-
-    Args:
-        config: Of the model.
-        library: The C library.
-        number_format: Of the weights of layers and heads; embeddings stay in float32.
-        in_bfloat16: Whether attention rounds to bfloat16 what it multiplies.
-    """
+    """An encoder with uninitialised weights; `load` fills them. Embeddings stay in float32 in every number format."""
 
     def __init__(
         self, config: EncoderConfig, library: NativeLibrary, number_format: NumberFormat, *, in_bfloat16: bool

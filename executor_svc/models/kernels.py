@@ -314,15 +314,7 @@ def find_product_library(
 def compute_path(
     device: torch.device, dtype: torch.dtype, dense: Kernels, attention: AttentionBackend, in_use: FoundLibrary
 ) -> ComputePath:
-    """Return what computes a model.
-
-    Args:
-        device: Where it runs.
-        dtype: Number format of its activations.
-        dense: What does the dense work.
-        attention: Of the model.
-        in_use: The C library, and why it does not do all.
-    """
+    """Return what computes a model."""
     is_c = isinstance(attention, NativeAttentionBackend)
     name = "C" if is_c else type(attention).__name__.removesuffix("Backend").removesuffix("Attention").lower()
     sampler: Kernels = "C" if is_c else "Triton" if device.type == "cuda" else "torch"

@@ -55,15 +55,7 @@ class _NativeParts:
 
 
 class NativeForward:
-    """One call for a step of a decoder on its caches.
-
-    Args:
-        library: The library of the parts.
-        model: With its weights, on one rank.
-        parts: Of the model.
-        caches: One a layer.
-        in_bfloat16: As in `NativeAttentionBackend`.
-    """
+    """One call for a step of a decoder on its caches."""
 
     def __init__(
         self,

@@ -197,15 +197,7 @@ def positions_of(lengths: Int32Array) -> Int32Array:
 
 
 class ScratchCache:
-    """The keys and values of one layer of some texts; its memory is kept.
-
-    Args:
-        block_size: Tokens in a block.
-        num_kv_heads: Heads of keys and values.
-        head_dim: Numbers of a head.
-        dtype: Number format.
-        device: Where it lies.
-    """
+    """The keys and values of one layer of some texts; its memory is kept."""
 
     def __init__(
         self, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device

@@ -67,11 +67,6 @@ def choose_dtype(
 
     "auto" is float32 on a CPU, which the kernels in C are for and which is exact for all that is stored. On a GPU it is
     what config.json says, or float32 if that says nothing; float16 where the device lacks bfloat16.
-
-    Args:
-        configured: What was asked for; anything but "auto" wins.
-        model_config: config.json.
-        device: Where the model runs.
     """
     if configured != "auto":
         return configured
