@@ -66,6 +66,18 @@ def test_each_line_of_the_threat_model_names_a_test() -> None:
     assert [line for line in lines if "::test_" not in line] == []
 
 
+def test_each_promise_names_a_test_that_runs_without_a_card_or_a_cluster() -> None:
+    page = (REPOSITORY / "docs/guarantees.md").read_text(encoding="utf-8")
+    promises = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| promise |")]
+    assert len(promises) > 15
+    for promise in promises:
+        named = re.findall(r"`(tests/[\w/]+\.py)(?:::\w+)?`", promise.rsplit(" | ", 1)[-1])
+        assert named, promise
+        for path in named:
+            source = (REPOSITORY / path).read_text(encoding="utf-8")
+            assert "mark.gpu" not in source and not path.startswith("tests/cluster"), promise
+
+
 @each_row(*TOLD_IN_CODE)
 def test_every_method_that_a_page_names_is_there(page: str) -> None:
     named = [match for snippet in snippets(page) if (match := METHOD.fullmatch(snippet))]
