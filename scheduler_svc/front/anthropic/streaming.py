@@ -19,8 +19,8 @@ from scheduler_svc.front.openai.errors import ApiError
 from scheduler_svc.front.openai.sse import EventStream
 from scheduler_svc.front.output import Output
 from scheduler_svc.front.response import Response
+from scheduler_svc.front.tool_calls.chat_format import OutputParser
 from scheduler_svc.front.tool_calls.events import ContentDelta, OutputEvent
-from scheduler_svc.front.tool_calls.output_parser import OutputParser
 from scheduler_svc.request.outputs import FinishReason
 
 _DELTAS = {

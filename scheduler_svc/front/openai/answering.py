@@ -1,5 +1,6 @@
 """What completions, chats and messages share: from fields to responses, and the count of tokens."""
 
+import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,12 +13,10 @@ from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import PROMPT_FIELDS, api_error
-from scheduler_svc.front.openai.field_reader import Reader
+from scheduler_svc.front.openai.field_reader import Reader, in_place_of
 from scheduler_svc.front.openai.fields import DecodingFields, RequestFields
-from scheduler_svc.front.openai.models import fingerprint
+from scheduler_svc.front.openai.logprobs import TokenTexts
 from scheduler_svc.front.openai.requests import Asked
-from scheduler_svc.front.openai.token_texts import TokenTexts
-from scheduler_svc.front.openai.unknown_fields import in_place_of
 from scheduler_svc.front.output import Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel, check_model
@@ -165,3 +164,18 @@ def _of_prompt(error: InvalidFieldError, place: int) -> InvalidFieldError:
     if isinstance(error, PromptTooLongError):
         return PromptTooLongError(name, error.size, error.limits, name)
     return InvalidFieldError(name, error.value, error.limit) if error.field in PROMPT_FIELDS else error
+
+
+_FINGERPRINT_DIGITS = 12
+
+
+def fingerprint(model: TextModel) -> str | None:
+    """Return OpenAI's `system_fingerprint`; None: it is unknown.
+
+    It stands for the executors' arithmetic and weights: where it is equal, equal seeds give equal outputs.
+    """
+    known = model.reproducibility
+    if known.why_not or not known.numerics_ids:
+        return None
+    name = "\n".join([known.weights_digest, *known.numerics_ids])
+    return f"fp_{hashlib.sha256(name.encode()).hexdigest()[:_FINGERPRINT_DIGITS]}"

@@ -21,11 +21,10 @@ from scheduler_svc.front.api.pooling_validation import MAX_INPUTS, InputNames, P
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import api_error
-from scheduler_svc.front.openai.field_reader import Reader
+from scheduler_svc.front.openai.field_reader import Reader, in_place_of
 from scheduler_svc.front.openai.fields import EmbeddingFields, PoolingFields, RerankFields, ScoreFields
 from scheduler_svc.front.openai.requests import extend_ids, prompts_of
 from scheduler_svc.front.openai.routing import Route
-from scheduler_svc.front.openai.unknown_fields import in_place_of
 from scheduler_svc.front.text.json_text import shown_json
 from scheduler_svc.front.text.text_model import TextModel, check_model
 

@@ -14,10 +14,10 @@ from scheduler_svc.front.api.group_validation import priority_rule
 from scheduler_svc.front.api.request_limits import RequestLimits, unknown_token
 from scheduler_svc.front.api.request_validation import require_delta_interval
 from scheduler_svc.front.grammars.parts import AskedGrammar, Part, whole
+from scheduler_svc.front.openai.field_reader import in_place_of
 from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, SamplingFields
 from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
 from scheduler_svc.front.openai.structured import add_advice, advised_schema, asked_part
-from scheduler_svc.front.openai.unknown_fields import in_place_of
 from scheduler_svc.front.text.json_text import shown_json
 
 # OpenAI's default for completions; that of chats is as many as fit.

@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.local.taken_ports import is_octavos_openai_port
-from scheduler_svc.front.openai import server
+from scheduler_svc.front.openai import set_up
 from tests.contract.openai.api import Api, running_api
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
@@ -93,7 +93,7 @@ async def test_who_does_not_read_holds_up_nobody_and_little_is_kept_for_them(mon
 
 
 async def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "TIMES", replace(server.TIMES, stall_s=0.5))
+    monkeypatch.setattr(set_up, "TIMES", replace(set_up.TIMES, stall_s=0.5))
     async with running_api(FakeWorker(step_ms=1)) as api:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
