@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.request.outputs import Alternatives
 
@@ -99,6 +100,16 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 # OpenAI's value for tokens that are all but impossible: JSON has no infinity.
 _LEAST = -9999.0
+
+
+# Writing this many tokens and alternatives takes a few milliseconds.
+FEW_LOGPROBS = 1024
+
+
+def num_logprobs(response: Response) -> int:
+    """Return about how many log-probabilities an answer has."""
+    num_of_prompt = len(response.prompt_logprobs) + len(response.prompt_alternatives.token_ids)
+    return num_of_prompt + sum(len(each.logprobs) + len(each.alternatives.token_ids) for each in response.outputs)
 
 
 class TokenLogprobs:

@@ -84,8 +84,8 @@ def openai_server(
         "/v1/chat/completions": Route("POST", Chat(answering, formats).answer, "chat_completions"),
         "/v1/completions": Route("POST", Completions(answering).answer, "completions"),
         **responses.routes(),
-        **Messages(models, Answering(models, Reader(unknown, OTHER_FIELDS)), formats).routes(),
-        **PoolingRoutes(models, reader).routes(),
+        **Messages(Answering(models, Reader(unknown, OTHER_FIELDS)), formats).routes(),
+        **PoolingRoutes(answering).routes(),
         **ServiceRoutes(models, reader, collect).routes(),
         **(chat_page_routes() if config.chat_page == "on" else {}),
     }

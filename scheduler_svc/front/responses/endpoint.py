@@ -209,13 +209,13 @@ class _ResponseStream(EventStream):
                 await self.send(events)
         await self.send(self._answer.end())
 
-    async def fail(self, error: ApiError) -> web.StreamResponse:
+    def failed(self, error: ApiError) -> bytes:
         """See `EventStream`."""
-        return await self.end(self._answer.failed(error))
+        return self._answer.failed(error)
 
-    async def finish(self) -> web.StreamResponse:
+    def finished(self) -> bytes:
         """See `EventStream`."""
-        return await self.end(self._answer.last())
+        return self._answer.last()
 
 
 def _number(fields: ResponseFields, response: Response, name: str) -> float:

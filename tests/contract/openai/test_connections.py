@@ -133,49 +133,6 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_event() -> None:
         await client.close()
 
 
-async def test_the_official_client_gets_chats_and_streams(api: Api) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key="none") as client:
-        assert [model.id async for model in client.models.list()] == ["fake"]
-        whole = await client.chat.completions.create(
-            model="fake",
-            messages=MESSAGES,
-            max_completion_tokens=8,
-            seed=1,
-            n=2,
-            logprobs=True,
-            top_logprobs=2,
-        )
-        assert whole.usage is not None
-        assert whole.usage.completion_tokens == 16
-        chunks = await client.chat.completions.create(
-            model="fake",
-            messages=MESSAGES,
-            max_completion_tokens=8,
-            seed=1,
-            n=2,
-            stream=True,
-        )
-        texts = {0: "", 1: ""}
-        async for chunk in chunks:
-            texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
-        assert texts == {choice.index: choice.message.content for choice in whole.choices}
-        with pytest.raises(openai.BadRequestError) as caught:
-            await client.chat.completions.create(model="fake", messages=MESSAGES, temperature=-1)
-        assert caught.value.param == "temperature"
-        with pytest.raises(openai.NotFoundError):
-            await client.chat.completions.create(model="gpt", messages=MESSAGES)
-
-
-async def test_the_official_client_works_without_asyncio_too(api: Api) -> None:
-    def talk() -> str:
-        with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none") as client:
-            chunks = client.completions.create(model="fake", prompt="a", max_tokens=5, seed=1, stream=True)
-            return "".join(chunk.choices[0].text for chunk in chunks)
-
-    whole = await api.complete(prompt="a", max_tokens=5, seed=1)
-    assert await asyncio.to_thread(talk) == whole.json["choices"][0]["text"]
-
-
 async def test_octavo_up_tells_this_port_from_those_of_other_programs(api: Api) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         other_address = f"127.0.0.1:{other.getsockname()[1]}"
