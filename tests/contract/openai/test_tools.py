@@ -164,6 +164,11 @@ async def test_a_call_that_is_cut_off_is_content_and_what_a_stream_shows_of_it_i
         said = '<tool_call>{"name": "now", "arguments": {"a": 1, "b": "x'
         first = await ask(api, said, max_tokens=said.index(","))
         stopped = await ask(api, f'{said}"}}}}', stop='"}')
+        thought = f"<think>\nHm. {SAID['hermes']}"  # which nobody closes
+        for answer in await ask(api, thought):
+            assert told(answer) == ("", CALLS, "tool_calls")
+        for answer in await ask(api, thought, max_tokens=len(thought.encode())):
+            assert told(answer) == ("", [], "length")
         whole, streamed = await ask(api, said, max_tokens=len(said))
 
         for answer in first:
