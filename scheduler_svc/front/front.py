@@ -36,7 +36,7 @@ from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from scheduler_svc.request.engine_client import EngineClient
 
 if TYPE_CHECKING:  # these import aiohttp and opentelemetry
-    from scheduler_svc.front.openai.server import OpenAIServer
+    from scheduler_svc.front.openai.set_up import OpenAIServer
     from scheduler_svc.telemetry.request_tracing import RequestTracer
 
 # The methods whose requests may be large, with the class of the request.

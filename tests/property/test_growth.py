@@ -27,8 +27,16 @@ from scheduler_svc.front.text.conversation import Conversation
 from scheduler_svc.front.text.stop_strings import StopStringMatcher
 from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from scheduler_svc.front.tool_calls.bodies import JsonBody, NamedBody, PythonicBody, Slot, XmlBody
-from scheduler_svc.front.tool_calls.formats import REASONING_FORMATS, TOOL_CALL_FORMATS, ToolCallFormat
+from scheduler_svc.front.tool_calls.formats import (
+    REASONING_FORMATS,
+    TOOL_CALL_FORMATS,
+    JsonBody,
+    NamedBody,
+    PythonicBody,
+    Slot,
+    ToolCallFormat,
+    XmlBody,
+)
 from scheduler_svc.front.tool_calls.parser import ToolCallParser
 from scheduler_svc.front.tool_calls.reasoning import ReasoningParser
 from scheduler_svc.request.served_model import ServedModel

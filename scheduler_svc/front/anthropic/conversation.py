@@ -10,6 +10,7 @@ from pydantic_core import to_json
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.anthropic.fields import ConversationFields, Turn
 from scheduler_svc.front.openai.fields import Message
+from scheduler_svc.front.openai.values import object_at, optional, shown, text_of
 from scheduler_svc.front.text.json_text import shown_json
 
 _BLOCKS = {
@@ -77,9 +78,9 @@ def _add_user(chat: ChatConversation, turns: Sequence[tuple[int, Turn]], calls: 
         said: list[str] = []
         for path, kind, block in _blocks(turn.content, turn.role, f"messages[{place}].content"):
             if kind == "text":
-                said.append(_text(block, path, "text"))
+                said.append(text_of(block, path, "text"))
                 continue
-            call_id = _text(block, path, "tool_use_id")
+            call_id = text_of(block, path, "tool_use_id")
             if call_id not in open_calls:
                 rule = "the id of a tool_use block of the assistant's message before, with one result each"
                 raise InvalidFieldError(f"{path}.tool_use_id", shown_json(call_id), rule)
@@ -100,11 +101,11 @@ def _add_assistant(chat: ChatConversation, turns: Sequence[tuple[int, Turn]]) ->
         said: list[str] = []
         for path, kind, block in _blocks(turn.content, "assistant", f"messages[{place}].content"):
             if kind == "text":
-                said.append(_text(block, path, "text"))
+                said.append(text_of(block, path, "text"))
             elif kind == "thinking":
-                thoughts.append(_text(block, path, "thinking"))
+                thoughts.append(text_of(block, path, "thinking"))
             elif kind == "tool_use":
-                call_id, function = _text(block, path, "id"), _function(block, path)
+                call_id, function = text_of(block, path, "id"), _function(block, path)
                 if call_id in calls:
                     raise InvalidFieldError(f"{path}.id", shown_json(call_id), "unlike the ids of the other calls")
                 calls[call_id] = {"id": call_id, "type": "function", "function": function}
@@ -120,22 +121,18 @@ def _add_assistant(chat: ChatConversation, turns: Sequence[tuple[int, Turn]]) ->
 
 
 def _function(block: Mapping[str, Any], path: str) -> dict[str, str]:
-    arguments = block.get("input")
-    if not isinstance(arguments, Mapping):
-        raise InvalidFieldError(f"{path}.input", _shown(arguments), "an object")
-    return {"name": _text(block, path, "name"), "arguments": to_json(arguments).decode()}
+    arguments = object_at(block.get("input"), f"{path}.input")
+    return {"name": text_of(block, path, "name"), "arguments": to_json(arguments).decode()}
 
 
 def _result(block: Mapping[str, Any], path: str) -> str:
-    has_failed = block.get("is_error")
-    if not isinstance(has_failed, bool | None):
-        raise InvalidFieldError(f"{path}.is_error", _shown(has_failed), "true, false, or unset")
+    has_failed = optional(block, path, "is_error", bool, "true, false")
     text = "".join(_texts(block.get("content") or "", "tool_result", f"{path}.content"))
     return _FAILED + text if has_failed else text
 
 
 def _texts(content: Any, owner: str, path: str) -> list[str]:
-    return [_text(block, place, "text") for place, _, block in _blocks(content, owner, path)]
+    return [text_of(block, place, "text") for place, _, block in _blocks(content, owner, path)]
 
 
 def _blocks(content: Any, owner: str, path: str) -> list[tuple[str, str, Mapping[str, Any]]]:
@@ -143,25 +140,14 @@ def _blocks(content: Any, owner: str, path: str) -> list[tuple[str, str, Mapping
     if isinstance(content, str):
         return [(path, "text", {"text": content})]
     if not isinstance(content, list):
-        raise InvalidFieldError(path, _shown(content), "a string, or an array of blocks")
+        raise InvalidFieldError(path, shown(content), "a string, or an array of blocks")
     known = _BLOCKS[owner]
     blocks = []
     for number, block in enumerate(content):
         kind = block.get("type") if isinstance(block, Mapping) else None
         if not isinstance(kind, str) or kind not in known:
-            shown = f"a block of type {_shown(kind)}" if isinstance(block, Mapping) else shown_json(block)
+            what = f"a block of type {shown(kind)}" if isinstance(block, Mapping) else shown_json(block)
             rule = f"a block of type {' or '.join(known)}: the model accepts text only"
-            raise InvalidFieldError(f"{path}[{number}]", shown, rule)
+            raise InvalidFieldError(f"{path}[{number}]", what, rule)
         blocks.append((f"{path}[{number}]", kind, block))
     return blocks
-
-
-def _text(block: Mapping[str, Any], path: str, name: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise InvalidFieldError(f"{path}.{name}", _shown(value), "a text")
-    return value
-
-
-def _shown(value: object) -> str:
-    return "absent" if value is None else shown_json(value)

@@ -17,7 +17,6 @@ from scheduler_svc.front.anthropic.fields import ConversationFields, CountTokens
 from scheduler_svc.front.anthropic.streaming import MessageStream, ended_by, message_head, parsed_events, usage
 from scheduler_svc.front.anthropic.tools import chat_format, chat_thinking, chat_tools
 from scheduler_svc.front.api import tokenization
-from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_limits import RequestLimits
 from scheduler_svc.front.openai.answering import Answering
 from scheduler_svc.front.openai.call import Call
@@ -58,8 +57,7 @@ class Messages:
         formats: How the model writes tool calls and reasoning.
     """
 
-    def __init__(self, models: Models, answering: Answering, formats: ChatFormats) -> None:
-        self._models = models
+    def __init__(self, answering: Answering, formats: ChatFormats) -> None:
         self._answering = answering
         self._formats = formats
 
@@ -105,7 +103,7 @@ class Messages:
             [request] = chat.asked.requests
             return len(tokenization.tokenize_messages(request.messages, model, limits))
 
-        counting = self._models.choose(model.name).tokenization.run(count, is_small=call.is_small)
+        counting = self._answering.models.choose(model.name).tokenization.run(count, is_small=call.is_small)
         return call.answer({"input_tokens": await _in_own_words(counting, chat.places)})
 
 

@@ -8,7 +8,6 @@ A ping follows the first content_block_start. The constant text of an event that
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aiohttp import web
 from pydantic_core import to_json
 
 from scheduler_svc.front.anthropic.blocks import SIGNATURE, BlockBegin, BlockDelta, BlockEvent, Blocks
@@ -19,8 +18,8 @@ from scheduler_svc.front.openai.errors import ApiError
 from scheduler_svc.front.openai.sse import EventStream
 from scheduler_svc.front.output import Output
 from scheduler_svc.front.response import Response
+from scheduler_svc.front.tool_calls.chat_format import OutputParser
 from scheduler_svc.front.tool_calls.events import ContentDelta, OutputEvent
-from scheduler_svc.front.tool_calls.output_parser import OutputParser
 from scheduler_svc.request.outputs import FinishReason
 
 _DELTAS = {
@@ -56,13 +55,13 @@ class MessageStream(EventStream):
         end = {"type": "message_delta", "delta": ended_by(output, blocks), "usage": usage(response)}
         await self.send(last + _event(end))
 
-    async def fail(self, error: ApiError) -> web.StreamResponse:
-        """End with an error; there is no message_stop, so that no client takes the answer for complete."""
-        return await self.end(_frame("error", in_shape_of(self._call, error).body))
+    def failed(self, error: ApiError) -> bytes:
+        """See `EventStream`."""
+        return _frame("error", in_shape_of(self._call, error).body)
 
-    async def finish(self) -> web.StreamResponse:
-        """End the stream."""
-        return await self.end(_event({"type": "message_stop"}))
+    def finished(self) -> bytes:
+        """See `EventStream`."""
+        return _event({"type": "message_stop"})
 
     def _start(self) -> bytes:
         """Return the first event; how much of the prompt was cached is known only at the end."""

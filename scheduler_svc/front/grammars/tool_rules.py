@@ -10,8 +10,7 @@ from itertools import chain
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.grammars.parts import lark_text
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from scheduler_svc.front.tool_calls.bodies import JsonBody, NamedBody, Slot
-from scheduler_svc.front.tool_calls.formats import ToolCallFormat
+from scheduler_svc.front.tool_calls.formats import JsonBody, NamedBody, Slot, ToolCallFormat
 
 _ID = "/[A-Za-z0-9]{1,9}/"
 

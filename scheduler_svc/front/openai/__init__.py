@@ -3,7 +3,7 @@
     JSON ── fields ──> requests.py ── GenerateRequest ──> Generation (scheduler_svc/front/api/) ──> engine
     JSON, SSE <── chat.py, completions.py <── Response <──────────────┘
 
-`server.py` is the port, `routing.py` does what every answer needs: access, the body, errors. `fields.py` says what
+`set_up.py` is the port, `routing.py` does what every answer needs: access, the body, errors. `fields.py` says what
 becomes of each field of a request; the native API checks the ranges of values, and its errors come back in OpenAI's
 shape (`errors.py`). Nothing outside of this package knows HTTP.
 """

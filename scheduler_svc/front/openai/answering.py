@@ -1,5 +1,6 @@
 """What completions, chats and messages share: from fields to responses, and the count of tokens."""
 
+import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,12 +13,10 @@ from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import PROMPT_FIELDS, api_error
-from scheduler_svc.front.openai.field_reader import Reader
-from scheduler_svc.front.openai.fields import DecodingFields, RequestFields
-from scheduler_svc.front.openai.models import fingerprint
+from scheduler_svc.front.openai.field_reader import Reader, in_place_of
+from scheduler_svc.front.openai.fields import DecodingFields, PoolingFields, RequestFields
+from scheduler_svc.front.openai.logprobs import TokenTexts
 from scheduler_svc.front.openai.requests import Asked
-from scheduler_svc.front.openai.token_texts import TokenTexts
-from scheduler_svc.front.openai.unknown_fields import in_place_of
 from scheduler_svc.front.output import Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel, check_model
@@ -33,7 +32,7 @@ class Answering:
     """Runs the requests of an API's endpoints."""
 
     def __init__(self, models: Models, reader: Reader) -> None:
-        self._models = models
+        self.models = models
         self._reader = reader
         self._texts: dict[str, TokenTexts] = {}  # by model, for its last tokenizer
 
@@ -48,19 +47,19 @@ class Answering:
         def make(parsed: dict[str, Any]) -> tuple[_Fields, _Asked, TextModel]:
             fields = self._reader.read(parsed, kind, call.headers)
             if fields.model is None:
-                rule = f"the name of the served model, {' or '.join(self._models.names)}"
+                rule = f"the name of the served model, {' or '.join(self.models.names)}"
                 raise InvalidFieldError("model", "absent", rule + in_place_of("model", parsed, kind))
-            model, limits = self._models.choose(fields.model).served()
+            model, limits = self.models.choose(fields.model).served()
             check_model(fields.model, model)
             return fields, ask(fields, limits), model
 
-        async with self._models.reading():
+        async with self.models.reading():
             return await call.read(make)
 
     @asynccontextmanager
     async def running(self, call: Call, answer_id: str, asked: Asked) -> AsyncIterator[list[Response]]:
         """Run the requests of a call; they end if the caller leaves. Raises OctavoServiceError: one is refused."""
-        generation = self._models.choose(asked.requests[0].model)
+        generation = self.models.choose(asked.requests[0].model)
         num_prompts, most = len(asked.requests), generation.engine.max_requests
         if most is not None and num_prompts > most:
             limit = f"at most {most} prompts: the number that can wait (--max-waiting-requests) and run at once"
@@ -82,7 +81,7 @@ class Answering:
 
     def waits_for(self, asked: Asked, response: Response) -> str:
         """Return what a stream without news waits for."""
-        engine = self._models.choose(asked.requests[0].model).engine
+        engine = self.models.choose(asked.requests[0].model).engine
         return engine.waits_for(response.request_id, response.request.tenant)
 
     def token_texts(self, model: TextModel) -> TokenTexts:
@@ -100,7 +99,7 @@ async def in_openai_words(asked: Asked, answering: Awaitable[web.StreamResponse]
         raise api_error(error, asked.names, asked.numbers) from error
 
 
-def answer_id(prefix: str, call: Call, fields: DecodingFields) -> str:
+def answer_id(prefix: str, call: Call, fields: DecodingFields | PoolingFields) -> str:
     """Return the `id` of an answer, by which the request is known here too."""
     return f"{prefix}-{fields.request_id or call.request_id}"
 
@@ -165,3 +164,18 @@ def _of_prompt(error: InvalidFieldError, place: int) -> InvalidFieldError:
     if isinstance(error, PromptTooLongError):
         return PromptTooLongError(name, error.size, error.limits, name)
     return InvalidFieldError(name, error.value, error.limit) if error.field in PROMPT_FIELDS else error
+
+
+_FINGERPRINT_DIGITS = 12
+
+
+def fingerprint(model: TextModel) -> str | None:
+    """Return OpenAI's `system_fingerprint`; None: it is unknown.
+
+    It stands for the executors' arithmetic and weights: where it is equal, equal seeds give equal outputs.
+    """
+    known = model.reproducibility
+    if known.why_not or not known.numerics_ids:
+        return None
+    name = "\n".join([known.weights_digest, *known.numerics_ids])
+    return f"fp_{hashlib.sha256(name.encode()).hexdigest()[:_FINGERPRINT_DIGITS]}"

@@ -21,7 +21,7 @@ from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.chat_outputs import FEW_PARSED_TOKENS, ChatFormats, ChatOutputs, OutputDeltas
 from scheduler_svc.front.openai.field_reader import name_ignored
 from scheduler_svc.front.openai.fields import ChatFields
-from scheduler_svc.front.openai.logprobs import TokenLogprobs
+from scheduler_svc.front.openai.logprobs import FEW_LOGPROBS, TokenLogprobs, num_logprobs
 from scheduler_svc.front.openai.messages import unread_by_template
 from scheduler_svc.front.openai.requests import Asked, asked_chat
 from scheduler_svc.front.openai.sse import ChunkStream
@@ -29,9 +29,6 @@ from scheduler_svc.front.openai.streaming import NULL, Pieces, stream_answer
 from scheduler_svc.front.output import Delta, Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
-
-# Writing this many tokens and alternatives takes a few milliseconds.
-_FEW_LOGPROBS = 1024
 
 
 class Chat:
@@ -69,10 +66,8 @@ class Chat:
         def write() -> bytes:
             return to_json({**head, **_answer_body(response, asked, fields, tokens, outputs)})
 
-        num_logprobs = sum(len(output.logprobs) + len(output.alternatives.token_ids) for output in response.outputs)
-        num_logprobs += len(response.prompt_logprobs) + len(response.prompt_alternatives.token_ids)
         num_parsed = 0 if outputs.are_plain else sum(len(output.token_ids) for output in response.outputs)
-        is_quick = num_logprobs <= _FEW_LOGPROBS and num_parsed <= FEW_PARSED_TOKENS
+        is_quick = num_logprobs(response) <= FEW_LOGPROBS and num_parsed <= FEW_PARSED_TOKENS
         body = write() if is_quick else await asyncio.to_thread(write)
         return call.answer_bytes(body)
 

@@ -14,7 +14,7 @@ from scheduler_svc.front.openai.requests import Asked
 from scheduler_svc.front.output import Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
-from scheduler_svc.front.tool_calls.chat_format import ChatFormat
+from scheduler_svc.front.tool_calls.chat_format import ChatFormat, OutputParser
 from scheduler_svc.front.tool_calls.events import (
     ContentDelta,
     OutputEvent,
@@ -23,7 +23,6 @@ from scheduler_svc.front.tool_calls.events import (
     ToolCallBegin,
     ToolCallBroken,
 )
-from scheduler_svc.front.tool_calls.output_parser import OutputParser
 from scheduler_svc.front.tool_calls.tool_choice import RequestedTools, check_tools
 
 # Parsing this many tokens takes a few milliseconds.

@@ -19,16 +19,13 @@ from scheduler_svc.front.openai.answering import (
 )
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.fields import CompletionFields
-from scheduler_svc.front.openai.logprobs import CompletionLogprobs, TokenLogprobs
+from scheduler_svc.front.openai.logprobs import FEW_LOGPROBS, CompletionLogprobs, TokenLogprobs, num_logprobs
 from scheduler_svc.front.openai.requests import Asked, asked_completion
 from scheduler_svc.front.openai.sse import ChunkStream
 from scheduler_svc.front.openai.streaming import NULL, Pieces, stream_answer
 from scheduler_svc.front.output import Delta, Output
 from scheduler_svc.front.response import Response
 from scheduler_svc.front.text.text_model import TextModel
-
-# Writing this many tokens and alternatives takes a few milliseconds.
-_FEW_LOGPROBS = 1024
 
 
 class Completions:
@@ -61,8 +58,8 @@ class Completions:
             choices = [choice for prompt in prompts for choice in prompt.choices()]
             return to_json({**head, "choices": choices, "usage": counts})
 
-        num_logprobs = sum(prompt.num_logprobs for prompt in prompts)
-        body = write() if num_logprobs <= _FEW_LOGPROBS else await asyncio.to_thread(write)
+        is_quick = sum(map(num_logprobs, responses)) <= FEW_LOGPROBS
+        body = write() if is_quick else await asyncio.to_thread(write)
         return call.answer_bytes(body)
 
 
@@ -92,13 +89,6 @@ class _Prompt:
         """The prompt's tokens."""
         ids: list[int] = self.response.request.prompt_token_ids.tolist()
         return ids
-
-    @property
-    def num_logprobs(self) -> int:
-        """About how many log-probabilities the answer has."""
-        response = self.response
-        num_of_outputs = sum(len(output.logprobs) + len(output.alternatives.token_ids) for output in response.outputs)
-        return num_of_outputs + len(response.prompt_logprobs) + len(response.prompt_alternatives.token_ids)
 
     def logprobs(self) -> CompletionLogprobs | None:
         """Return what writes the log-probabilities of one choice; None: none were asked for."""

@@ -8,6 +8,7 @@ from pydantic_core import to_json
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.openai.fields import Message, TemplateFields
+from scheduler_svc.front.openai.values import text_of
 from scheduler_svc.front.text.json_text import shown_json
 from scheduler_svc.front.text.text_model import TextModel
 
@@ -98,17 +99,18 @@ def _text(message: Message, place: int) -> tuple[str, str]:
     for number, part in enumerate(message.content):
         path = f"messages[{place}].content[{number}]"
         if message.role == "assistant" and isinstance(part, dict) and part.get("type") == THINKING:
-            thoughts.append(_thought(part.get(THINKING), f"{path}.{THINKING}"))
+            thoughts.append(_thought(part, path))
         else:
             texts.append(_part(part, path))
     return "".join(texts), "".join(thoughts)
 
 
-def _thought(thought: object, path: str) -> str:
+def _thought(part: dict[str, Any], path: str) -> str:
     """Return the text of a part of type thinking: a text, or as Mistral's API has it parts of type text."""
+    thought = part.get(THINKING)
     if not isinstance(thought, list):
-        return _checked_text(thought, path)
-    return "".join(_part(part, f"{path}[{number}]") for number, part in enumerate(thought))
+        return text_of(part, path, THINKING)
+    return "".join(_part(inner, f"{path}.{THINKING}[{number}]") for number, inner in enumerate(thought))
 
 
 def _part(part: object, path: str) -> str:
@@ -117,10 +119,4 @@ def _part(part: object, path: str) -> str:
         shown = f"a part of type {shown_json(kind)}" if isinstance(part, dict) else shown_json(part)
         whose = ": only the assistant has reasoning" if kind == THINKING else ": the model accepts text only"
         raise InvalidFieldError(path, shown, f'a part of type text, such as {{"type": "text", "text": "..."}}{whose}')
-    return _checked_text(part.get(kind), f"{path}.{kind}")
-
-
-def _checked_text(text: object, path: str) -> str:
-    if not isinstance(text, str):
-        raise InvalidFieldError(path, "absent" if text is None else shown_json(text), "a text")
-    return text
+    return text_of(part, path, str(kind))

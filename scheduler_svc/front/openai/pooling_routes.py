@@ -14,20 +14,18 @@ from pydantic_core import to_json
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.values.sampling_params_table import INT32_MAX, UINT32_MAX
 from octavo_shared.errors import InvalidFieldError, OctavoServiceError
-from scheduler_svc.front.api.group_validation import priority_rule
-from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.pooling import Pooled, pool
 from scheduler_svc.front.api.pooling_validation import MAX_INPUTS, InputNames, PoolingRequest
 from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.openai.answering import Answering, answer_id
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import api_error
-from scheduler_svc.front.openai.field_reader import Reader
+from scheduler_svc.front.openai.field_reader import in_place_of
 from scheduler_svc.front.openai.fields import EmbeddingFields, PoolingFields, RerankFields, ScoreFields
-from scheduler_svc.front.openai.requests import extend_ids, prompts_of
+from scheduler_svc.front.openai.requests import extend_ids, prompts_of, set_priority
 from scheduler_svc.front.openai.routing import Route
-from scheduler_svc.front.openai.unknown_fields import in_place_of
 from scheduler_svc.front.text.json_text import shown_json
-from scheduler_svc.front.text.text_model import TextModel, check_model
+from scheduler_svc.front.text.text_model import TextModel
 
 _Fields = TypeVar("_Fields", bound=PoolingFields)
 
@@ -55,9 +53,8 @@ class _Asked:
 class PoolingRoutes:
     """Answers these endpoints."""
 
-    def __init__(self, models: Models, reader: Reader) -> None:
-        self._models = models
-        self._reader = reader
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
 
     def routes(self) -> Mapping[str, Route]:
         """Return the routes by path."""
@@ -114,28 +111,18 @@ class PoolingRoutes:
     ) -> tuple[_Fields, TextModel, Pooled]:
         """Read a call and compute what it asks for. Raises OctavoServiceError: it is refused, or fails."""
 
-        def make(parsed: dict[str, Any]) -> tuple[_Fields, _Asked, TextModel]:
-            fields = self._reader.read(parsed, kind, call.headers)
-            if fields.model is None:
-                rule = f"the name of the served model, {' or '.join(self._models.names)}"
-                raise InvalidFieldError("model", "absent", rule + in_place_of("model", parsed, kind))
-            model, limits = self._models.choose(fields.model).served()
-            check_model(fields.model, model)
+        def ask_all(fields: _Fields, limits: RequestLimits) -> _Asked:
             asked = ask(fields, limits)
             _set_common(asked, fields, limits)
-            asked.request.request_id = f"{prefix}-{fields.request_id or call.request_id}"
-            return fields, asked, model
+            return asked
 
-        async with self._models.reading():
-            fields, asked, model = await call.read(make)
+        fields, asked, model = await self._answering.read(call, kind, ask_all)
+        asked.request.request_id = answer_id(prefix, call, fields)
         on_queued = (lambda: None) if call.counted is None else call.counted.accept
+        generation = self._answering.models.choose(asked.request.model)
         try:
-            generation = self._models.choose(asked.request.model)
-            return (
-                fields,
-                model,
-                await pool(generation, asked.request, call.trace_metadata, names=asked.inputs, on_queued=on_queued),
-            )
+            pooled = await pool(generation, asked.request, call.trace_metadata, names=asked.inputs, on_queued=on_queued)
+            return fields, model, pooled
         except OctavoServiceError as error:
             raise api_error(error, asked.names, asked.numbers) from error
 
@@ -208,11 +195,7 @@ def _set_common(asked: _Asked, fields: PoolingFields, limits: RequestLimits) -> 
     if fields.truncate_prompt_tokens is not None:
         asked.numbers["truncate_prompt_tokens"] = fields.truncate_prompt_tokens
         asked.request.truncate_prompt_tokens = min(max(fields.truncate_prompt_tokens, -2), INT32_MAX)
-    if fields.priority is not None:
-        try:
-            asked.request.priority = fields.priority
-        except ValueError:
-            raise InvalidFieldError("priority", fields.priority, priority_rule(limits)) from None
+    set_priority(asked.request, fields.priority, limits)
 
 
 def _usage(pooled: Pooled) -> dict[str, int]:

@@ -14,10 +14,10 @@ from scheduler_svc.front.api.group_validation import priority_rule
 from scheduler_svc.front.api.request_limits import RequestLimits, unknown_token
 from scheduler_svc.front.api.request_validation import require_delta_interval
 from scheduler_svc.front.grammars.parts import AskedGrammar, Part, whole
+from scheduler_svc.front.openai.field_reader import in_place_of
 from scheduler_svc.front.openai.fields import ChatFields, CompletionFields, SamplingFields
 from scheduler_svc.front.openai.messages import CONVERSATION_NAMES, chat_messages
 from scheduler_svc.front.openai.structured import add_advice, advised_schema, asked_part
-from scheduler_svc.front.openai.unknown_fields import in_place_of
 from scheduler_svc.front.text.json_text import shown_json
 
 # OpenAI's default for completions; that of chats is as many as fit.
@@ -202,15 +202,20 @@ def _request(
     fields: SamplingFields, params: generation_pb2.SamplingParams, limits: RequestLimits
 ) -> pb.GenerateRequest:
     request = pb.GenerateRequest(sampling_params=params, cache_salt=fields.cache_salt or "", model=fields.model or "")
-    if fields.priority is not None:
-        try:
-            request.priority = fields.priority
-        except ValueError:
-            raise InvalidFieldError("priority", fields.priority, priority_rule(limits)) from None
+    set_priority(request, fields.priority, limits)
     if fields.min_delta_interval_ms is not None:
         require_delta_interval(fields.min_delta_interval_ms)
         request.min_delta_interval_ms = fields.min_delta_interval_ms
     return request
+
+
+def set_priority(request: Any, priority: int | None, limits: RequestLimits) -> None:
+    """Set the priority of a native request. Raises InvalidFieldError: the field cannot hold it."""
+    if priority is not None:
+        try:
+            request.priority = priority
+        except ValueError:
+            raise InvalidFieldError("priority", priority, priority_rule(limits)) from None
 
 
 class _Numbers:

@@ -18,8 +18,7 @@ from scheduler_svc.front.access.access_control import AccessControl
 from scheduler_svc.front.access.http_access import HOW_TO_SEND, identify
 from scheduler_svc.front.access.identity import ANYBODY, set_identity
 from scheduler_svc.front.api_meter import OTHER_API, ApiMeter
-from scheduler_svc.front.openai.body import Bodies
-from scheduler_svc.front.openai.call import Call
+from scheduler_svc.front.openai.call import Bodies, Call
 from scheduler_svc.front.openai.errors import CLOSE, ApiError, api_error, refusal_of
 from scheduler_svc.http.origin_checks import is_cross_site, is_local_host
 

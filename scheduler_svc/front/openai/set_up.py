@@ -1,6 +1,8 @@
-"""The port of OpenAI's API put together from the configuration."""
+"""The port of OpenAI's API, put together from the configuration; `routing.py` answers the requests."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+
+from aiohttp import web
 
 from octavo.values.address import is_loopback
 from octavo_shared.process.metric import Family
@@ -15,14 +17,41 @@ from scheduler_svc.front.openai.chat import Chat
 from scheduler_svc.front.openai.chat_outputs import ChatFormats
 from scheduler_svc.front.openai.chat_page import chat_page_routes
 from scheduler_svc.front.openai.completions import Completions
+from scheduler_svc.front.openai.errors import ApiError
 from scheduler_svc.front.openai.field_reader import Reader, UnknownFields
 from scheduler_svc.front.openai.pooling_routes import PoolingRoutes
-from scheduler_svc.front.openai.routing import Route, Routes, RouteSettings
-from scheduler_svc.front.openai.server import OpenAIServer
+from scheduler_svc.front.openai.routing import Route, Routes, RouteSettings, refuse
 from scheduler_svc.front.openai.service_routes import ServiceRoutes
 from scheduler_svc.front.responses.endpoint import Responses
 from scheduler_svc.front.responses.fields import OTHER_FIELDS as RESPONSES
-from scheduler_svc.http.http_tls import http_tls
+from scheduler_svc.http.connections import ConnectionTimes
+from scheduler_svc.http.http_port import HttpPort
+from scheduler_svc.http.http_tls import HttpTls, http_tls
+
+# Clients and proxies keep connections for the next request; nginx does so for 60 s.
+TIMES = ConnectionTimes(first_request_s=15.0, idle_s=75.0, linger_s=2.0, stall_s=60.0)
+
+
+class OpenAIServer(HttpPort):
+    """Serves OpenAI's API on one address.
+
+    Args:
+        listen: Address to bind, host:port; port 0 takes a free one.
+        tls: Of the port; None: it speaks plaintext.
+    """
+
+    def __init__(self, listen: str, routes: Routes, tls: HttpTls | None, *, is_shared: bool = False) -> None:
+        super().__init__(listen, "--openai-listen", routes.answer, tls, TIMES, _refuse, is_shared=is_shared)
+        self._routes = routes
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics of the port."""
+        return self._routes.families()
+
+
+def _refuse(status: int, what: str) -> web.Response:
+    """Answer what is not an HTTP request."""
+    return refuse(ApiError(status, f"malformed request: {what}"), {"Server": "octavo"})
 
 
 def openai_server(
@@ -55,8 +84,8 @@ def openai_server(
         "/v1/chat/completions": Route("POST", Chat(answering, formats).answer, "chat_completions"),
         "/v1/completions": Route("POST", Completions(answering).answer, "completions"),
         **responses.routes(),
-        **Messages(models, Answering(models, Reader(unknown, OTHER_FIELDS)), formats).routes(),
-        **PoolingRoutes(models, reader).routes(),
+        **Messages(Answering(models, Reader(unknown, OTHER_FIELDS)), formats).routes(),
+        **PoolingRoutes(answering).routes(),
         **ServiceRoutes(models, reader, collect).routes(),
         **(chat_page_routes() if config.chat_page == "on" else {}),
     }

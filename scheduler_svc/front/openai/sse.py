@@ -70,12 +70,12 @@ class EventStream(ABC):
         return self._response
 
     @abstractmethod
-    async def fail(self, error: ApiError) -> web.StreamResponse:
-        """End with an error."""
+    def failed(self, error: ApiError) -> bytes:
+        """Return the last event of an answer that fails: no client takes it for complete."""
 
     @abstractmethod
-    async def finish(self) -> web.StreamResponse:
-        """End the stream."""
+    def finished(self) -> bytes:
+        """Return the last event of an answer that is complete."""
 
     async def _fill_silence(self) -> None:
         with suppress(ConnectionError):  # `send` meets it too
@@ -104,10 +104,10 @@ class ChunkStream(EventStream):
         """Return an event whose JSON object goes on with these parts, the closing bracket included."""
         return b"".join((self._begin, *parts, b"\n\n"))
 
-    async def fail(self, error: ApiError) -> web.StreamResponse:
-        """End with an error; there is no [DONE], so that no client takes the answer for complete."""
-        return await self.end(b"data: " + error.body + b"\n\n")
+    def failed(self, error: ApiError) -> bytes:
+        """See `EventStream`."""
+        return b"data: " + error.body + b"\n\n"
 
-    async def finish(self) -> web.StreamResponse:
-        """End the stream."""
-        return await self.end(_DONE)
+    def finished(self) -> bytes:
+        """See `EventStream`."""
+        return _DONE

@@ -164,8 +164,8 @@ async def stream_events(
                 raise cause from error
             if not isinstance(cause, OctavoServiceError):
                 log.exception(Event("http_stream_failed", request_id=request_id))
-            return await stream.fail(api_error(cause, names))
-        return await stream.finish()
+            return await stream.end(stream.failed(api_error(cause, names)))
+        return await stream.end(stream.finished())
 
 
 def _first_of(error: Exception) -> Exception:

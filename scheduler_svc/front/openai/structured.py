@@ -10,6 +10,7 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.grammars.parts import Part, message_part, object_part, schema_part
 from scheduler_svc.front.openai.fields import SamplingFields
+from scheduler_svc.front.openai.values import member, object_at, optional, shown
 from scheduler_svc.front.text.json_text import shown_json
 
 # vLLM's fields, and those of the native API; `grammar` is read in Lark's notation.
@@ -51,36 +52,28 @@ def _of_format(fields: SamplingFields) -> Part | None:
     sent, name = fields.response_format, "response_format"
     if sent is None:
         return None
-    if not isinstance(sent, Mapping):
-        raise InvalidFieldError(name, shown_json(sent), "an object")
-    kind = sent.get("type")
+    kind = object_at(sent, name).get("type")
     if kind not in _ONLY:
-        raise InvalidFieldError(f"{name}.type", "absent" if kind is None else shown_json(kind), _TYPES)
+        raise InvalidFieldError(f"{name}.type", shown(kind), _TYPES)
     _check_names(sent, name, _ONLY[kind])
     if kind == "text":
         return None
     if kind == "json_object":
         return object_part(name)
-    asked, path = sent.get("json_schema"), f"{name}.json_schema"
-    if not isinstance(asked, Mapping):
-        raise InvalidFieldError(path, "absent" if asked is None else shown_json(asked), "an object")
+    path = f"{name}.json_schema"
+    asked = object_at(sent.get("json_schema"), path)
     _check_names(asked, path, _OF_SCHEMA)
-    if not isinstance(asked.get("strict"), bool | None):
-        raise InvalidFieldError(f"{path}.strict", shown_json(asked["strict"]), "true, false, or unset")
-    schema = asked.get("schema")
-    if not isinstance(schema, Mapping):
-        raise InvalidFieldError(f"{path}.schema", "absent" if schema is None else shown_json(schema), "a JSON schema")
-    return schema_part(schema, f"{path}.schema") if asked.get("strict") else None
+    is_strict = optional(asked, path, "strict", bool, "true, false")
+    schema: Mapping[str, Any] = member(asked, path, "schema", dict, "a JSON schema")
+    return schema_part(schema, f"{path}.schema") if is_strict else None
 
 
 def _of_vllm(sent: Any) -> Part | None:
     name = "structured_outputs"
     if sent is None:
         return None
-    if not isinstance(sent, Mapping):
-        raise InvalidFieldError(name, shown_json(sent), "an object")
     # False asks for nothing: json_object, and the switches of vLLM's backends.
-    found = {kind: value for kind, value in sent.items() if value is not None and value is not False}
+    found = {kind: value for kind, value in object_at(sent, name).items() if value is not None and value is not False}
     for kind in found:
         if kind not in _KINDS:
             rule = f"unset: an answer follows one of {', '.join(_KINDS)}"

@@ -1,18 +1,37 @@
-"""The input of the Responses API as the messages of a chat.
+"""The chat that a request of the Responses API asks for; errors of that chat in the words of this API.
 
 Consecutive items of the assistant, its reasoning, texts and calls, become one message.
 """
 
 import base64
 import binascii
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from octavo_shared.errors import InvalidFieldError
-from scheduler_svc.front.openai.fields import Message
-from scheduler_svc.front.responses.fields import ITEM_FIELDS, ITEMS_LEFT_OUT, TEXT_PARTS, ResponseFields
-from scheduler_svc.front.responses.tools import ToolName, custom_arguments
+from octavo_shared.errors import InvalidFieldError, OctavoServiceError
+from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
+from scheduler_svc.front.openai.errors import api_error
+from scheduler_svc.front.openai.fields import ChatFields, DecodingFields, Message
+from scheduler_svc.front.openai.requests import Asked, asked_chat
+from scheduler_svc.front.openai.values import object_at, shown, text_of
+from scheduler_svc.front.responses.fields import (
+    INCLUDABLE,
+    ITEM_FIELDS,
+    ITEMS_LEFT_OUT,
+    LOGPROBS,
+    TEXT_PARTS,
+    ResponseFields,
+)
+from scheduler_svc.front.responses.tools import (
+    ChatTools,
+    ToolName,
+    chat_format,
+    chat_reasoning,
+    chat_tools,
+    custom_arguments,
+)
 from scheduler_svc.front.text.json_text import shown_json
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -56,9 +75,7 @@ class ChatConversation:
 
     def add_item(self, item: Any, path: str) -> None:
         """Add an item of the input. Raises InvalidFieldError: it is wrong."""
-        if not isinstance(item, Mapping):
-            raise InvalidFieldError(path, _shown(item), "an object")
-        match _kind(item):
+        match _kind(object_at(item, path)):
             case "message":
                 self._add_message(item, path)
             case "function_call" | "custom_tool_call":
@@ -70,15 +87,15 @@ class ChatConversation:
             case str(kind) if kind in ITEMS_LEFT_OUT:
                 self.left_out.append(f"{path}.{kind}")
             case str(kind) if kind in _INSTEAD:
-                raise InvalidFieldError(f"{path}.type", _shown(kind), _INSTEAD[kind])
+                raise InvalidFieldError(f"{path}.type", shown(kind), _INSTEAD[kind])
             case kind:
                 rule = f"one of {', '.join(ITEM_FIELDS)}: the others are of tools or of storage that do not exist here"
-                raise InvalidFieldError(f"{path}.type", _shown(kind), rule)
+                raise InvalidFieldError(f"{path}.type", shown(kind), rule)
 
     def _add_message(self, item: Mapping[str, Any], path: str) -> None:
         role = item.get("role")
         if role not in _ROLES:
-            raise InvalidFieldError(f"{path}.role", _shown(role), f"one of {', '.join(_ROLES)}")
+            raise InvalidFieldError(f"{path}.role", shown(role), f"one of {', '.join(_ROLES)}")
         text = _text(item.get("content"), f"{path}.content")
         if role == "assistant":
             turn = self.turn(path)
@@ -90,13 +107,13 @@ class ChatConversation:
             self.add(path, role=role, content=text)
 
     def _add_call(self, item: Mapping[str, Any], path: str) -> None:
-        call_id, name = (_string(item, path, field) for field in ("call_id", "name"))
+        call_id, name = (text_of(item, path, field) for field in ("call_id", "name"))
         if item["type"] == "custom_tool_call":
-            arguments = custom_arguments(_string(item, path, "input"))
+            arguments = custom_arguments(text_of(item, path, "input"))
         else:
-            arguments = _string(item, path, "arguments")
+            arguments = text_of(item, path, "arguments")
         if item.get("namespace") is not None:
-            name = ToolName(name, _string(item, path, "namespace")).in_chat
+            name = ToolName(name, text_of(item, path, "namespace")).in_chat
         if call_id in self._call_ids:
             raise InvalidFieldError(f"{path}.call_id", shown_json(call_id), "unlike the ids of the calls before")
         self._call_ids.add(call_id)
@@ -105,7 +122,7 @@ class ChatConversation:
         turn.tool_calls = [*(turn.tool_calls or ()), call]
 
     def _add_output(self, item: Mapping[str, Any], path: str) -> None:
-        call_id = _string(item, path, "call_id")
+        call_id = text_of(item, path, "call_id")
         if call_id not in self._call_ids:
             rule = "the call_id of a function_call or custom_tool_call in front of it"
             raise InvalidFieldError(f"{path}.call_id", shown_json(call_id), rule)
@@ -168,24 +185,127 @@ def _text(content: Any, path: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidFieldError(path, _shown(content), "a string, or an array of text parts")
+        raise InvalidFieldError(path, shown(content), "a string, or an array of text parts")
     return "".join(_part(part, f"{path}[{number}]") for number, part in enumerate(content))
 
 
 def _part(part: Any, path: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
-        shown = f"a part of type {_shown(kind)}" if isinstance(part, Mapping) else _shown(part)
-        raise InvalidFieldError(path, shown, "a part of type input_text or output_text: the model accepts text only")
-    return _string(part, path, TEXT_PARTS[kind])
+        what = f"a part of type {shown(kind)}" if isinstance(part, Mapping) else shown(part)
+        raise InvalidFieldError(path, what, "a part of type input_text or output_text: the model accepts text only")
+    return text_of(part, path, TEXT_PARTS[kind])
 
 
-def _string(owner: Mapping[str, Any], path: str, name: str) -> str:
-    value = owner.get(name)
-    if not isinstance(value, str):
-        raise InvalidFieldError(f"{path}.{name}", _shown(value), "a text")
-    return value
+_T = TypeVar("_T")
+
+_NAMES = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "messages": "input"}
+_NAMES |= {name: name for name in ("text", "prompt")}  # elsewhere they are prompts
+_OF_TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?(.*)")
+_OF_MESSAGE = re.compile(r"messages\[(\d+)\](.*)")
+
+# Fields without effect that answers have all the same, as the schema of Open Responses asks.
+_ECHOED_AS_SENT = ("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
+_FORMATS = ("response_format.json_schema", "response_format")
 
 
-def _shown(value: object) -> str:
-    return "absent" if value is None else shown_json(value)
+@dataclass(frozen=True, slots=True)
+class AskedChat:
+    """The chat that a request asks for.
+
+    Attributes:
+        fields: As fields of chats.
+        asked: As native requests.
+        left_out: The paths of what is left out, as the answer does not need it.
+        rename: Returns the name that this API has for a field of the chat.
+    """
+
+    fields: ChatFields
+    asked: Asked
+    tools: ChatTools
+    left_out: Sequence[str]
+    rename: Callable[[str], str]
+
+
+def asked_response(fields: ResponseFields, limits: RequestLimits) -> AskedChat:
+    """Return the chat that a request asks for. Raises ApiError: a field is wrong."""
+    try:
+        return _asked_chat(fields, limits)
+    except InvalidFieldError as error:
+        raise api_error(error, _NAMES) from error
+
+
+def _asked_chat(fields: ResponseFields, limits: RequestLimits) -> AskedChat:
+    _check(fields)
+    conversation, tools = chat_conversation(fields), chat_tools(fields)
+    text_format, left_out = chat_format(fields)
+    values: dict[str, Any] = {name: getattr(fields, name) for name in DecodingFields.model_fields}
+    values |= {**tools.chat, **text_format, **chat_reasoning(fields)}
+    if LOGPROBS in (fields.include or ()):
+        values |= {"logprobs": True, "top_logprobs": fields.top_logprobs}
+    chat = ChatFields(**values, messages=conversation.messages, max_completion_tokens=fields.max_output_tokens)
+
+    def rename(name: str) -> str:
+        if found := _OF_MESSAGE.fullmatch(name):
+            return conversation.places[int(found[1])] + found[2].replace("_json", "")
+        if found := _OF_TOOL.fullmatch(name):
+            return f"{tools.places[int(found[1])]}{found[2]}"
+        for prefix in _FORMATS:
+            if name.startswith(prefix):
+                return "text.format" + name.removeprefix(prefix)
+        return "tool_choice.name" if name == "tool_choice.function.name" else _NAMES.get(name, name)
+
+    try:
+        asked = asked_chat(chat, limits)
+    except InvalidFieldError as error:
+        raise InvalidFieldError(rename(error.field), error.value, error.limit) from error
+    asked = replace(asked, names={**asked.names, **_NAMES})
+    return AskedChat(chat, asked, tools, [*tools.left_out, *left_out, *conversation.left_out], rename)
+
+
+async def in_own_words(chat: AskedChat, doing: Awaitable[_T]) -> _T:
+    """Return the result of an awaitable; errors have the names of this API, and numbers as they were sent."""
+    try:
+        return await doing
+    except PromptTooLongError as error:
+        raise api_error(error, chat.asked.names) from error
+    except InvalidFieldError as error:
+        named = InvalidFieldError(chat.rename(error.field), error.value, error.limit)
+        raise api_error(named, chat.asked.names, chat.asked.numbers) from error
+    except OctavoServiceError as error:
+        raise api_error(error, chat.asked.names) from error
+
+
+def _check(fields: ResponseFields) -> None:
+    for place, name in enumerate(fields.include or ()):
+        if name not in INCLUDABLE:
+            raise InvalidFieldError(f"include[{place}]", shown_json(name), f"one of {', '.join(INCLUDABLE)}")
+    if fields.top_logprobs and LOGPROBS not in (fields.include or ()):
+        raise InvalidFieldError("top_logprobs", fields.top_logprobs, f"0 or unset without {LOGPROBS} in include")
+    if fields.truncation not in (None, "disabled"):
+        rule = '"disabled" or unset: a prompt that is too long is rejected, never truncated'
+        raise InvalidFieldError("truncation", shown_json(fields.truncation), rule)
+
+
+def echoed(fields: ResponseFields, tools: ChatTools) -> Mapping[str, Any]:
+    """Return what an answer repeats of its request: what was carried, and defaults for the rest."""
+    reasoning = fields.reasoning or {}
+    text_format = (fields.text or {}).get("format") or {"type": "text"}
+    return {
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "text": {"format": text_format},
+        "tool_choice": fields.tool_choice or "auto",
+        "tools": tools.told,
+        "top_logprobs": fields.top_logprobs or 0,
+        "truncation": "disabled",
+        **dict.fromkeys(_ECHOED_AS_SENT),
+        **{name: value for name, value in (fields.model_extra or {}).items() if name in _ECHOED_AS_SENT},
+        "previous_response_id": None,
+        "background": False,
+        "store": False,
+        "service_tier": "default",
+    }

@@ -25,7 +25,7 @@ from scheduler_svc.front.openai.sse import EventStream
 from scheduler_svc.front.openai.streaming import stream_events
 from scheduler_svc.front.output import Delta
 from scheduler_svc.front.response import Response
-from scheduler_svc.front.responses.asked import AskedChat, asked_response, echoed, in_own_words
+from scheduler_svc.front.responses.conversation import AskedChat, asked_response, echoed, in_own_words
 from scheduler_svc.front.responses.fields import ENCRYPTED_REASONING, ResponseFields
 from scheduler_svc.front.responses.items import EventWriter, Items
 from scheduler_svc.front.text.text_model import TextModel
@@ -209,13 +209,13 @@ class _ResponseStream(EventStream):
                 await self.send(events)
         await self.send(self._answer.end())
 
-    async def fail(self, error: ApiError) -> web.StreamResponse:
+    def failed(self, error: ApiError) -> bytes:
         """See `EventStream`."""
-        return await self.end(self._answer.failed(error))
+        return self._answer.failed(error)
 
-    async def finish(self) -> web.StreamResponse:
+    def finished(self) -> bytes:
         """See `EventStream`."""
-        return await self.end(self._answer.last())
+        return self._answer.last()
 
 
 def _number(fields: ResponseFields, response: Response, name: str) -> float:

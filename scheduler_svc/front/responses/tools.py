@@ -7,6 +7,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from octavo_shared.errors import InvalidFieldError
+from scheduler_svc.front.openai.values import member, object_or_empty, optional, shown, text_of
 from scheduler_svc.front.responses.fields import TOOL_FIELDS, ResponseFields
 from scheduler_svc.front.text.json_text import shown_json
 
@@ -61,12 +62,8 @@ def chat_tools(fields: ResponseFields) -> ChatTools:
         if _kind(tool, path) != "namespace":
             _add(tool, path, None, tools, functions)
             continue
-        namespace, inner = tool.get("name"), tool.get("tools")
-        if not isinstance(namespace, str):
-            raise InvalidFieldError(f"{path}.name", _shown(namespace), "a text")
-        if not isinstance(inner, list):
-            raise InvalidFieldError(f"{path}.tools", _shown(inner), "an array of tools")
-        for number, one in enumerate(inner):
+        namespace = text_of(tool, path, "name")
+        for number, one in enumerate(member(tool, path, "tools", list, "an array of tools")):
             _add(one, f"{path}.tools[{number}]", namespace, tools, functions)
         tools.told.append(tool)
     choice, allowed = _choice(fields.tool_choice, tools.names)
@@ -107,7 +104,7 @@ def _add(tool: Any, path: str, namespace: str | None, tools: ChatTools, function
 def _function_of_custom(tool: Mapping[str, Any], path: str, left_out: list[str]) -> dict[str, Any]:
     """Return the function that stands for a tool that takes a text; the model reads its grammar, nothing holds it."""
     text = {"type": "string"}
-    asked = _object(tool.get("format"), f"{path}.format")
+    asked = object_or_empty(tool.get("format"), f"{path}.format")
     if asked.get("type") not in (None, "text"):
         left_out.append(f"{path}.format")
         text["description"] = f"Follows this {asked.get('syntax')} grammar:\n{asked.get('definition')}"
@@ -136,7 +133,7 @@ def custom_input(arguments: str) -> str:
 def _kind(tool: Any, path: str) -> str:
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if not isinstance(kind, str):
-        raise InvalidFieldError(path, _shown(tool), "an object with a type")
+        raise InvalidFieldError(path, shown(tool), "an object with a type")
     return kind
 
 
@@ -152,14 +149,14 @@ def _choice(sent: Any, names: Mapping[str, ToolName]) -> tuple[Any, set[str] | N
         raise InvalidFieldError("tool_choice", shown_json(sent), f"{_CHOICES}: other tools do not exist here")
     mode, tools = sent.get("mode"), sent.get("tools")
     if mode not in ("auto", "required"):
-        raise InvalidFieldError("tool_choice.mode", _shown(mode), '"auto" or "required"')
+        raise InvalidFieldError("tool_choice.mode", shown(mode), '"auto" or "required"')
     if not isinstance(tools, list) or not tools:
-        raise InvalidFieldError("tool_choice.tools", _shown(tools), "an array of tools")
+        raise InvalidFieldError("tool_choice.tools", shown(tools), "an array of tools")
     allowed = set[str]()
     for place, tool in enumerate(tools):
         found = _named(tool, names) if isinstance(tool, Mapping) else []
         if not found:
-            raise InvalidFieldError(f"tool_choice.tools[{place}]", _shown(tool), "a function in tools")
+            raise InvalidFieldError(f"tool_choice.tools[{place}]", shown(tool), "a function in tools")
         allowed |= set(found)
     return mode, allowed
 
@@ -178,12 +175,10 @@ _OF_TEXT = ("format", "verbosity")
 
 def chat_format(fields: ResponseFields) -> tuple[dict[str, Any], list[str]]:
     """Return the format and verbosity of a chat, and the paths of what is left out. Raises InvalidFieldError."""
-    text = _object(fields.text, "text")
-    verbosity = text.get("verbosity")
-    if not isinstance(verbosity, str | None):
-        raise InvalidFieldError("text.verbosity", shown_json(verbosity), "a text, or unset")
+    text = object_or_empty(fields.text, "text")
+    verbosity = optional(text, "text", "verbosity", str, "a text")
     left_out = [f"text.{name}" for name, value in text.items() if name not in _OF_TEXT and value is not None]
-    asked = _object(text.get("format"), "text.format")
+    asked = object_or_empty(text.get("format"), "text.format")
     if not asked:
         return {"verbosity": verbosity}, left_out
     kind = asked.get("type")
@@ -195,20 +190,6 @@ def chat_format(fields: ResponseFields) -> tuple[dict[str, Any], list[str]]:
 
 def chat_reasoning(fields: ResponseFields) -> dict[str, Any]:
     """Return the chat's fields for reasoning effort. Raises InvalidFieldError: it is wrong."""
-    reasoning = _object(fields.reasoning, "reasoning")
-    for name in ("effort", "summary"):
-        if not isinstance(reasoning.get(name), str | None):
-            raise InvalidFieldError(f"reasoning.{name}", shown_json(reasoning[name]), "a text, or unset")
-    return {"reasoning_effort": reasoning.get("effort"), "chat_template_kwargs": fields.chat_template_kwargs}
-
-
-def _object(value: Any, path: str) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise InvalidFieldError(path, shown_json(value), "an object")
-    return value
-
-
-def _shown(value: object) -> str:
-    return "absent" if value is None else shown_json(value)
+    reasoning = object_or_empty(fields.reasoning, "reasoning")
+    effort, _ = (optional(reasoning, "reasoning", name, str, "a text") for name in ("effort", "summary"))
+    return {"reasoning_effort": effort, "chat_template_kwargs": fields.chat_template_kwargs}

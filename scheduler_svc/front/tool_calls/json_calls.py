@@ -2,8 +2,7 @@
 
 import json
 
-from scheduler_svc.front.tool_calls.call_reader import CallReader, Progress
-from scheduler_svc.front.tool_calls.call_writer import CallWriter
+from scheduler_svc.front.tool_calls.call_writer import CallReader, CallWriter, Progress
 from scheduler_svc.front.tool_calls.json_scanner import JsonObjectScanner, Part, is_json_object
 
 ARGUMENTS_KEYS = ("arguments", "parameters")

@@ -2,9 +2,8 @@
 
 import re
 
-from scheduler_svc.front.tool_calls.bodies import NamedBody, Slot
-from scheduler_svc.front.tool_calls.call_reader import CallReader, Progress
-from scheduler_svc.front.tool_calls.call_writer import CallWriter
+from scheduler_svc.front.tool_calls.call_writer import CallReader, CallWriter, Progress
+from scheduler_svc.front.tool_calls.formats import NamedBody, Slot
 from scheduler_svc.front.tool_calls.json_calls import JsonCalls
 from scheduler_svc.front.tool_calls.json_scanner import END, JsonScanner
 

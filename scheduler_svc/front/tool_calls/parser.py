@@ -11,11 +11,9 @@ or a marker waits. Decisions follow from the characters alone, so any split of t
 from collections.abc import Collection, Mapping
 from functools import partial
 
-from scheduler_svc.front.tool_calls.bodies import Body, JsonBody, NamedBody, PythonicBody, XmlBody
-from scheduler_svc.front.tool_calls.call_reader import CallReader, Progress
-from scheduler_svc.front.tool_calls.call_writer import CallWriter
+from scheduler_svc.front.tool_calls.call_writer import CallReader, CallWriter, Progress
 from scheduler_svc.front.tool_calls.events import ContentDelta, OutputEvent, merged
-from scheduler_svc.front.tool_calls.formats import ToolCallFormat
+from scheduler_svc.front.tool_calls.formats import Body, JsonBody, NamedBody, PythonicBody, ToolCallFormat, XmlBody
 from scheduler_svc.front.tool_calls.json_calls import JsonCalls
 from scheduler_svc.front.tool_calls.marker_search import find_marker, match_marker
 from scheduler_svc.front.tool_calls.named_call import NamedCall

@@ -7,8 +7,7 @@ import json
 import re
 from enum import Enum
 
-from scheduler_svc.front.tool_calls.call_reader import MAX_KEY_CHARS, CallReader, Progress
-from scheduler_svc.front.tool_calls.call_writer import CallWriter
+from scheduler_svc.front.tool_calls.call_writer import MAX_KEY_CHARS, CallReader, CallWriter, Progress
 from scheduler_svc.front.tool_calls.json_scanner import MAX_DEPTH
 from scheduler_svc.front.tool_calls.python_values import value_of
 

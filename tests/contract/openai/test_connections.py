@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.local.taken_ports import is_octavos_openai_port
-from scheduler_svc.front.openai import server
+from scheduler_svc.front.openai import set_up
 from tests.contract.openai.api import Api, running_api
 from tests.support.patience import PATIENCE_S
 from tests.support.stack import until
@@ -93,7 +93,7 @@ async def test_who_does_not_read_holds_up_nobody_and_little_is_kept_for_them(mon
 
 
 async def test_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "TIMES", replace(server.TIMES, stall_s=0.5))
+    monkeypatch.setattr(set_up, "TIMES", replace(set_up.TIMES, stall_s=0.5))
     async with running_api(FakeWorker(step_ms=1)) as api:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
@@ -131,49 +131,6 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_event() -> None:
             async for _ in chunks:
                 pass
         await client.close()
-
-
-async def test_the_official_client_gets_chats_and_streams(api: Api) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key="none") as client:
-        assert [model.id async for model in client.models.list()] == ["fake"]
-        whole = await client.chat.completions.create(
-            model="fake",
-            messages=MESSAGES,
-            max_completion_tokens=8,
-            seed=1,
-            n=2,
-            logprobs=True,
-            top_logprobs=2,
-        )
-        assert whole.usage is not None
-        assert whole.usage.completion_tokens == 16
-        chunks = await client.chat.completions.create(
-            model="fake",
-            messages=MESSAGES,
-            max_completion_tokens=8,
-            seed=1,
-            n=2,
-            stream=True,
-        )
-        texts = {0: "", 1: ""}
-        async for chunk in chunks:
-            texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
-        assert texts == {choice.index: choice.message.content for choice in whole.choices}
-        with pytest.raises(openai.BadRequestError) as caught:
-            await client.chat.completions.create(model="fake", messages=MESSAGES, temperature=-1)
-        assert caught.value.param == "temperature"
-        with pytest.raises(openai.NotFoundError):
-            await client.chat.completions.create(model="gpt", messages=MESSAGES)
-
-
-async def test_the_official_client_works_without_asyncio_too(api: Api) -> None:
-    def talk() -> str:
-        with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none") as client:
-            chunks = client.completions.create(model="fake", prompt="a", max_tokens=5, seed=1, stream=True)
-            return "".join(chunk.choices[0].text for chunk in chunks)
-
-    whole = await api.complete(prompt="a", max_tokens=5, seed=1)
-    assert await asyncio.to_thread(talk) == whole.json["choices"][0]["text"]
 
 
 async def test_octavo_up_tells_this_port_from_those_of_other_programs(api: Api) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
-from scheduler_svc.front.openai import body
+from scheduler_svc.front.openai import call
 from tests.contract.openai.api import Api, running_api
 from tests.support.loop_gap import loop_gaps
 from tests.support.stack import until
@@ -71,7 +71,7 @@ async def test_no_body_of_any_shape_stops_the_event_loop() -> None:
 
 
 async def test_bodies_that_are_on_their_way_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "MAX_BODIES", 2)
+    monkeypatch.setattr(call, "MAX_BODIES", 2)
     is_over = asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
-from scheduler_svc.front.openai import body, server
+from scheduler_svc.front.openai import call, set_up
 from scheduler_svc.http.connections import ConnectionTimes
 from tests.contract.openai.api import Api, running_api
 from tests.contract.openai.hostile_rows import CLOSED, COMPLETIONS, GOOD, ROWS, Row, fields, get, post
@@ -80,8 +80,8 @@ async def neighbour(api: Api) -> AsyncIterator[list[bytes]]:
 
 
 async def test_no_bytes_disturb_the_port(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(body, "BODY_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(server, "TIMES", QUICK)
+    monkeypatch.setattr(call, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(set_up, "TIMES", QUICK)
     async with running_api(FakeWorker(step_ms=5)) as api, neighbour(api) as events:
         bodies = api.stack.front.openai._routes._bodies  # type: ignore[union-attr]
         num_bytes_left, num_before = bodies._num_bytes_left, len(events)
@@ -119,7 +119,7 @@ async def test_a_body_is_asked_for_where_its_sender_waits(api: Api) -> None:
 
 
 async def test_a_body_that_is_refused_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "TIMES", QUICK)
+    monkeypatch.setattr(set_up, "TIMES", QUICK)
     async with running_api() as api:
         too_long = post(COMPLETIONS, b"", "Expect: 100-continue", length=2**30)
         assert (await exchange(api.address, too_long)).startswith(b"HTTP/1.1 413")
@@ -140,13 +140,13 @@ async def test_streams_may_be_asked_for_one_behind_the_other(api: Api) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GE", b"GET /health HTTP/1.1\r\nX", b"GET /health HTTP/1.1\r\nX: y\r\n"])
 async def test_who_never_asks_is_closed(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(server, "TIMES", QUICK)
+    monkeypatch.setattr(set_up, "TIMES", QUICK)
     async with running_api() as api:
         assert await exchange(api.address, sent) == b""
 
 
 async def test_who_begins_a_second_request_and_no_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "TIMES", QUICK)
+    monkeypatch.setattr(set_up, "TIMES", QUICK)
     async with running_api() as api:
         one = get("/health").replace(b"Connection: close\r\n", b"")
         assert (await exchange(api.address, one + one[:-2])).count(b"HTTP/1.1 200") == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
-from scheduler_svc.front.openai import body
+from scheduler_svc.front.openai import call
 from tests.contract.openai.api import HELLO, Api, running_api
 from tests.contract.openai.refused_rows import OF_BOTH, OF_CHATS, OF_COMPLETIONS
 from tests.support.stack import WithoutTokenizer, until
@@ -152,7 +152,7 @@ async def test_a_text_may_have_as_many_commas_as_it_likes(api: Api) -> None:
 
 
 async def test_a_body_that_is_too_long_or_too_slow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(call, "BODY_TIMEOUT_S", 0.1)
     async with running_api(max_request_bytes=2**16) as api:
         assert (await api.complete(prompt="x" * 2**16)).status == 413
 

@@ -164,6 +164,11 @@ async def test_a_call_that_is_cut_off_is_content_and_what_a_stream_shows_of_it_i
         said = '<tool_call>{"name": "now", "arguments": {"a": 1, "b": "x'
         first = await ask(api, said, max_tokens=said.index(","))
         stopped = await ask(api, f'{said}"}}}}', stop='"}')
+        thought = f"<think>\nHm. {SAID['hermes']}"  # which nobody closes
+        for answer in await ask(api, thought):
+            assert told(answer) == ("", CALLS, "tool_calls")
+        for answer in await ask(api, thought, max_tokens=len(thought.encode())):
+            assert told(answer) == ("", [], "length")
         whole, streamed = await ask(api, said, max_tokens=len(said))
 
         for answer in first:
@@ -174,13 +179,32 @@ async def test_a_call_that_is_cut_off_is_content_and_what_a_stream_shows_of_it_i
         assert told(stopped[1]) == (said, [("now", '{"a": 1, "b": "x"]')], "stop")
 
 
-async def test_a_call_in_reasoning_that_nobody_closed_reaches_the_client_unless_it_was_cut() -> None:
+BROKEN = '<tool_call>{"name": "now", "arguments": {"a": oops}}</tool_call>'
+UNKNOWN = '<tool_call>{"name": "rm", "arguments": {}}</tool_call>'
+NOW = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+
+SHOWN = '<tool_call>{"name": "now", "arguments": {"a": 1, "b": NaN}}</tool_call>'
+OF_SHOWN = ("now", '{"a": 1, "b": ]')  # no client can run it
+CALL = ("now", "{}")
+
+# What the model says; content and calls of the answer, what its stream shows before the calls, and why it ends
+MALFORMED = [
+    (BROKEN, BROKEN, [], [], "stop"),
+    (SHOWN, SHOWN, [], [OF_SHOWN], "stop"),
+    (f"{UNKNOWN}\n{NOW}", f"{UNKNOWN}\n", [CALL], [], "tool_calls"),
+    (f"a {NOW} b {NOW}\n", "a  b ", [CALL] * 2, [], "tool_calls"),
+    (f"{BROKEN}{NOW}", BROKEN, [CALL], [], "tool_calls"),
+    (f"{NOW}{BROKEN}", BROKEN, [CALL], [], "stop"),
+    (f"{SHOWN}{NOW}", SHOWN, [CALL], [OF_SHOWN], "stop"),
+]
+
+
+async def test_what_is_no_call_is_content_and_text_around_calls_stays() -> None:
     async with running_api(EchoWorker()) as api:
-        said = f"<think>\nHm. {SAID['hermes']}"
-        for answer in await ask(api, said):
-            assert told(answer) == ("", CALLS, "tool_calls")
-        for answer in await ask(api, said, max_tokens=len(said.encode())):
-            assert told(answer) == ("", [], "length")
+        for said, content, calls, shown, ended_by in MALFORMED:
+            whole, streamed = await ask(api, said)
+            assert told(whole) == (content, calls, ended_by), said
+            assert told(streamed) == (content, shown + calls, ended_by), said
 
 
 async def test_results_of_calls_go_back_into_the_prompt() -> None:
@@ -195,32 +219,3 @@ async def test_results_of_calls_go_back_into_the_prompt() -> None:
         tools: Any = TOOLS
         answer = await sdk.chat.completions.create(model="fake", messages=messages, tools=tools)
         assert answer.choices[0].message.content == "Done."
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tool_choice": "any"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice.function.name"),
-        ({"tools": []}, "tools"),
-        ({"tools": None, "tool_choice": "auto"}, "tool_choice"),
-    ],
-)
-async def test_what_cannot_be_done_is_refused_by_name(api_with_tools: Api, fields: Json, param: str) -> None:
-    answer = await api_with_tools.chat(**{"tools": TOOLS, **fields})
-
-    assert (answer.status, answer.error["param"]) == (400, param)
-
-
-@pytest.fixture
-async def api_with_tools() -> Any:
-    async with running_api(EchoWorker()) as running:
-        yield running
-
-
-async def test_tools_that_the_template_does_not_show_are_refused(api: Api) -> None:
-    answer = await api.chat(tools=TOOLS)
-
-    assert (answer.status, answer.error["param"]) == (400, "tools")
-    assert answer.error["message"].startswith("tools is set; it must be unset: ")
-    assert "does not support tools" in answer.error["message"]

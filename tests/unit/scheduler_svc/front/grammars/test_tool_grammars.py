@@ -14,9 +14,8 @@ from scheduler_svc.front.grammars.chat_grammar import chat_grammar, check_chat_g
 from scheduler_svc.front.grammars.parts import object_part
 from scheduler_svc.front.grammars.reading import read_grammar
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from scheduler_svc.front.tool_calls.bodies import JsonBody, NamedBody
 from scheduler_svc.front.tool_calls.chat_format import ChatFormat
-from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS
+from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS, JsonBody, NamedBody
 from scheduler_svc.front.tool_calls.tool_choice import check_tools
 from tests.support.each_row import each_row
 from tests.support.grammars import byte_matcher, num_followed

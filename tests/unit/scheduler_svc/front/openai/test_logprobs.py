@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from scheduler_svc.front.openai.logprobs import CompletionLogprobs, TokenLogprobs
-from scheduler_svc.front.openai.token_texts import TokenTexts
+from scheduler_svc.front.openai.logprobs import CompletionLogprobs, TokenLogprobs, TokenTexts
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.request.outputs import Alternatives
 from tests.support.each_row import each_row

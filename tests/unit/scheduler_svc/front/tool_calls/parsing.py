@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from scheduler_svc.front.tool_calls.chat_format import OutputParser
 from scheduler_svc.front.tool_calls.events import (
     ContentDelta,
     OutputEvent,
@@ -13,7 +14,6 @@ from scheduler_svc.front.tool_calls.events import (
     ToolCallBroken,
 )
 from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS, ToolCallFormat
-from scheduler_svc.front.tool_calls.output_parser import OutputParser
 from scheduler_svc.front.tool_calls.parser import ToolCallParser
 from scheduler_svc.front.tool_calls.reasoning import ReasoningParser
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import openai
 from pydantic import BaseModel
 
-from scheduler_svc.front.tool_calls.argument_types import types_of
 from scheduler_svc.front.tool_calls.tool_choice import check_tools
+from scheduler_svc.front.tool_calls.xml_call import types_of
 from tests.support.each_row import each_row
 from tests.unit.scheduler_svc.front.tool_calls.parsing import parse
 

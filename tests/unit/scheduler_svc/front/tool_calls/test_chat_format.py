@@ -111,11 +111,6 @@ def test_tools_that_would_be_lost_are_refused(template: str | None, says: str) -
     chat_format.check_tools(None)
 
 
-def test_tools_that_the_template_shows_are_taken() -> None:
-    ChatFormat.of(make_tokenizer(byte_level_backend(), TEMPLATES["qwen3"][0])).check_tools(requested())
-    ChatFormat.of(make_tokenizer(byte_level_backend(), TEMPLATES["unknown"][0]), "json").check_tools(requested())
-
-
 def tokenizer_with(template: str, added: tuple[str, ...], *, special: bool) -> Tokenizer:
     """A tokenizer with the markers of a family as tokens, as that family has them."""
     backend = byte_level_backend()
@@ -185,14 +180,3 @@ def test_tokens_become_events(
     parsed.add(parser.finish())
 
     assert (parsed.content, parsed.calls, parsed.reasoning) == (expected.content, expected.calls, expected.reasoning)
-
-
-def test_without_tools_calls_are_text() -> None:
-    tokenizer = make_tokenizer(byte_level_backend(), TEMPLATES["qwen2.5"][0])
-    call = '<tool_call>{"name": "now"}</tool_call>'
-
-    parser = ChatFormat.of(tokenizer).output_parser(None, [], ())
-    parsed = Parsed()
-    parsed.add([*parser.feed(call), *parser.finish()])
-
-    assert parsed == Parsed(content=call)

@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler_svc.front.tool_calls.chat_format import OutputParser
 from scheduler_svc.front.tool_calls.events import ContentDelta, ReasoningDelta
 from scheduler_svc.front.tool_calls.formats import REASONING_FORMATS, ReasoningFormat
-from scheduler_svc.front.tool_calls.output_parser import OutputParser
 from scheduler_svc.front.tool_calls.reasoning import MAX_LEADING_CHARS, ReasoningParser, opens_reasoning
 from tests.support.each_row import each_row
 from tests.unit.scheduler_svc.front.tool_calls.parsing import Parsed, parse
