@@ -133,12 +133,34 @@ async def test_a_key_is_a_bearer_token(tmp_path: Path) -> None:
     assert tenants == {"blue"}
 
 
-async def test_who_comes_while_it_drains_is_told_when_to_come_again() -> None:
+async def test_who_comes_too_early_or_too_late_is_told_when_to_come_again() -> None:
+    async with running_api(FakeWorker(step_ms=1), max_num_seqs=1, max_waiting_requests=1) as api:
+        waiting = []
+        for number in range(2):
+            waiting.append(asyncio.create_task(post(api, messages=[user(f"{number}")], max_tokens=4000)))
+            await until(
+                lambda: api.stack.engine.load.num_running == 1 and len(api.stack.engine.requests) == len(waiting)
+            )
+        full = await post(api)
+        for task in waiting:
+            task.cancel()
+        await until(lambda: not api.stack.engine.requests)
     async with running_api(ready=False) as api:
         await api.stack.engine.start_draining()
         draining = await post(api)
+    assert error_of(full)[:2] == (429, "rate_limit_error")
     assert error_of(draining)[:2] == (529, "overloaded_error")
-    assert draining.headers["retry-after"] == "1"
+    assert full.headers["retry-after"] == draining.headers["retry-after"] == "1"
+
+
+async def test_a_client_that_leaves_ends_its_request() -> None:
+    async with running_api(FakeWorker(step_ms=1)) as api:
+        asking = asyncio.create_task(post(api, max_tokens=8000, stream=True))
+        await until(lambda: api.stack.engine.load.num_running)
+        asking.cancel()
+        await until(lambda: not api.stack.engine.requests)
+        [ended] = api.stack.engine.ended.values()
+    assert ended.error_message == "the client cancelled the call or disconnected"
 
 
 async def test_a_stream_that_fails_ends_with_an_error() -> None:
@@ -152,6 +174,22 @@ async def test_a_stream_that_fails_ends_with_an_error() -> None:
     assert (last["type"], last["error"]["type"]) == ("error", "invalid_request_error")
     assert request_id in last["error"]["message"]
     assert last["request_id"] == answer.headers["request-id"]
+
+
+TURNS = {
+    "messages": b'{"role":"user","content":""},',
+    "blocks": b'{"role":"user","content":[{"type":"text","text":""}]},',
+    "no messages": b"0,",
+}
+
+
+@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
+async def test_a_body_full_of_messages_is_refused(api: Api, turn: bytes) -> None:
+    begin = b'{"model":"fake","max_tokens":1,"messages":['
+    number = (4 * 2**20 - 64 - len(begin)) // len(turn)
+    body = begin + turn * number + turn[:-1] + b"]}"
+    answer = await api.send("POST", MESSAGES, data=io.BytesIO(body), headers=JSON)
+    assert error_of(answer)[:2] == (400, "invalid_request_error")
 
 
 async def test_a_body_that_is_too_long_is_refused(api: Api) -> None:
