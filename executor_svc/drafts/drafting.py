@@ -1,8 +1,8 @@
 """Several tokens of a sequence in one step: drafts are computed behind its last token, and kept where they are drawn.
 
 Each row of a step draws as always: from its seed, its output and its position, with the penalties, rules and bits that
-it has alone. So a draft that equals the draw before it is the token that would have come, and what is drawn behind it is
-what would have been drawn. The others are thrown away; their keys and values are written over.
+it has alone. So a draft that equals the draw before it is the token that would have come, and what is drawn behind it
+is what would have been drawn. The others are thrown away; their keys and values are written over.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ _KEPT_OF_DRAFTS = 0.8
 _KEPT_OF_STEPS = 0.98
 # Before any draft was proved: how often it is right, and how many drafts that stands for.
 _PRIOR_RIGHT, _PRIOR_DRAFTS = 0.6, 2.0
-# Before steps of several sizes were timed: what a row adds, as a share of a step without rows, and what that stands for.
+# Before steps of several sizes were timed: what a row adds to a step without rows, as a share, and its weight.
 _PRIOR_SHARE, _PRIOR_VARIANCE = 0.08, 0.5
 
 
@@ -59,6 +59,7 @@ class DraftedStep:
         rows = np.arange(len(counts)).repeat(num_entries)
         kept = np.arange(len(rows)) - places[rows] < counts[rows]
         answer.token_counts = counts.astype(np.uint8)
+        answer.draft_counts = self.num_drafts.astype(np.uint8)
         answer.sampled_token_ids = answer.sampled_token_ids[kept]
         if answer.logprobs is not None:
             answer.logprobs = answer.logprobs[kept]

@@ -170,7 +170,7 @@ class TorchWorker:
         answer.table_digest, answer.grammars_loaded = digest, self._take_loaded()
         timer.stop()
         answer.execute_duration_us = timer.duration_us()
-        if self._drafting is not None and layout.num_tokens:
+        if self._drafting is not None and self._table.has_allowances and layout.num_tokens:
             self._drafting.learn_cost(computed, answer.execute_duration_us)
         return DoneStep(answer)
 
