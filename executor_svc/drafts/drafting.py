@@ -23,7 +23,7 @@ _KEPT_OF_STEPS = 0.98
 # Before any draft was proved: how often it is right, and how many drafts that stands for.
 _PRIOR_RIGHT, _PRIOR_DRAFTS = 0.6, 2.0
 # Before steps of several sizes were timed: what a row adds to a step without rows, as a share, and its weight.
-_PRIOR_SHARE, _PRIOR_VARIANCE = 0.08, 0.5
+_PRIOR_SHARE, _PRIOR_WEIGHT = 0.08, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,10 @@ class RowCost:
         if not self._weight:
             return num_rows * _PRIOR_SHARE / (1.0 + num_rows * _PRIOR_SHARE)
         rows, time = self._rows / self._weight, self._times / self._weight
-        variance = max(0.0, self._squares / self._weight - rows * rows)
-        covariance = self._products / self._weight - rows * time
+        variance = max(0.0, self._squares - rows * self._rows)
+        covariance = self._products - rows * self._times
         prior = _PRIOR_SHARE * time / (1.0 + _PRIOR_SHARE * rows)
-        of_row = max(0.0, (covariance + _PRIOR_VARIANCE * prior) / (variance + _PRIOR_VARIANCE))
+        of_row = max(0.0, (covariance + _PRIOR_WEIGHT * prior) / (variance + _PRIOR_WEIGHT))
         of_rows = num_rows * of_row
         return min(1.0, of_rows / max(time + (num_rows - rows) * of_row, 1e-9))
 

@@ -239,7 +239,9 @@ def test_outputs_of_a_tiny_model_are_those_alone(tiny: Scene, name: str) -> None
     check_named(tiny, name)
 
 
-@pytest.mark.parametrize("name", ["all at once, 4 in flight", "a budget of 8", "swap, 2 in flight", "neighbours leave"])
+@pytest.mark.parametrize(
+    "name", ["all at once, 4 in flight", "recompute, 1 in flight", "swap, 2 in flight", "neighbours leave"]
+)
 def test_outputs_of_a_tiny_model_with_drafts_that_are_often_right_are_those_alone(
     tiny: Scene, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

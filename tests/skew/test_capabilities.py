@@ -159,6 +159,7 @@ async def test_an_executor_of_a_release_is_asked_for_what_it_has_and_gets_featur
         Capability.GRAMMARS_READY: release.tells_loads,
         Capability.POOLING: release.has_pooling,
         Capability.CACHE_GROUPS: False,  # the fake model's layers are alike
+        Capability.VARIABLE_TOKENS: False,  # it drafts only if it is told to
     }
     lacking = {capability for capability, has_it in later.items() if not has_it}
     expected = WANTED - lacking if has_capabilities else set()

@@ -64,7 +64,14 @@ def layout(num_drafts: Int32Array, num_candidates: Int32Array | None = None) -> 
     rows = np.arange(len(num_drafts)).repeat(num_drafts + 1)
     zeros = np.zeros(len(rows), np.int32)
     return StepLayout(
-        *[zeros] * 8,
+        slots=zeros,
+        generations=zeros,
+        starts=zeros,
+        lengths=zeros,
+        sample_rows=zeros,
+        sample_slots=zeros,
+        sample_positions=zeros,
+        sample_generations=zeros,
         sample_places=zeros.astype(np.intp),
         sample_index=zeros.astype(np.intp),
         num_decodes=len(num_drafts),
