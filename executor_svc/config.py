@@ -37,6 +37,16 @@ class _BatchConfig(ServiceConfig):
         ),
     )
 
+    max_draft_tokens: int = Field(
+        7,
+        ge=0,
+        le=63,
+        description=(
+            "Maximum number of draft tokens of a sequence in a step. A CPU with the C kernels drafts where the "
+            "scheduler allows it (--speculate); drafts change the speed, no output. 0: none."
+        ),
+    )
+
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
         if self.max_num_batched_tokens < self.max_num_seqs:

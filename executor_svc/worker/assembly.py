@@ -28,6 +28,8 @@ from executor_svc.cache.cache_groups import GroupedCacheEngine, size_groups
 from executor_svc.checkpoint.pooling_modules import PoolingModules
 from executor_svc.device.memory import GpuMemory, gpu_memory
 from executor_svc.device.probe import device_probe
+from executor_svc.drafts.drafting import Drafting
+from executor_svc.drafts.proposer import PromptLookup
 from executor_svc.models.kernels import ChosenModel
 from executor_svc.models.native_forward import native_forward
 from executor_svc.models.pooling import DecoderTexts, EmbeddingHead, NormedHead, Pooler
@@ -58,6 +60,9 @@ if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures
     from executor_svc.config import ExecutorConfig
 
 _logger = logging.getLogger(__name__)
+
+# Drafts of all rows of a step together: each has a row of logits.
+MOST_DRAFTS_OF_STEP = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +188,11 @@ class _Parts:
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
         grammars, pooler = self._grammar_support(), self._pooler()
+        last_tokens = self._last_tokens()
+        native = load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None
+        sampler = Sampler(native, device_sampling(self.device))
+        drafting = self._drafting(sampler)
+        most_drafts = 0 if drafting is None else config.max_draft_tokens
         info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
             model_id=identity.model_id,
@@ -213,10 +223,9 @@ class _Parts:
             embedding_size=0 if pooler is None else pooler.size_of(PoolingTask.EMBED),
             is_generative=identity.is_generative,
             cache_groups=groups,
+            max_allowance=most_drafts + 1,
+            max_sample_rows=config.max_num_seqs + MOST_DRAFTS_OF_STEP if most_drafts else 0,
         )
-        last_tokens = self._last_tokens()
-        native = load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None
-        sampler = Sampler(native, device_sampling(self.device))
 
         def lay_out(uses_groups: bool) -> tuple[Runner, MovesBlocks]:
             caches = self._make_caches(shape, blocks, groups if uses_groups else ())
@@ -242,6 +251,7 @@ class _Parts:
             probe,
             masks,
             pooler,
+            drafting,
         )
 
     def _make_caches(self, shape: CacheShape, blocks: BlockCounts, groups: Sequence[CacheGroup]) -> MovesBlocks:
@@ -270,6 +280,18 @@ class _Parts:
         num_seconds = round(time.perf_counter() - begin_s, 1)
         _logger.info(Event("cuda_graphs", sizes=len(self.graph_sizes), seconds=num_seconds))
         return graphs
+
+    def _drafting(self, sampler: Sampler) -> Drafting | None:
+        """Return what drafts; None: no row gets more than one token in a step."""
+        library, config = self.chosen.library, self.config
+        if (
+            library is None
+            or sampler.samples_on_device
+            or not config.max_draft_tokens
+            or not self.identity.is_generative
+        ):
+            return None
+        return Drafting(PromptLookup(library.path), config.max_num_seqs, config.max_draft_tokens, self.group)
 
     def _pooler(self) -> Pooler | None:
         """Return what makes vectors of texts; None: the model makes none."""

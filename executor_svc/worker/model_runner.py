@@ -121,11 +121,13 @@ def wanted_tokens(layout: StepLayout) -> tuple[Int32Array, int, Int32Array]:
     counts = layout.num_prompt_logprobs
     if len(layout.sample_rows) == layout.num_decodes == len(layout.slots):
         return layout.sample_rows, layout.num_decodes, layout.sample_rows  # a token a row, and all are sampled
-    rows, logit_rows = np.unique(layout.sample_rows, return_inverse=True)
-    wanted = np.cumsum(layout.lengths)[rows] - 1
+    # The token at a position is drawn behind the token before it.
+    begins = np.cumsum(layout.lengths) - layout.lengths - layout.starts
+    wanted, logit_rows = np.unique(begins[layout.sample_rows] + layout.sample_positions - 1, return_inverse=True)
+    num_logit_rows = len(wanted)
     if counts is not None:
         wanted = np.concatenate((wanted, _first_tokens(layout.lengths, counts)))
-    return wanted.astype(np.int32), len(rows), logit_rows.astype(np.int32)
+    return wanted.astype(np.int32), num_logit_rows, logit_rows.astype(np.int32)
 
 
 def prepare_input(table: BatchTable, layout: StepLayout, last_tokens: LastTokens) -> ModelInput:

@@ -18,6 +18,7 @@ import torch
 from executor_svc.attention.interface import LayerCache
 from executor_svc.device.probe import DeviceProbe, step_error
 from executor_svc.device.transfer import index_to_device
+from executor_svc.drafts.drafting import Drafting, without_drafts
 from executor_svc.models.pooling import Pooler
 from executor_svc.parallel.group import TensorParallelGroup
 from executor_svc.sampler.sample_rows import RowLookup, SampleRows
@@ -68,6 +69,7 @@ class TorchWorker:
         probe: DeviceProbe,
         grammar_masks: GrammarMasks | None = None,
         pooler: Pooler | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self._info = info
         self._lay_out = lay_out
@@ -80,6 +82,7 @@ class TorchWorker:
         self._probe = probe
         self._grammar_masks = grammar_masks  # of rank 0; None: it follows no grammars
         self._pooler = pooler  # None: it computes no vectors
+        self._drafting = drafting  # None: no row gets more than one token
         self._rows = RowLookup()
         self._unrecorded: deque[LaunchedStep] = deque()  # their tokens are UNKNOWN_TOKEN in the table
         self.reset(uses_groups=self._uses_groups)
@@ -136,7 +139,8 @@ class TorchWorker:
         layout = self._table.apply(step.delta)
         if self._grammar_masks is not None:
             self._grammar_masks.follow(step.delta)
-        digest = check_layout(step, layout, self._table, self._info.max_num_batched_tokens)
+        info = self._info
+        digest = check_layout(step, layout, self._table, info.max_num_batched_tokens, info.max_sample_rows)
         self._cache_engine.move(step)
         if self._sampler.samples_on_device:
             return self._launch_on_device(step, layout, digest, timer)
@@ -156,22 +160,44 @@ class TorchWorker:
 
     def _run_on_host(self, step: Step, layout: StepLayout, digest: int | None, timer: StepTimer) -> DoneStep:
         """Run a step to its end: its tokens are recorded before the next one is launched."""
+        computed = layout
         if not layout.num_tokens:
             answer = no_answer(step, layout)
         else:
-            rows = self._rows.of_step(self._table, layout)
-            finish_masks = self._begin_masks(rows)
-            computed = self._runner.run(self._table, layout, finds_likeliest=self._rows.take_likeliest)
-            answer = self._answer(step, layout, rows, computed, finish_masks)
-            if self._group.size > 1:
-                token_ids = self._group.broadcast(torch.from_numpy(answer.sampled_token_ids.astype(np.int64)))
-                answer.sampled_token_ids = token_ids.numpy().astype(np.int32)
-            self._table.resolve(layout, answer.sampled_token_ids, all_current=True)
+            answer, computed = self._compute_on_host(step, layout)
+            self._table.resolve(layout, answer.sampled_token_ids, answer.token_counts, all_current=True)
         self._pool(step, answer)
         answer.table_digest, answer.grammars_loaded = digest, self._take_loaded()
         timer.stop()
         answer.execute_duration_us = timer.duration_us()
+        if self._drafting is not None and self._table.has_allowances and layout.num_tokens:
+            self._drafting.learn_cost(computed, answer.execute_duration_us)
         return DoneStep(answer)
+
+    def _compute_on_host(self, step: Step, layout: StepLayout) -> tuple[StepResult, StepLayout]:
+        """Run the model and sample.
+
+        Returns: the answer but for what is told of the step as a whole; the rows that were computed.
+        """
+        drafted, computes = None, layout
+        if layout.allowances is not None:
+            assert self._drafting is not None, "else a step with allowances is refused"
+            drafted = self._drafting.draft(self._table, layout)
+            computes = without_drafts(layout) if drafted is None else drafted.layout
+        rows = self._rows.of_step(self._table, computes)
+        finish_masks = self._begin_masks(rows)
+        computed = self._runner.run(self._table, computes, finds_likeliest=self._rows.take_likeliest)
+        answer = self._answer(step, computes, rows, computed, finish_masks)
+        if self._group.size > 1:
+            flags = np.zeros(len(rows), np.int64) if answer.row_flags is None else answer.row_flags
+            told = self._group.broadcast(torch.from_numpy(np.stack((answer.sampled_token_ids, flags)).astype(np.int64)))
+            token_ids, flags = told.numpy()
+            answer.sampled_token_ids = token_ids.astype(np.int32)
+            answer.row_flags = flags.astype(np.uint8) if flags.any() else None
+        if drafted is not None and self._drafting is not None:
+            drafted.prove(answer)
+            self._drafting.learn(layout, drafted, answer)
+        return answer, computes
 
     def _take_loaded(self) -> tuple[GrammarLoaded, ...]:
         return () if self._grammar_masks is None else self._grammar_masks.take_loaded()

@@ -214,6 +214,13 @@ class SchedulerConfig(ClientSideConfig):
             "the executor's host cache, if it has one. auto: swap for requests with several sequences."
         ),
     )
+    speculate: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description=(
+            "Speculative decoding: sequences may get several tokens in a step. auto: where drafts change no output, "
+            "which is where an executor is invariant. on: also elsewhere, where outputs may differ in rounding."
+        ),
+    )
     prefill_mode: Literal["chunked", "first"] = Field(
         "chunked",
         description=(

@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import grpc.aio
@@ -68,8 +68,11 @@ WANTED = frozenset(
         Capability.ROW_FLAGS,
         Capability.POOLING,
         Capability.CACHE_GROUPS,
+        Capability.VARIABLE_TOKENS,
     }
 )
+
+Speculate = Literal["auto", "on", "off"]
 
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -90,6 +93,7 @@ class ExecutorClient:
         open_channel: Opens a channel to an address in place of gRPC; a simulation has its own.
         key_fingerprint: Of the prefix key: an executor that we had attached with the same one keeps its block names.
         incarnation: Orders this scheduler among those with its id; None: they are not ordered.
+        speculate: Whether sequences may get several tokens a step: never, where outputs stay the same, or always.
     """
 
     def __init__(
@@ -102,8 +106,10 @@ class ExecutorClient:
         open_channel: Callable[[str], grpc.aio.Channel] | None = None,
         key_fingerprint: bytes = b"",
         incarnation: Incarnation | None = None,
+        speculate: Speculate = "off",
     ) -> None:
         self._incarnation = incarnation
+        self._speculate = speculate
         self.address = address
         self._scheduler_id = scheduler_id
         self._timings = timings
@@ -161,6 +167,11 @@ class ExecutorClient:
                 if not is_lost:
                     await session.detach(0 if self._incarnation is None else self._incarnation.largest_told)
 
+    def _wanted(self, info: pb.GetExecutorInfoResponse) -> frozenset[Capability]:
+        """Return the capabilities that are used with an executor."""
+        speculates = self._speculate == "on" or (self._speculate == "auto" and info.is_invariant)
+        return WANTED if speculates else WANTED - {Capability.VARIABLE_TOKENS}
+
     def _log_agreement(self, instance_id: str, agreement: WireAgreement) -> None:
         """Log an agreement once: an executor that is refused afterwards is dialled again and again."""
         if self._logged != (instance_id, agreement):
@@ -191,7 +202,7 @@ class ExecutorClient:
                 lease_ms=round(self._timings.lease_s * 1000),
                 min_wire_version=MIN_WIRE_VERSION,
                 max_wire_version=MAX_WIRE_VERSION,
-                capabilities=encode_capabilities(common(info.capabilities, WANTED)),
+                capabilities=encode_capabilities(common(info.capabilities, self._wanted(info))),
                 keep=keeps_blocks and capability_pb2.CAPABILITY_NAMED_BLOCKS in info.capabilities,
                 key_fingerprint=self._key_fingerprint,
                 incarnation=incarnation,

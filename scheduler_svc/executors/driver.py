@@ -392,6 +392,8 @@ class ExecutorDriver:
         self.num_output_tokens += updates.num_tokens
         self.num_void_rows += updates.num_void_rows
         self._meter.num_void_rows += updates.num_void_rows
+        if result.draft_counts is not None:
+            self._meter.drafts_proved(result)
         num_stops = sum(reason is FinishReason.STOP for reason in updates.finished.values())
         execute_s, num_rows = result.execute_duration_us * 1e-6, result.num_rows
         self.in_flight.note_answered(now_s, execute_s, num_rows, num_stops, updates.num_void_rows)

@@ -379,6 +379,7 @@ def executor_client(
         executor_tls(config),
         key_fingerprint=key_fingerprint,
         incarnation=incarnation,
+        speculate=config.speculate,
     )
 
 

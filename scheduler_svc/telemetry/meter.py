@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from octavo_shared.process.histogram import Histogram
-from octavo_shared.step_wire.step import NO_LOGPROBS, PoolingTask, RowFlag
+from octavo_shared.step_wire.step import NO_LOGPROBS, PoolingTask, RowFlag, StepResult
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.live_request import LiveRequest
@@ -71,7 +71,17 @@ class Meter:
         self._tenants = TenantNames()
         self.num_executor_losses = 0
         self.num_void_rows = 0
+        self.num_drafts = 0
+        self.num_accepted_drafts = 0
         self.num_recovered = 0
+
+    def drafts_proved(self, result: StepResult) -> None:
+        """Count the drafts of a step."""
+        drafts, counts = result.draft_counts, result.token_counts
+        assert drafts is not None
+        assert counts is not None
+        self.num_drafts += int(drafts.sum())
+        self.num_accepted_drafts += int(counts.sum()) - sum(count > 0 for count in counts.tolist())
 
     def step_processed(self, logged: RecentStep) -> None:
         """Count a step whose result was given to the requests: its times are complete."""

@@ -155,6 +155,10 @@ VOID_ROWS = Metric(
     "counter",
     "Wasted sample rows: computed for sequences that had already finished, because several steps were in flight.",
 )
+DRAFTS = Metric("octavo_draft_tokens_total", "counter", "Draft tokens that executors computed.")
+ACCEPTED_DRAFTS = Metric(
+    "octavo_accepted_draft_tokens_total", "counter", "Draft tokens that were right: each saved a step of its sequence."
+)
 EXECUTORS = Metric(
     "octavo_executors",
     "gauge",
@@ -226,6 +230,8 @@ METRICS = (
     STEPS_IN_FLIGHT,
     ROUND_TRIP,
     VOID_ROWS,
+    DRAFTS,
+    ACCEPTED_DRAFTS,
     EXECUTORS,
     LOSSES,
     RECOVERED,
@@ -298,6 +304,8 @@ def _in_flight_families(engine: Engine) -> Iterator[Family]:
     round_trips = {address: limit.round_trip_s for address, limit in limits.items()}
     yield ROUND_TRIP.family({(address,): value for address, value in round_trips.items() if value is not None})
     yield VOID_ROWS.single(engine.meter.num_void_rows)
+    yield DRAFTS.single(engine.meter.num_drafts)
+    yield ACCEPTED_DRAFTS.single(engine.meter.num_accepted_drafts)
 
 
 def _counted_families(engine: Engine) -> Iterator[Family]:

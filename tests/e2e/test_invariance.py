@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from executor_svc.drafts.drafting import RowCost
 from executor_svc.worker.interface import Worker
-from octavo_shared.step_wire.step import SamplingRow
+from octavo_shared.step_wire.step import Int32Array, SamplingRow
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
@@ -56,8 +57,8 @@ class Scene:
 
     @classmethod
     def of(cls, model: RealModel, requests: list[Request]) -> "Scene":
-        """Run each request alone."""
-        make_worker = partial(model.worker, num_threads=1)
+        """Run each request alone, a token a step."""
+        make_worker = partial(model.worker, num_threads=1, max_draft_tokens=0)
         return cls(model, requests, [Play(ALONE, [request], make_worker).run().outcome_of(0) for request in requests])
 
     def part(self, numbers: Sequence[int]) -> "Scene":
@@ -176,6 +177,34 @@ def check_loss(scene: Scene) -> None:
     assert play.fleet.num_recomputed_groups == len(scene.requests)
 
 
+class Knowing:
+    """A proposer that knows what comes, and now and then says something else, or less."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._texts = [
+            [*request.prompt, *output.token_ids]
+            for request, outcome in zip(scene.requests, scene.alone, strict=True)
+            for output in outcome.outputs
+        ]
+        self._random = np.random.default_rng(0)
+        self.num_right = self.num_wrong = 0
+
+    def propose(
+        self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array, most: Int32Array
+    ) -> tuple[Int32Array, Int32Array]:
+        """Return drafts, and how many each row has."""
+        drafts, counts = np.zeros((len(slots), int(most.max(initial=0))), np.int32), np.zeros(len(slots), np.int32)
+        for row, (slot, length) in enumerate(zip(slots.tolist(), num_tokens.tolist(), strict=True)):
+            known = token_ids[slot, :length].tolist()
+            coming = next((text[length:] for text in self._texts if text[:length] == known), [])
+            counts[row] = count = min(int(most[row]), len(coming), int(self._random.integers(0, 8)))
+            is_wrong = self._random.random(count) < 0.2
+            drafts[row, :count] = np.where(is_wrong, (np.array(coming[:count]) + 1) % VOCAB_SIZE, coming[:count])
+            self.num_wrong += int(is_wrong.sum())
+            self.num_right += count - int(is_wrong.sum())
+        return drafts, counts
+
+
 # Tiny models -------------------------------------------------------------------------------------
 
 
@@ -208,6 +237,29 @@ def tiny(make_scene: Callable[[str, str], Scene], request: pytest.FixtureRequest
 )
 def test_outputs_of_a_tiny_model_are_those_alone(tiny: Scene, name: str) -> None:
     check_named(tiny, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["all at once, 4 in flight", "recompute, 1 in flight", "swap, 2 in flight", "neighbours leave"]
+)
+def test_outputs_of_a_tiny_model_with_drafts_that_are_often_right_are_those_alone(
+    tiny: Scene, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposer = Knowing(tiny)
+    monkeypatch.setattr("executor_svc.worker.assembly.PromptLookup", lambda _: proposer)
+    monkeypatch.setattr(RowCost, "share", lambda *_: 0.001)
+    schedule = named_schedules(fewest_blocks(tiny.requests))[name]
+    worker = tiny.model.new_worker()
+
+    def emptied() -> Worker:
+        worker.reset()
+        return worker
+
+    waves = replace(schedule, arrival_rounds=[0] * 5 + [SECOND_WAVE_ROUND] * 5)
+    tiny.play(waves, [*tiny.requests, *tiny.requests], emptied)
+
+    assert proposer.num_right > 20
+    assert proposer.num_wrong > 20
 
 
 def test_a_lost_executor_changes_no_output_of_a_tiny_model(tiny: Scene) -> None:

@@ -48,6 +48,8 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, limits: C
     num_rows = len(layout.sample_slots)
     if result.token_counts is not None:
         _check_counts(result, result.token_counts, layout)
+    elif result.draft_counts is not None:
+        raise ExecutorFaultError(f"step {result.step_id} has draft counts without token counts")
     elif len(token_ids) != num_rows:
         raise ExecutorFaultError(f"step {result.step_id} has {len(token_ids)} sampled tokens for {num_rows} rows")
     if result.row_flags is not None:
@@ -116,6 +118,11 @@ def _check_counts(result: StepResult, counts: TokenCounts, layout: StepLayout) -
         raise ExecutorFaultError(
             f"step {step_id} has {len(result.sampled_token_ids)} sampled tokens where its counts add up to {num_tokens}"
         )
+    drafts = result.draft_counts
+    if drafts is not None and (len(drafts) != num_rows or np.count_nonzero((drafts >= most) & (drafts > 0))):
+        raise ExecutorFaultError(f"step {step_id} has draft counts that do not fit its rows and their allowances")
+    if drafts is not None and np.count_nonzero(counts > drafts + 1):
+        raise ExecutorFaultError(f"step {step_id} has a row with more tokens than one and its drafts")
     if result.logprobs is not None and len(result.logprobs) != num_tokens:
         raise ExecutorFaultError(
             f"step {step_id} has {len(result.logprobs)} log-probabilities where its counts add up to {num_tokens}"

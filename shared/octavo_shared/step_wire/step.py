@@ -253,7 +253,7 @@ class StepResult:
 
     `token_counts`: how many tokens each row got, 0 for beam rows and for rows with a flag. Tokens, log-probabilities
     and alternatives are then those of the first row's tokens, of the second row's, and so on. None: each row has one
-    entry.
+    entry. `draft_counts`: how many drafts were computed for each row; None: none.
     """
 
     epoch: int
@@ -271,6 +271,7 @@ class StepResult:
     prompt_alternative_logprobs: Float32Array | None = None  # the same
     row_flags: RowFlags | None = None  # [num_samples]
     token_counts: TokenCounts | None = None  # [num_samples]
+    draft_counts: TokenCounts | None = None  # [num_samples]
     pooling_outputs: tuple[PoolingOutput, ...] = ()  # one for each of the step's inputs, in their order
     grammars_loaded: tuple[GrammarLoaded, ...] = ()  # loads that have ended since the last answer
 

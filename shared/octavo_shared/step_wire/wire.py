@@ -234,6 +234,7 @@ def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:
         prompt_alternative_logprobs=_bytes(result.prompt_alternative_logprobs, FLOAT32),
         row_flags=b"" if result.row_flags is None else result.row_flags.tobytes(),
         token_counts=b"" if result.token_counts is None else result.token_counts.tobytes(),
+        draft_counts=b"" if result.draft_counts is None else result.draft_counts.tobytes(),
         pooling_outputs=[encode_pooling_output(output) for output in result.pooling_outputs],
         grammars_loaded=[encode_grammar_loaded(loaded) for loaded in result.grammars_loaded],
     )
@@ -266,6 +267,7 @@ def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
         prompt_alternative_logprobs=prompt_alternatives[1],
         row_flags=np.frombuffer(message.row_flags, np.uint8) if message.row_flags else None,
         token_counts=np.frombuffer(message.token_counts, np.uint8) if message.token_counts else None,
+        draft_counts=np.frombuffer(message.draft_counts, np.uint8) if message.draft_counts else None,
         pooling_outputs=tuple(decode_pooling_output(output) for output in message.pooling_outputs),
         grammars_loaded=tuple(decode_grammar_loaded(loaded) for loaded in message.grammars_loaded),
     )
