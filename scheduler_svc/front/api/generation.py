@@ -12,22 +12,26 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo_shared.errors import InvalidFieldError, NoExecutorError, RequestAbortedError, UnavailableError
+from octavo_shared.errors import (
+    InvalidFieldError,
+    NoExecutorError,
+    RequestAbortedError,
+    RequestExistsError,
+    UnavailableError,
+)
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.access.identity import current_identity, private_deployment
 from scheduler_svc.front.api.continuation_validation import accepted_limits
 from scheduler_svc.front.api.model_tasks import check_generates
+from scheduler_svc.front.api.params_validation import tokenize_words
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.request_validation import (
     ValidRequest,
     check_request_fields,
     validate_request,
 )
-from scheduler_svc.front.api.running_checks import RunningChecks
-from scheduler_svc.front.api.text_validation import refuse_text
-from scheduler_svc.front.api.token_rule_validation import tokenize_words
-from scheduler_svc.front.api.tokenization import Tokenization, tokenize_prompt
+from scheduler_svc.front.api.tokenization import Tokenization, refuse_text, tokenize_prompt
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.grammars.grammar_checks import GrammarChecks
 from scheduler_svc.front.grammars.parts import AskedGrammar, message_part, whole
@@ -39,6 +43,7 @@ from scheduler_svc.request.served_model import ServedModel
 
 if TYPE_CHECKING:  # imports opentelemetry
     from scheduler_svc.telemetry.request_tracing import RequestTrace, RequestTracer
+
 
 TracedRequest: TypeAlias = pb.GenerateRequest | pb.EmbedRequest | pb.ScoreRequest
 
@@ -197,6 +202,51 @@ class Generation:
         if self._checks.abort(request_id):
             return True
         return await self.engine.abort_request(request_id, current_identity().tenant)
+
+
+@dataclass(slots=True)
+class _Check:
+    is_aborted: bool = False
+
+
+class RunningChecks:
+    """Remembers which of these requests were aborted."""
+
+    def __init__(self) -> None:
+        self._checks: dict[str, dict[str, _Check]] = {}  # by id and tenant
+
+    @contextmanager
+    def running(self, request: pb.GenerateRequest) -> Iterator[None]:
+        """Register a request while it is checked; a request without an id cannot be aborted.
+
+        Raises:
+            RequestExistsError: a request of the tenant with the same id is being checked.
+            RequestAbortedError: it was aborted meanwhile.
+        """
+        request_id = request.request_id
+        if not request_id:
+            yield
+            return
+        checks = self._checks.setdefault(request_id, {})
+        if request.tenant in checks:
+            raise RequestExistsError(request_id)
+        check = checks[request.tenant] = _Check()
+        try:
+            yield
+        finally:
+            del checks[request.tenant]
+            if not checks:
+                del self._checks[request_id]
+        if check.is_aborted:
+            raise RequestAbortedError(f"request {request_id!r} was aborted")
+
+    def abort(self, request_id: str) -> bool:
+        """Abort requests once their check is over; False: no request of the caller with this id is being checked."""
+        identity = current_identity()
+        found = [check for tenant, check in self._checks.get(request_id, {}).items() if identity.may_act_for(tenant)]
+        for check in found:
+            check.is_aborted = True
+        return bool(found)
 
 
 @dataclass(frozen=True, slots=True)

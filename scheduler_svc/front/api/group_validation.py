@@ -9,8 +9,8 @@ import hashlib
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
 from octavo.values.sampling_params_table import INT32_MAX, Stage, of_stage
 from octavo_shared.errors import InvalidFieldError
+from scheduler_svc.front.api.params_validation import number
 from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
-from scheduler_svc.front.api.sampling_validation import number
 from scheduler_svc.request.engine_request import MAX_TENANT_LENGTH
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 

@@ -3,7 +3,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.front.text.stop_strings import StopStringMatcher
+from scheduler_svc.front.text.output_text import StopStringMatcher
 from tests.support.each_row import each_row
 
 # A small alphabet makes overlaps, and stop strings inside stop strings, likely.
