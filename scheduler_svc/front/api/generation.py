@@ -85,7 +85,7 @@ class Generation:
         self.tokenization = Tokenization(self.served, self.text_threads)
         self._tokenizer = tokenizer
         self._tracer = tracer
-        self._checks = RunningChecks()
+        self._checks = _RunningChecks()
         self.pace = pace or DeltaPace()
 
     @property
@@ -204,16 +204,11 @@ class Generation:
         return await self.engine.abort_request(request_id, current_identity().tenant)
 
 
-@dataclass(slots=True)
-class _Check:
-    is_aborted: bool = False
-
-
-class RunningChecks:
-    """Remembers which of these requests were aborted."""
+class _RunningChecks:
+    """Requests that are being checked: the engine does not have them yet, but `Abort` finds them."""
 
     def __init__(self) -> None:
-        self._checks: dict[str, dict[str, _Check]] = {}  # by id and tenant
+        self._is_aborted: dict[tuple[str, str], bool] = {}  # by id and tenant
 
     @contextmanager
     def running(self, request: pb.GenerateRequest) -> Iterator[None]:
@@ -223,29 +218,25 @@ class RunningChecks:
             RequestExistsError: a request of the tenant with the same id is being checked.
             RequestAbortedError: it was aborted meanwhile.
         """
-        request_id = request.request_id
-        if not request_id:
+        key = request.request_id, request.tenant
+        if not request.request_id:
             yield
             return
-        checks = self._checks.setdefault(request_id, {})
-        if request.tenant in checks:
-            raise RequestExistsError(request_id)
-        check = checks[request.tenant] = _Check()
+        if key in self._is_aborted:
+            raise RequestExistsError(request.request_id)
+        self._is_aborted[key] = False
         try:
             yield
         finally:
-            del checks[request.tenant]
-            if not checks:
-                del self._checks[request_id]
-        if check.is_aborted:
-            raise RequestAbortedError(f"request {request_id!r} was aborted")
+            is_aborted = self._is_aborted.pop(key)
+        if is_aborted:
+            raise RequestAbortedError(f"request {request.request_id!r} was aborted")
 
     def abort(self, request_id: str) -> bool:
         """Abort requests once their check is over; False: no request of the caller with this id is being checked."""
         identity = current_identity()
-        found = [check for tenant, check in self._checks.get(request_id, {}).items() if identity.may_act_for(tenant)]
-        for check in found:
-            check.is_aborted = True
+        found = [key for key in self._is_aborted if key[0] == request_id and identity.may_act_for(key[1])]
+        self._is_aborted.update(dict.fromkeys(found, True))
         return bool(found)
 
 

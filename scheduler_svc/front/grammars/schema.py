@@ -102,14 +102,18 @@ def alone(schema: Mapping[str, Any], inner: Any) -> dict[str, Any]:
 def _inside(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the schemas one level below, with the rest of their place."""
     for name, value in schema.items():
-        known = keyword_of(name)
-        inside = Inside.NOTHING if known is None else known.inside
+        inside = _inside_of(name)
         if inside is Inside.BY_NAME and isinstance(value, dict):
             yield from ((f"{name}/{_escaped(key)}", inner) for key, inner in value.items())
         elif inside in (Inside.LIST, Inside.ITEMS) and isinstance(value, list):
             yield from ((f"{name}/{index}", inner) for index, inner in enumerate(value))
         elif inside in (Inside.ONE, Inside.ITEMS):
             yield name, value
+
+
+def _inside_of(name: str) -> Inside:
+    known = keyword_of(name)
+    return Inside.NOTHING if known is None else known.inside
 
 
 def _check_keywords(schema: object, place: Place, field: str) -> None:
@@ -179,8 +183,8 @@ class _References:
         for name in pieces:
             if not isinstance(schema, dict) or name not in schema:
                 return _NOWHERE
-            value, known = schema[name], keyword_of(name)
-            match known.inside if known is not None else Inside.NOTHING, value:
+            value = schema[name]
+            match _inside_of(name), value:
                 case (Inside.BY_NAME, dict()):
                     schema = value.get(next(pieces, None), _NOWHERE)
                 case (Inside.LIST | Inside.ITEMS, list()):
@@ -253,8 +257,7 @@ def _mapped(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str
     """Return a schema with those one level below changed."""
     result: dict[str, Any] = {}
     for name, value in schema.items():
-        known = keyword_of(name)
-        match known.inside if known is not None else Inside.NOTHING, value:
+        match _inside_of(name), value:
             case (Inside.BY_NAME, dict()):
                 result[name] = {key: change(inner) for key, inner in value.items()}
             case (Inside.LIST | Inside.ITEMS, list()):

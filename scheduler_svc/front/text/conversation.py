@@ -76,12 +76,9 @@ def _turn(message: pb.ChatMessage, place: int) -> dict[str, Any]:
             rule = f"at most {MAX_NAME_LENGTH} characters long"
             raise InvalidFieldError(f"messages[{place}].{label}", f"{len(name)} characters long", rule)
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
-    optional = {
-        "name": message.name,
-        "tool_call_id": message.tool_call_id,
-        "reasoning_content": message.reasoning_content,
-    }
-    turn |= {name: value for name, value in optional.items() if value}
+    for label in ("name", "tool_call_id", "reasoning_content"):
+        if value := getattr(message, label):
+            turn[label] = value
     if message.tool_calls_json:
         calls = parse_json(message.tool_calls_json, f"messages[{place}].tool_calls_json", list)
         turn["tool_calls"] = [_with_parsed_arguments(call) for call in calls]

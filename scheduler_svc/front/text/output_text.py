@@ -42,7 +42,7 @@ class OutputText:
         Push nothing after a stop string.
         """
         is_early, self._num_early_tokens = self._num_early_tokens > 0, self._num_early_tokens - 1
-        return self._matcher.push(self._detokenizer.push_one(token_id), may_stop=not is_early)
+        return self._matcher.push(self._detokenizer.push(token_id), may_stop=not is_early)
 
     def finish(self) -> str:
         """Return the rest of the text; the output has ended for another reason than a stop string.
