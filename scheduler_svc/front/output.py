@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from scheduler_svc.front.continued import ContinuedText
-from scheduler_svc.front.text.output_text import TextOptions
+from scheduler_svc.front.text.output_text import OutputText, TextOptions
 from scheduler_svc.request.output_end import OutputEnd
 from scheduler_svc.request.outputs import Alternatives, FinishReason
 from scheduler_svc.request.provenance import Numerics
@@ -43,6 +42,47 @@ class AnswerOptions:
     def is_ranked(self) -> bool:
         """Whether only the end decides which outputs are returned, best first; none is streamed before."""
         return self.num_sampled != self.num_returned
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuedText:
+    """What a client has of one output of an interrupted answer.
+
+    Attributes:
+        token_ids: Its tokens.
+        logprobs: Log-probability of each; empty unless asked for.
+        alternatives: The likeliest tokens in the place of each.
+        decoder: Makes the text of what follows.
+        num_characters: How much of it the client has.
+        finish_reason: Why it had ended; None: it goes on.
+        stop_string: The stop string that ended it; None: none did.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    alternatives: Alternatives
+    decoder: OutputText
+    text: str
+    num_characters: int
+    finish_reason: FinishReason | None
+    stop_string: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuedAnswer:
+    """What a client has of an interrupted answer, as the front needs it to continue.
+
+    Attributes:
+        outputs: One for each output that is sampled; empty for a ranked answer, which begins anew.
+        num_ranked: How many outputs of a ranked answer the client has, the best ones.
+        prompt_logprobs: The prompt's log-probabilities that the client has.
+        prompt_alternatives: The likeliest tokens in the place of each.
+    """
+
+    outputs: Sequence[ContinuedText]
+    num_ranked: int
+    prompt_logprobs: list[float]
+    prompt_alternatives: Alternatives
 
 
 _NO_LOGPROBS: list[float] = []

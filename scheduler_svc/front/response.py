@@ -22,9 +22,8 @@ import numpy as np
 
 from octavo_shared.errors import OctavoServiceError, TokenizerFailedError
 from octavo_shared.step_wire.step import NO_LOGPROBS
-from scheduler_svc.front.continued import ContinuedAnswer
 from scheduler_svc.front.delta_pace import DeltaPace
-from scheduler_svc.front.output import AnswerOptions, Delta, Output, PromptDelta
+from scheduler_svc.front.output import AnswerOptions, ContinuedAnswer, Delta, Output, PromptDelta
 from scheduler_svc.front.text.output_text import OutputText
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.request.continuation import Continuation, ContinuedOutput

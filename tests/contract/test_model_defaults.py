@@ -39,14 +39,6 @@ async def test_beams_have_the_models_penalty_and_are_not_refused_for_its_tempera
     assert (row["temperature"], row["top_p"], row["top_k"], row["repetition_penalty"]) == (0, 1, 0, 1.25)
 
 
-async def test_the_defaults_are_shown() -> None:
-    worker = FakeWorker(sampling_defaults={**DEFAULTS, "min_p": 0.1})
-    async with running_stack(worker) as stack, Client(stack.address) as client:
-        model = await client.get_model()
-
-    assert model.default_sampling_params == SamplingParams(**DEFAULTS, min_p=0.1)
-
-
 async def test_the_flag_turns_them_off() -> None:
     async with running_stack(FakeWorker(sampling_defaults=DEFAULTS), generation_config="none") as stack:
         row = await row_of(stack)

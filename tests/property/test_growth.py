@@ -24,7 +24,7 @@ from scheduler_svc.front.grammars.parts import message_part, whole
 from scheduler_svc.front.grammars.reading import read_grammar
 from scheduler_svc.front.text.chat_template import ChatTemplate
 from scheduler_svc.front.text.conversation import Conversation
-from scheduler_svc.front.text.stop_strings import StopStringMatcher
+from scheduler_svc.front.text.output_text import StopStringMatcher
 from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.front.tool_calls.formats import (

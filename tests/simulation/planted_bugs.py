@@ -389,7 +389,7 @@ BUGS = (
     ),
     Bug(
         "a stream tells of a request before it is accepted",
-        f"{FRONT}/api/streamed_request.py",
+        f"{FRONT}/api/stream_batch.py",
         "        if self.accepted is not None or self.error is not None:\n            self.is_announced = True\n",
         "        if True:\n            self.is_announced = True\n",
     ),

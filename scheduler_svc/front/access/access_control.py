@@ -38,7 +38,11 @@ class AccessControl:
         self._trusted_clients = frozenset(trusted_clients)
 
     def identify(
-        self, authorizations: Sequence[str | bytes], certificate_names: Callable[[], Collection[str]], how_to_send: str
+        self,
+        authorizations: Sequence[str | bytes],
+        certificate_names: Callable[[], Collection[str]],
+        how_to_send: str,
+        for_operators: str = "",
     ) -> Identity:
         """Return the identity of a caller.
 
@@ -46,8 +50,11 @@ class AccessControl:
             authorizations: The values that the call has for the key `authorization`.
             certificate_names: Returns the names in its verified client certificate.
             how_to_send: How a call sends a token, for the error when there is none.
+            for_operators: What is called, if that needs an identity for all tenants; empty: it does not.
 
-        Raises: UnauthenticatedError: there is no credential, or the token is unknown.
+        Raises:
+            UnauthenticatedError: there is no credential, or the token is unknown.
+            PermissionDeniedError: it is for operators.
         """
         if self._trusted_clients and not self._trusted_clients.isdisjoint(certificate_names()):
             return ANYBODY
@@ -61,6 +68,11 @@ class AccessControl:
         identity = self._tokens.current().find(token)
         if identity is None:
             raise UnauthenticatedError("unknown bearer token; ask the operator for a valid one")
+        if for_operators and not identity.is_operator:
+            raise PermissionDeniedError(
+                f"the token belongs to tenant {identity.tenant!r}; {for_operators} requires a token of tenant * in "
+                "--tokens-file"
+            )
         return identity
 
 
@@ -95,12 +107,8 @@ class AccessInterceptor(HandlerInterceptor):
                     [value for key, value in context.invocation_metadata() or () if key == "authorization"],
                     lambda: certificate_names(context),
                     _HOW_TO_SEND,
+                    service if service in self._operator_services else "",
                 )
-                if service in self._operator_services and not identity.is_operator:
-                    raise PermissionDeniedError(
-                        f"the token belongs to tenant {identity.tenant!r}; {service} requires a token of tenant * in "
-                        "--tokens-file"
-                    )
             except OctavoServiceError as error:
                 log.warning(Event("call_refused", method=method, peer=context.peer(), cause=str(error)))
                 self._on_refused(method, error)

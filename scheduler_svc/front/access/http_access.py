@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from octavo_shared.errors import OctavoServiceError, PermissionDeniedError
+from octavo_shared.errors import OctavoServiceError
 from octavo_shared.process.events import Event
 from scheduler_svc.front.access.access_control import AccessControl
 from scheduler_svc.front.access.identity import ANYBODY, set_identity
@@ -35,12 +35,9 @@ def identify(
         set_identity(ANYBODY)
         return
     try:
-        identity = access.identify(_authorizations(request), lambda: _names_of(request), how_to_send)
-        if is_for_operators and not identity.is_operator:
-            raise PermissionDeniedError(
-                f"the token belongs to tenant {identity.tenant!r}; {request.path} requires a token of tenant * in "
-                "--tokens-file"
-            )
+        identity = access.identify(
+            _authorizations(request), lambda: _names_of(request), how_to_send, request.path if is_for_operators else ""
+        )
     except OctavoServiceError as error:
         log.warning(Event("http_call_refused", path=request.path, peer=request.remote, cause=str(error)))
         raise

@@ -12,9 +12,9 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN
 from octavo_shared.step_wire.step import INT32_MAX, NO_LOGPROBS
-from scheduler_svc.front.api.request_limits import RequestLimits, require, unknown_token
-from scheduler_svc.front.continued import ContinuedAnswer, ContinuedText, decode_again
-from scheduler_svc.front.output import AnswerOptions
+from scheduler_svc.front.api.request_limits import RequestLimits, check_known_ids, require
+from scheduler_svc.front.output import AnswerOptions, ContinuedAnswer, ContinuedText
+from scheduler_svc.front.text.output_text import OutputText, TextOptions
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.request.continuation import Continuation, ContinuedOutput
 from scheduler_svc.request.engine_request import EngineRequest
@@ -114,7 +114,7 @@ class _Check:
         token_ids = list(output.token_ids)
         reason = self._end_by_tokens(token_ids)
         logprobs = self._logprobs(len(token_ids))
-        decoder, text, stop_string, num_read = decode_again(token_ids, tokenizer, self._options.text)
+        decoder, text, stop_string, num_read = _decode_again(token_ids, tokenizer, self._options.text)
         if num_read < len(token_ids):
             self._refuse_tokens_behind(f"the stop string {stop_string!r}", num_read)
         if stop_string is not None:
@@ -130,9 +130,7 @@ class _Check:
 
     def _end_by_tokens(self, token_ids: Sequence[int]) -> FinishReason | None:
         """Return why an output ends with the last of its tokens; None: it goes on."""
-        for token_id in token_ids:
-            if not 0 <= token_id < self._limits.vocab_size:
-                raise unknown_token(f"{self._field}.token_ids", token_id, self._limits.vocab_size)
+        check_known_ids(token_ids, f"{self._field}.token_ids", self._limits.vocab_size)
         conditions = self._engine.stop_conditions
         ending = set(conditions.stop_token_ids)
         if not conditions.ignore_eos:
@@ -166,6 +164,24 @@ class _Check:
             rule = f"{num} elements long, for {num_tokens} tokens (sampling_params.logprobs)"
             require(num_given == num, f"{self._field}.{name}", f"{num_given} elements long", rule)
         return list(output.logprobs)
+
+
+def _decode_again(
+    token_ids: Sequence[int], tokenizer: Tokenizer, options: TextOptions
+) -> tuple[OutputText, str, str | None, int]:
+    """Make the text of tokens as it was made the first time, token by token.
+
+    Returns: the decoder of further tokens, the text, the stop string that ended it if one did, and how many tokens
+    were read until then.
+    """
+    decoder = OutputText(tokenizer, options)
+    pieces: list[str] = []
+    for num_read, token_id in enumerate(token_ids, 1):
+        piece, stop_string = decoder.push(token_id)
+        pieces.append(piece)
+        if stop_string is not None:
+            return decoder, "".join(pieces), stop_string, num_read
+    return decoder, "".join(pieces), None, len(token_ids)
 
 
 def _prompt_logprobs(message: pb.Continuation, engine: EngineRequest) -> tuple[list[float], Alternatives]:

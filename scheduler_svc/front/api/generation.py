@@ -12,22 +12,26 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo_shared.errors import InvalidFieldError, NoExecutorError, RequestAbortedError, UnavailableError
+from octavo_shared.errors import (
+    InvalidFieldError,
+    NoExecutorError,
+    RequestAbortedError,
+    RequestExistsError,
+    UnavailableError,
+)
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.access.identity import current_identity, private_deployment
 from scheduler_svc.front.api.continuation_validation import accepted_limits
 from scheduler_svc.front.api.model_tasks import check_generates
+from scheduler_svc.front.api.params_validation import tokenize_words
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
 from scheduler_svc.front.api.request_validation import (
     ValidRequest,
     check_request_fields,
     validate_request,
 )
-from scheduler_svc.front.api.running_checks import RunningChecks
-from scheduler_svc.front.api.text_validation import refuse_text
-from scheduler_svc.front.api.token_rule_validation import tokenize_words
-from scheduler_svc.front.api.tokenization import Tokenization, tokenize_prompt
+from scheduler_svc.front.api.tokenization import Tokenization, refuse_text, tokenize_prompt
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.grammars.grammar_checks import GrammarChecks
 from scheduler_svc.front.grammars.parts import AskedGrammar, message_part, whole
@@ -39,6 +43,7 @@ from scheduler_svc.request.served_model import ServedModel
 
 if TYPE_CHECKING:  # imports opentelemetry
     from scheduler_svc.telemetry.request_tracing import RequestTrace, RequestTracer
+
 
 TracedRequest: TypeAlias = pb.GenerateRequest | pb.EmbedRequest | pb.ScoreRequest
 
@@ -80,7 +85,7 @@ class Generation:
         self.tokenization = Tokenization(self.served, self.text_threads)
         self._tokenizer = tokenizer
         self._tracer = tracer
-        self._checks = RunningChecks()
+        self._checks = _RunningChecks()
         self.pace = pace or DeltaPace()
 
     @property
@@ -197,6 +202,42 @@ class Generation:
         if self._checks.abort(request_id):
             return True
         return await self.engine.abort_request(request_id, current_identity().tenant)
+
+
+class _RunningChecks:
+    """Requests that are being checked: the engine does not have them yet, but `Abort` finds them."""
+
+    def __init__(self) -> None:
+        self._is_aborted: dict[tuple[str, str], bool] = {}  # by id and tenant
+
+    @contextmanager
+    def running(self, request: pb.GenerateRequest) -> Iterator[None]:
+        """Register a request while it is checked; a request without an id cannot be aborted.
+
+        Raises:
+            RequestExistsError: a request of the tenant with the same id is being checked.
+            RequestAbortedError: it was aborted meanwhile.
+        """
+        key = request.request_id, request.tenant
+        if not request.request_id:
+            yield
+            return
+        if key in self._is_aborted:
+            raise RequestExistsError(request.request_id)
+        self._is_aborted[key] = False
+        try:
+            yield
+        finally:
+            is_aborted = self._is_aborted.pop(key)
+        if is_aborted:
+            raise RequestAbortedError(f"request {request.request_id!r} was aborted")
+
+    def abort(self, request_id: str) -> bool:
+        """Abort requests once their check is over; False: no request of the caller with this id is being checked."""
+        identity = current_identity()
+        found = [key for key in self._is_aborted if key[0] == request_id and identity.may_act_for(key[1])]
+        self._is_aborted.update(dict.fromkeys(found, True))
+        return bool(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import hashlib
 from octavo.generation.v1 import generation_pb2, generation_service_pb2
 from octavo.values.sampling_params_table import INT32_MAX, Stage, of_stage
 from octavo_shared.errors import InvalidFieldError
+from scheduler_svc.front.api.params_validation import number
 from scheduler_svc.front.api.request_limits import RequestLimits, require, require_param
-from scheduler_svc.front.api.sampling_validation import number
 from scheduler_svc.request.engine_request import MAX_TENANT_LENGTH
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 
@@ -93,15 +93,10 @@ def _refuse_sampling_fields(params: generation_pb2.SamplingParams) -> None:
         require_param(value == parameter.row_value, parameter.name, value, rule)
     rule = "0 or unset with beam_width: beams have no alternatives"
     require_param(params.logprobs == 0, "logprobs", params.logprobs, rule)
-    require_param(
-        not params.HasField("prompt_logprobs"), "prompt_logprobs", params.prompt_logprobs, "unset with beam_width"
-    )
-    require_param(
-        not params.HasField("best_of"),
-        "best_of",
-        params.best_of,
-        "unset with beam_width: n is the number of hypotheses to return",
-    )
+    rule = "unset with beam_width"
+    require_param(not params.HasField("prompt_logprobs"), "prompt_logprobs", params.prompt_logprobs, rule)
+    rule = f"{rule}: n is the number of hypotheses to return"
+    require_param(not params.HasField("best_of"), "best_of", params.best_of, rule)
     rule = "empty with beam_width: beams have no text until the search is finished"
     require_param(not params.stop, "stop", f"a list of {len(params.stop)}", rule)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -18,10 +19,13 @@ from scheduler_svc.front.api.pooling_validation import (
     has_text,
     own_names,
 )
-from scheduler_svc.front.pooled_answer import PooledAnswer
 from scheduler_svc.front.text.text_model import check_model
+from scheduler_svc.request.continuation import Continuation
+from scheduler_svc.request.engine_client import RequestHandle
 from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Float32Array
+from scheduler_svc.request.provenance import Span
 from scheduler_svc.request.served_model import ServedModel
 
 # Inputs of one call that the engine has at once: more than a step computes, so that no step runs short.
@@ -100,6 +104,59 @@ def cut(vectors: Float32Array, num_dimensions: int) -> Float32Array:
     is_unit = np.abs(np.linalg.norm(vectors, axis=1, keepdims=True) - 1) < _UNIT_TOLERANCE
     lengths = np.linalg.norm(short, axis=1, keepdims=True)
     return np.where(is_unit & (lengths > 0), short / np.where(lengths > 0, lengths, 1), short).astype(np.float32)
+
+
+class PooledAnswer:
+    """The `AnswerSink` of one input.
+
+    Args:
+        on_end: Called when its request has ended, if it was queued.
+    """
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+        self._handle: RequestHandle | None = None
+        self._values: Float32Array | None = None
+        self._end: asyncio.Future[OctavoServiceError | None] = asyncio.get_running_loop().create_future()
+
+    def begin(self, handle: RequestHandle) -> None:
+        """Note that the request is queued."""
+        self._handle = handle
+
+    def pooled(self, values: Float32Array) -> None:
+        """Take the vector, or the scores."""
+        self._values = values
+
+    def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
+        """Note that the request has ended, with its values or with an error."""
+        if not self._end.done():
+            self._end.set_result(error)
+            self._on_end()
+
+    async def values(self) -> Float32Array:
+        """Return the vector, or the scores, once they are there. Raises OctavoServiceError: the request failed."""
+        if (error := await asyncio.shield(self._end)) is not None:
+            raise error
+        assert self._values is not None, "it ended without an error"
+        return self._values
+
+    def abort(self, error: OctavoServiceError) -> None:
+        """End the request with an error, unless it has ended."""
+        if self._handle is not None and not self._end.done():
+            self._handle.abort(error)
+
+    def so_far(self) -> Continuation:
+        """Return nothing: a text is computed whole, or again."""
+        return Continuation(attempt=0)
+
+    def begin_span(self, span: Span) -> None:
+        """Ignore which executor computes it."""
+
+    def push(self, *_: Any, **__: Any) -> NoReturn:
+        """Never called, like the three that follow: nothing is generated."""
+        raise AssertionError("a request for values has no tokens, no log-probabilities and no outputs")
+
+    push_prompt = finish_output = finish_search = push
 
 
 @dataclass(slots=True)

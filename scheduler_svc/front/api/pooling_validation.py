@@ -14,9 +14,15 @@ from octavo_shared.step_wire.step import PoolingTask
 from scheduler_svc.front.api.group_validation import check_account
 from scheduler_svc.front.api.message_scan import CountLimit
 from scheduler_svc.front.api.model_tasks import check_task
-from scheduler_svc.front.api.request_limits import FrontSettings, InputTooLongError, RequestLimits, require
-from scheduler_svc.front.api.request_validation import check_known_ids, check_request_id
-from scheduler_svc.front.api.text_validation import check_known
+from scheduler_svc.front.api.request_limits import (
+    FrontSettings,
+    InputTooLongError,
+    RequestLimits,
+    check_known_ids,
+    require,
+)
+from scheduler_svc.front.api.request_validation import check_request_id
+from scheduler_svc.front.api.tokenization import check_known
 from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel
 from scheduler_svc.front.text.tokenizer import PoolingText, TokenizedInput
 from scheduler_svc.request.engine_request import MAX_REQUEST_ID_LENGTH, EngineRequest

@@ -24,33 +24,29 @@ class RequestBody(Generic[M]):
     """The encoded request of one call.
 
     Attributes:
+        content: The bytes.
         request_id: The request's id, for the log, once it is decoded; empty: it has none.
     """
 
-    __slots__ = ("_content", "message_class", "request_id")
+    __slots__ = ("content", "message_class", "request_id")
 
     def __init__(self, content: bytes, message_class: type[M]) -> None:
-        self._content = content
+        self.content = content
         self.message_class = message_class
         self.request_id = ""
 
     @property
-    def content(self) -> bytes:
-        """The bytes."""
-        return self._content
-
-    @property
     def is_small(self) -> bool:
         """Whether it may be decoded on the event loop."""
-        return len(self._content) <= SMALL_BODY_BYTES
+        return len(self.content) <= SMALL_BODY_BYTES
 
     def decode(self, limits: Mapping[str, CountLimit]) -> M:
         """Return the request, unless a field has more elements than `limits` allows.
 
         Raises: InvalidFieldError, MalformedMessageError: see `MessageScan.check`.
         """
-        MessageScan(limits).check(self._content, self.message_class)
-        message = decode(self.message_class.FromString, self._content)
+        MessageScan(limits).check(self.content, self.message_class)
+        message = decode(self.message_class.FromString, self.content)
         self.request_id = getattr(message, "request_id", "")
         return message
 

@@ -1,13 +1,14 @@
 """The limits of a request on this server, and the errors of a request beyond them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
 
 from octavo_shared.errors import InvalidFieldError
+from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.text.text_model import TextModel
 
 
@@ -150,3 +151,12 @@ def shown_float(value: float) -> str:
 def unknown_token(field: str, token_id: int, vocab_size: int) -> InvalidFieldError:
     """Return the error for a list with a token that the model does not have."""
     return InvalidFieldError(field, f"a list with token id {token_id}", f"ids from 0 to {vocab_size - 1}")
+
+
+def check_known_ids(token_ids: Sequence[int] | Int32Array, field: str, vocab_size: int) -> Int32Array:
+    """Return tokens as an array, [num_tokens]. Raises InvalidFieldError: the model does not know one."""
+    ids = np.array(token_ids, np.int64)
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(outside):
+        raise unknown_token(field, outside[0], vocab_size)
+    return ids.astype(np.int32)

@@ -2,37 +2,43 @@
 
 Everything that is wrong raises `InvalidFieldError` with field, value and limit. Fields without support are refused,
 never ignored: here those that are reserved for later, in message_scan.py those that this release does not know.
-Next: group_validation.py (n, best_of, beams, tenants).
+Next: params_validation.py (sampling), group_validation.py (n, best_of, beams, tenants).
 """
 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from octavo.generation.v1 import generation_pb2, generation_service_pb2
+from octavo.generation.v1 import generation_pb2
+from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError
+from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN
 from octavo_shared.step_wire.step import INT32_MAX, NO_LOGPROBS, Int32Array
-from octavo_shared.step_wire.token_rules import MAX_STOP_TOKEN_IDS
+from octavo_shared.step_wire.token_rules import (
+    MAX_BANNED_TOKENS,
+    MAX_BANNED_WORDS,
+    MAX_BIASED_TOKENS,
+    MAX_STOP_TOKEN_IDS,
+)
 from scheduler_svc.front.api.continuation_validation import validate_continuation
 from scheduler_svc.front.api.group_validation import beam_search_params, check_account, hash_cache_salt, output_counts
+from scheduler_svc.front.api.message_scan import CountLimit, peek
+from scheduler_svc.front.api.params_validation import (
+    check_alternatives,
+    check_token_ids,
+    number,
+    sampling_row,
+    token_rules,
+)
 from scheduler_svc.front.api.request_limits import (
     PromptTooLongError,
     RequestLimits,
+    check_known_ids,
     require,
     require_param,
-    unknown_token,
 )
-from scheduler_svc.front.api.sampling_validation import number, sampling_row
-from scheduler_svc.front.api.token_rule_validation import (
-    check_alternatives,
-    check_token_ids,
-    token_rules,
-)
-from scheduler_svc.front.continued import ContinuedAnswer
-from scheduler_svc.front.grammars.parts import AskedGrammar
-from scheduler_svc.front.output import AnswerOptions
+from scheduler_svc.front.grammars.parts import MAX_CHOICES, AskedGrammar
+from scheduler_svc.front.output import AnswerOptions, ContinuedAnswer
 from scheduler_svc.front.text.output_text import TextOptions
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.request.engine_request import MAX_REQUEST_ID_LENGTH, EngineRequest
@@ -42,6 +48,10 @@ MAX_CHAT_MESSAGES = 16_384
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_LENGTH = 1024
 MAX_DELTA_INTERVAL_MS = 10_000
+
+# Where a continuation says the length that the request was accepted for, behind its outputs.
+_MAX_MODEL_LEN = (pb.GenerateRequest.CONTINUATION_FIELD_NUMBER, pb.Continuation.MAX_MODEL_LEN_FIELD_NUMBER)
+_MOST_OTHER_FIELDS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,7 @@ class ValidRequest:
 
 
 def validate_request(
-    request: generation_service_pb2.GenerateRequest,
+    request: pb.GenerateRequest,
     prompt_token_ids: Sequence[int] | Int32Array,
     limits: RequestLimits,
     tokenizer: Tokenizer,
@@ -73,7 +83,9 @@ def validate_request(
     Raises: InvalidFieldError: the first wrong field.
     """
     params = request.sampling_params
-    prompt = check_prompt(prompt_token_ids, request.WhichOneof("prompt") or "prompt", limits)
+    prompt_field = request.WhichOneof("prompt") or "prompt"
+    check_prompt_length(len(prompt_token_ids), prompt_field, limits)
+    prompt = check_known_ids(prompt_token_ids, prompt_field, limits.vocab_size)
     check_account(request, limits)
     beam_search = beam_search_params(params, limits)
     if beam_search is not None:
@@ -119,7 +131,7 @@ def validate_request(
     return ValidRequest(replace(engine_request, continuation=continuation), answer_options, continued)
 
 
-def check_request_fields(request: generation_service_pb2.GenerateRequest) -> None:
+def check_request_fields(request: pb.GenerateRequest) -> None:
     """Check what can be checked before the prompt is tokenized; `validate_request` checks the rest."""
     check_request_id(request.request_id)
     if request.WhichOneof("prompt") is None:
@@ -148,21 +160,6 @@ def check_prompt_length(num_tokens: int, field: str, limits: RequestLimits) -> N
         raise PromptTooLongError(field, f"{num_tokens} tokens", limits)
 
 
-def check_prompt(token_ids: Sequence[int] | Int32Array, field: str, limits: RequestLimits) -> Int32Array:
-    """Return the prompt as an array, [num_prompt_tokens]."""
-    check_prompt_length(len(token_ids), field, limits)
-    return check_known_ids(token_ids, field, limits.vocab_size)
-
-
-def check_known_ids(token_ids: Sequence[int] | Int32Array, field: str, vocab_size: int) -> Int32Array:
-    """Return tokens as an array, [num_tokens]. Raises InvalidFieldError: the model does not know one."""
-    ids = np.array(token_ids, np.int64)
-    outside = ids[(ids < 0) | (ids >= vocab_size)]
-    if len(outside):
-        raise unknown_token(field, outside[0], vocab_size)
-    return ids.astype(np.int32)
-
-
 def stop_conditions(params: generation_pb2.SamplingParams, vocab_size: int) -> StopConditions:
     """Return the conditions on ids and lengths."""
     max_tokens = number(params, "max_tokens")
@@ -188,3 +185,41 @@ def text_options(params: generation_pb2.SamplingParams) -> TextOptions:
         skip_special_tokens=params.skip_special_tokens if params.HasField("skip_special_tokens") else True,
         min_tokens=params.min_tokens,
     )
+
+
+def generate_request_limits(limits: RequestLimits, content: bytes = b"") -> dict[str, CountLimit]:
+    """Return how many elements the repeated fields may have, by path: for requests that are too large to decode first.
+
+    `content` is a request that may be a continuation. The checks of a decoded request have the same limits.
+    """
+
+    def too_long(num_tokens: str) -> PromptTooLongError:
+        return PromptTooLongError("token_ids", f"{num_tokens} tokens", limits)
+
+    max_model_len = peek(content, _MAX_MODEL_LEN, limits.max_num_seqs + _MOST_OTHER_FIELDS)
+    if max_model_len > limits.max_len:
+        limits = limits.accepted_for(min(max_model_len, MAX_MODEL_LEN))
+    # Of all outputs of a continuation together.
+    continued = CountLimit(limits.max_num_seqs * limits.max_len, cause="as many sequences as run, as long as may be")
+    alternatives = CountLimit(continued.most * limits.vocab_size, cause=continued.cause)
+    of_prompt = CountLimit(limits.max_prompt_tokens, cause=limits.max_prompt_tokens_cause)
+    alternatives_of_prompt = CountLimit(of_prompt.most * limits.vocab_size, cause=of_prompt.cause)
+    return {
+        "token_ids.ids": CountLimit(limits.max_prompt_tokens, error=too_long),
+        "messages.messages": CountLimit(MAX_CHAT_MESSAGES, "messages long", "messages"),
+        "sampling_params.stop": CountLimit(MAX_STOP_STRINGS, "strings"),
+        "sampling_params.grammar.choice.choices": CountLimit(MAX_CHOICES, "texts long"),
+        "sampling_params.stop_token_ids": CountLimit(MAX_STOP_TOKEN_IDS, "ids long"),
+        "sampling_params.logit_bias": CountLimit(MAX_BIASED_TOKENS, "ids long"),
+        "sampling_params.banned_words": CountLimit(MAX_BANNED_WORDS, "words"),
+        "sampling_params.banned_token_ids": CountLimit(MAX_BANNED_TOKENS, "ids long"),
+        "sampling_params.allowed_token_ids": CountLimit(limits.vocab_size, "ids long", cause="the vocabulary"),
+        "continuation.outputs": CountLimit(limits.max_num_seqs, "outputs"),
+        "continuation.outputs.token_ids": continued,
+        "continuation.outputs.logprobs": continued,
+        "continuation.outputs.alternative_token_ids": alternatives,
+        "continuation.outputs.alternative_logprobs": alternatives,
+        "continuation.prompt_logprobs.logprobs": of_prompt,
+        "continuation.prompt_logprobs.alternative_token_ids": alternatives_of_prompt,
+        "continuation.prompt_logprobs.alternative_logprobs": alternatives_of_prompt,
+    }

@@ -19,9 +19,10 @@ from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.pooling import Pooled, pool
 from scheduler_svc.front.api.pooling_validation import longest_input, pooling_limits
 from scheduler_svc.front.api.request_body import RequestBody
-from scheduler_svc.front.api.request_counts import generate_request_limits
 from scheduler_svc.front.api.request_limits import RequestLimits
+from scheduler_svc.front.api.request_validation import generate_request_limits
 from scheduler_svc.front.api.stream_requests import StreamRequestsCall, slow_caller_deadline_s, slow_caller_limit
+from scheduler_svc.front.api.tokenization import detokenize, tokenize
 from scheduler_svc.front.text.text_model import check_model
 
 M = TypeVar("M", bound=Message)
@@ -197,7 +198,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> pb.TokenizeResponse:
         """Return the tokens of a prompt."""
         with self._models.meter.request("tokenize") as counted:
-            response = await self._models.choose_for(request).tokenization.tokenize(request)
+            response = await self._models.choose_for(request).tokenization.answer(request, tokenize)
             counted.accept()
         return response
 
@@ -208,7 +209,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> pb.DetokenizeResponse:
         """Return the text of tokens."""
         with self._models.meter.request("detokenize") as counted:
-            response = await self._models.choose_for(request).tokenization.detokenize(request)
+            response = await self._models.choose_for(request).tokenization.answer(request, detokenize)
             counted.accept()
         return response
 

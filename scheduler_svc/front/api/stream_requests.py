@@ -34,8 +34,7 @@ from scheduler_svc.front.api.generation import Metadata
 from scheduler_svc.front.api.message_scan import MessageScan, cut
 from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.api.request_body import RequestBody
-from scheduler_svc.front.api.stream_batch import StreamBatch
-from scheduler_svc.front.api.streamed_request import StreamedRequest
+from scheduler_svc.front.api.stream_batch import StreamBatch, StreamedRequest
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,9 @@ The functions may take long, so they run in a thread. `Tokenization` answers the
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -15,9 +16,8 @@ from octavo_shared.errors import CallerError, InvalidFieldError, QueueFullError
 from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.api.message_scan import CountLimit
 from scheduler_svc.front.api.request_body import RequestBody
-from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits
-from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, check_known_ids, check_prompt_length
-from scheduler_svc.front.api.text_validation import check_known
+from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits, check_known_ids
+from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, check_prompt_length
 from scheduler_svc.front.text.conversation import Conversation, num_characters
 from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel, check_model
 from scheduler_svc.front.text.text_threads import TextThreads
@@ -44,14 +44,6 @@ class Tokenization:
         self._num_calls = 0
         self._large_ones = asyncio.Lock()  # one at a time: each thread that runs Python delays the event loop
 
-    async def tokenize(self, body: RequestBody[pb.TokenizeRequest]) -> pb.TokenizeResponse:
-        """Return the tokens of a prompt. Raises OctavoServiceError: as the proto says."""
-        return await self._answer(body, tokenize)
-
-    async def detokenize(self, body: RequestBody[pb.DetokenizeRequest]) -> pb.DetokenizeResponse:
-        """Return the text of tokens. Raises OctavoServiceError: as the proto says."""
-        return await self._answer(body, detokenize)
-
     async def run(self, work: Callable[[TextModel, RequestLimits], Result], *, is_small: bool) -> Result:
         """Return the result of `work`, which may take long unless `is_small`, from a thread.
 
@@ -61,15 +53,23 @@ class Tokenization:
             TokenizerFailedError, UnavailableError: see `TextThreads.run`.
         """
         model, limits = self._served()
-        with self._counted():
-            if is_small:
+        if self._num_calls >= MAX_CALLS:
+            raise QueueFullError(self._num_calls, RETRY_AFTER_S, queue="the queue of Tokenize and Detokenize")
+        self._num_calls += 1
+        try:
+            async with nullcontext() if is_small else self._large_ones:
                 return await self._threads.run(work, model, limits)
-            async with self._large_ones:
-                return await self._threads.run(work, model, limits)
+        finally:
+            self._num_calls -= 1
 
-    async def _answer(
+    async def answer(
         self, body: RequestBody[Request], answer: Callable[[Request, TextModel, RequestLimits], Result]
     ) -> Result:
+        """Return what `answer`, which is `tokenize` or `detokenize`, makes of a request.
+
+        Raises: OctavoServiceError: as the proto says.
+        """
+
         def read_and_answer(model: TextModel, limits: RequestLimits) -> Result:
             request = body.decode(count_limits(model))
             if request.model:
@@ -77,17 +77,6 @@ class Tokenization:
             return answer(request, model, limits)
 
         return await self.run(read_and_answer, is_small=body.is_small)
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Count a call while it runs. Raises QueueFullError: too many run."""
-        if self._num_calls >= MAX_CALLS:
-            raise QueueFullError(self._num_calls, RETRY_AFTER_S, queue="the queue of Tokenize and Detokenize")
-        self._num_calls += 1
-        try:
-            yield
-        finally:
-            self._num_calls -= 1
 
 
 def count_limits(model: TextModel) -> dict[str, CountLimit]:
@@ -105,19 +94,10 @@ def tokenize(request: pb.TokenizeRequest, model: TextModel, limits: RequestLimit
         CallerError: the model has no tokenizer.
         InvalidFieldError: there is no prompt, or `Generate` would refuse it; a text may be empty here.
     """
-    kind = request.WhichOneof("prompt")
-    if kind is None:
+    if request.WhichOneof("prompt") is None:
         raise InvalidFieldError("prompt", "absent", "one of text and messages")
     _require_tokenizer(model)
-    if kind == "text":
-        adds_special_tokens = not request.HasField("add_special_tokens") or request.add_special_tokens
-        token_ids = tokenize_text(request.text, model, limits, add_special_tokens=adds_special_tokens)
-    else:
-        if request.HasField("add_special_tokens"):
-            rule = "unset with messages: the chat template adds the special tokens itself"
-            raise InvalidFieldError("add_special_tokens", "set", rule)
-        token_ids = tokenize_messages(request.messages, model, limits)
-    return pb.TokenizeResponse(token_ids=token_ids, max_model_len=model.max_model_len)
+    return pb.TokenizeResponse(token_ids=tokenize_prompt(request, model, limits), max_model_len=model.max_model_len)
 
 
 def detokenize(request: pb.DetokenizeRequest, model: TextModel, limits: RequestLimits) -> pb.DetokenizeResponse:
@@ -133,54 +113,96 @@ def detokenize(request: pb.DetokenizeRequest, model: TextModel, limits: RequestL
     return pb.DetokenizeResponse(text=model.tokenizer.decode(token_ids.tolist(), skips_special_tokens))
 
 
-def tokenize_prompt(request: pb.GenerateRequest, model: TextModel, limits: RequestLimits) -> Sequence[int] | Int32Array:
+def tokenize_prompt(
+    request: pb.GenerateRequest | pb.TokenizeRequest, model: TextModel, limits: RequestLimits
+) -> Sequence[int] | Int32Array:
     """Return the token ids of a request's prompt, whatever its form.
 
     Raises: InvalidFieldError: the chat template refuses it, it is too long, or the model does not know one of its
         tokens.
     """
-    kind = request.WhichOneof("prompt")
-    if kind == "text":
+    if request.WhichOneof("prompt") == "text":
         adds_special_tokens = not request.HasField("add_special_tokens") or request.add_special_tokens
         return tokenize_text(request.text, model, limits, add_special_tokens=adds_special_tokens)
+    if isinstance(request, pb.TokenizeRequest) or request.WhichOneof("prompt") == "messages":
+        if request.HasField("add_special_tokens"):
+            rule = "unset with messages: the chat template adds the special tokens itself"
+            raise InvalidFieldError("add_special_tokens", "set", rule)
+        return tokenize_messages(request.messages, model, limits)
     if request.HasField("add_special_tokens"):
         raise InvalidFieldError("add_special_tokens", "set", "unset unless the prompt is a text")
-    if kind == "messages":
-        return tokenize_messages(request.messages, model, limits)
     return np.array(request.token_ids.ids, np.int32)
 
 
 def tokenize_text(text: str, model: TextModel, limits: RequestLimits, *, add_special_tokens: bool = True) -> list[int]:
     """Return the token ids of a text. Raises InvalidFieldError: see `tokenize_prompt`."""
-    _check_text_length("text", len(text), model, limits)
-    try:
-        token_ids = model.tokenizer.encode(text, limits.max_prompt_tokens, add_special_tokens=add_special_tokens)
-    except TooManyTokensError as error:
-        check_prompt_length(error.num_tokens, "text", limits)
-        raise
-    return check_known("text", token_ids, model)
+    encode = partial(model.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    return _encoded("text", len(text), encode, model, limits)
 
 
 def tokenize_messages(chat: pb.ChatMessages, model: TextModel, limits: RequestLimits) -> list[int]:
     """Return the token ids of a conversation. Raises InvalidFieldError: see `tokenize_prompt`."""
     if not chat.messages:
         raise InvalidFieldError("messages", "empty", "at least 1 message long")
-    _check_text_length("messages", num_characters(chat), model, limits)
-    try:
-        token_ids = model.tokenizer.render_chat(Conversation.of_message(chat), limits.max_prompt_tokens)
-    except TooManyTokensError as error:
-        check_prompt_length(error.num_tokens, "messages", limits)
-        raise
-    return check_known("messages", token_ids, model)
+
+    def encode(max_tokens: int) -> list[int]:
+        return model.tokenizer.render_chat(Conversation.of_message(chat), max_tokens)
+
+    return _encoded("messages", num_characters(chat), encode, model, limits)
 
 
-def _check_text_length(field: str, num_characters: int, model: TextModel, limits: RequestLimits) -> None:
-    """Refuse a text that cannot fit whatever its tokens are: tokenizing it could cost gigabytes."""
+def _encoded(
+    field: str, num_characters: int, encode: Callable[[int], list[int]], model: TextModel, limits: RequestLimits
+) -> list[int]:
+    """Return the tokens of a text that fits; `encode` makes at most so many of it."""
     limit = model.max_model_len * model.tokenizer.max_token_length
-    if num_characters > limit:
+    if num_characters > limit:  # it cannot fit whatever its tokens are, and tokenizing it could cost gigabytes
         raise PromptTooLongError(field, f"{num_characters} characters, for at most {limit}", limits)
+    try:
+        token_ids = encode(limits.max_prompt_tokens)
+    except TooManyTokensError as error:
+        check_prompt_length(error.num_tokens, field, limits)
+        raise
+    return check_known(field, token_ids, model)
 
 
 def _require_tokenizer(model: TextModel) -> None:
     if model.tokenizer.is_absent:
         raise CallerError(f"this model has no tokenizer, so it cannot handle text; {TOKENIZER_FIX}")
+
+
+def refuse_text(request: pb.GenerateRequest) -> None:
+    """Refuse text in a request for a model without a tokenizer; its outputs have token ids and no text.
+
+    Raises: InvalidFieldError: the prompt is text or a conversation, or the request has stop strings or banned words.
+    """
+    params = request.sampling_params
+    kind = request.WhichOneof("prompt")
+    fields = {
+        "text": kind == "text",
+        "messages": kind == "messages",
+        "sampling_params.stop": bool(params.stop),
+        "sampling_params.banned_words": bool(params.banned_words),
+    }
+    instead = {"text": "token_ids", "messages": "token_ids", "sampling_params.stop": "stop_token_ids"}
+    for field, is_set in fields.items():
+        if is_set:
+            other = instead.get(field, "banned_token_ids")
+            rule = f"unset: this model has no tokenizer; send {other}, or {TOKENIZER_FIX}"
+            raise InvalidFieldError(field, "set", rule)
+
+
+def check_known(field: str, token_ids: Sequence[int], model: TextModel) -> list[int]:
+    """Return the tokens of a text. Raises InvalidFieldError: the model does not know one of them.
+
+    A tokenizer with more tokens than the model is often no mistake: Gemma 3's for the model without images has a token
+    behind the last id of the model. The model never generates such a token, and clients hardly ever send it.
+    """
+    vocab_size = model.info.vocab_size
+    if model.tokenizer.largest_id >= vocab_size:
+        for token_id in token_ids:
+            if token_id >= vocab_size:
+                shown = f"a text with the token {model.tokenizer.token_of(token_id)!r}, id {token_id}"
+                rule = f"of token ids 0 to {vocab_size - 1}: the tokenizer has tokens that the model lacks"
+                raise InvalidFieldError(field, shown, rule)
+    return list(token_ids)

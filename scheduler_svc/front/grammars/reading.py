@@ -18,8 +18,7 @@ from octavo_shared.grammar.matcher import MatcherTokenizer, reason_against
 from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.front.grammars.mask_cost import too_dear
 from scheduler_svc.front.grammars.parts import MAX_CHOICES, AskedGrammar, Part, check_size, lark_text
-from scheduler_svc.front.grammars.patterns import with_ascii_classes
-from scheduler_svc.front.grammars.schema import Place, alone, checked_schema, subschemas
+from scheduler_svc.front.grammars.schema import Place, alone, checked_schema, subschemas, with_ascii_classes
 from scheduler_svc.front.text.json_text import MalformedJsonError, load_json, shown_json
 
 # How long parts of a schema are compiled alone to find the place of what is wrong, in seconds.

@@ -24,7 +24,7 @@ from octavo_shared.errors import (
 )
 from octavo_shared.grpc.grpc_status import status_code
 from scheduler_svc.front.api.request_limits import PromptTooLongError
-from scheduler_svc.front.refusals import INTERNAL, refusal_reason
+from scheduler_svc.front.api_meter import INTERNAL, refusal_reason
 from scheduler_svc.front.text.text_model import UnknownModelError
 
 _INVALID = "invalid_request_error"

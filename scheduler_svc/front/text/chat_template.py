@@ -11,11 +11,21 @@ from typing import Any
 
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.text.conversation import Conversation
-from scheduler_svc.front.text.template_roles import TemplateRoles
 from scheduler_svc.front.text.template_sandbox import RENDER_ERRORS, SandboxedTemplate
 
-# The roles that every template supports.
+# Every template supports the first two roles, and leaves out the others or fails if it does not support them.
 _TURNS = ("user", "assistant")
+_COMMON_ROLES = frozenset({*_TURNS, "system", "tool"})
+
+_DEVELOPER = "developer"
+_NOBODYS = "octavorole"
+_WORDS = "octavowords"
+
+# No template has a longer role.
+_MAX_ROLE_LENGTH = 64
+
+# How many roles are remembered; a template names a handful.
+_MAX_KEPT_ROLES = 64
 
 # The names of the tools in templates; SmolLM3's has a name of its own.
 _TOOL_VARIABLES = ("tools", "xml_tools")
@@ -27,6 +37,7 @@ _PROBE = {
     "function": {"name": _PROBE_NAME, "description": "A probe.", "parameters": {"type": "object", "properties": {}}},
 }
 _HELLO = {"role": "user", "content": "Hello"}
+_ANSWER = {"role": "assistant", "content": "Hi"}
 _PROBE_ARGUMENTS = {"octavo_key": "octavo_value"}
 _PROBE_TEXT = json.dumps(_PROBE_ARGUMENTS)
 _PROBE_ID = "octavo123"  # nine letters and digits, as Mistral's templates require
@@ -49,7 +60,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self.source = source
         self.variables = self._template.variables
-        self._roles = TemplateRoles(lambda messages: self._probe(messages, None))
+        self._roles = _Roles(lambda messages: self._probe(messages, None))
         shown_by = [name for name in _TOOL_VARIABLES if _PROBE_NAME in self._probe([_HELLO], name)]
         self.knows_tools = bool(shown_by)
         self._tools_variable = shown_by[0] if shown_by else "tools"
@@ -153,6 +164,59 @@ class ChatTemplate:
                 shown = f"a conversation with several names of the role {messages[place]['role'][:32]!r}"
                 rule = "with one name for each role, or none: the model's chat template drops names"
                 raise InvalidFieldError("messages", shown, f"{rule}; put names into the message texts")
+
+
+class _Roles:
+    """The roles that a template supports, found by rendering small conversations. Threads may share one.
+
+    Many templates write any role into the header of a turn, though the model was trained with a few only. So a role
+    counts as supported if the template treats it in another way than a made-up role.
+
+    Args:
+        render: Returns the prompt of a small conversation; empty: the template fails on it.
+    """
+
+    def __init__(self, render: Callable[[Sequence[Mapping[str, Any]]], str]) -> None:
+        self._render = render
+        self._kept: dict[str, bool] = {}
+
+    def in_known_roles(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Return messages with supported roles: a developer becomes the system where the template has no developer.
+
+        Raises: InvalidFieldError: the template does not support another role.
+        """
+        if all(turn["role"] in _COMMON_ROLES for turn in messages):
+            return messages
+        return [self._in_known_role(turn, place) for place, turn in enumerate(messages)]
+
+    def _in_known_role(self, turn: Mapping[str, Any], place: int) -> Mapping[str, Any]:
+        role = turn["role"]
+        if role in _COMMON_ROLES or self._knows(role):
+            return turn
+        if role == _DEVELOPER:
+            return {**turn, "role": "system"}
+        limit = "a role that the model's chat template supports, such as user, assistant, system or tool"
+        raise InvalidFieldError(f"messages[{place}].role", repr(role[:32]), limit)
+
+    def _knows(self, role: str) -> bool:
+        if not 1 <= len(role) <= _MAX_ROLE_LENGTH:
+            return False
+        if role not in self._kept:
+            known = any(self._differs(role, *turns) for turns in ((0, _HELLO), (1, _HELLO), (2, _HELLO, _ANSWER)))
+            if len(self._kept) >= _MAX_KEPT_ROLES:
+                return known
+            self._kept[role] = known
+        return self._kept[role]
+
+    def _differs(self, role: str, place: int, *others: Mapping[str, Any]) -> bool:
+        """Return whether the prompt includes a turn of a role, and in another way than a turn of a made-up role."""
+
+        def prompt(name: str) -> str:
+            turn = {"role": name, "content": _WORDS}
+            return self._render([*others[:place], turn, *others[place:]]).lower()
+
+        own = prompt(role)
+        return _WORDS in own and own != prompt(_NOBODYS).replace(_NOBODYS, role.lower())
 
 
 def _probe_call(arguments: object) -> list[Mapping[str, Any]]:

@@ -1,8 +1,9 @@
 """A conversation as chat templates see it: messages, tools, and the template's own switches."""
 
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Self
 
@@ -12,6 +13,9 @@ from scheduler_svc.front.text.json_text import parse_json
 
 # Variables that the conversation itself or the model's files set.
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
+
+# Digits pass unchanged through whatever a template does to a text: JSON, escapes, capital letters.
+_NUM_MARK_DIGITS = 32
 
 # For names of speakers and of functions.
 MAX_NAME_LENGTH = 256
@@ -72,12 +76,9 @@ def _turn(message: pb.ChatMessage, place: int) -> dict[str, Any]:
             rule = f"at most {MAX_NAME_LENGTH} characters long"
             raise InvalidFieldError(f"messages[{place}].{label}", f"{len(name)} characters long", rule)
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
-    optional = {
-        "name": message.name,
-        "tool_call_id": message.tool_call_id,
-        "reasoning_content": message.reasoning_content,
-    }
-    turn |= {name: value for name, value in optional.items() if value}
+    for label in ("name", "tool_call_id", "reasoning_content"):
+        if value := getattr(message, label):
+            turn[label] = value
     if message.tool_calls_json:
         calls = parse_json(message.tool_calls_json, f"messages[{place}].tool_calls_json", list)
         turn["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
@@ -110,3 +111,43 @@ def _with_parsed_arguments(call: Any) -> Any:
     except InvalidFieldError:  # the model may have written no JSON; the template may show it all the same
         return call
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+class SpecialTokenBreaker:
+    """Makes ordinary text of the special tokens in a conversation; the template's own stay special.
+
+    A tokenizer reads `<|im_end|>` as a special token wherever it stands. So an unguessable mark is put into each one in
+    the conversation. The rendered prompt is cut wherever the mark appears, and each piece is tokenized by itself.
+
+    Args:
+        special_tokens: As written in text; a token of a single character cannot be broken up.
+    """
+
+    def __init__(self, special_tokens: Iterable[str]) -> None:
+        longest_first = sorted((token for token in special_tokens if len(token) > 1), key=len, reverse=True)
+        # A token may begin inside another one, so the search also finds tokens behind the first character.
+        starts = "|".join(f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in longest_first)
+        self._starts = re.compile(starts) if starts else None
+
+    def break_up(self, conversation: Conversation) -> tuple[Conversation, str]:
+        """Return the conversation with a mark in each special token, and the mark."""
+        mark = "".join(secrets.choice("0123456789") for _ in range(_NUM_MARK_DIGITS))
+        if self._starts is None:
+            return conversation, mark
+
+        def broken(value: Any) -> Any:
+            match value:
+                case str():
+                    return self._starts.sub(lambda start: start[0] + mark, value)  # type: ignore[union-attr]
+                case list() | tuple():
+                    return [broken(item) for item in value]
+                case dict():
+                    return {broken(key): broken(item) for key, item in value.items()}
+            return value
+
+        return replace(
+            conversation,
+            messages=broken(conversation.messages),
+            tools=broken(conversation.tools),
+            template_kwargs=broken(conversation.template_kwargs),
+        ), mark

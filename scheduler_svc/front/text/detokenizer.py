@@ -42,17 +42,7 @@ class Detokenizer:
         self._num_context = 0
         self._released = ""  # the part of the window's text that was released
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Add tokens; return the text that they make certain, which may be empty."""
-        return "".join([self.push_one(token_id) for token_id in token_ids])
-
-    def finish(self) -> str:
-        """Return the text still held back: replacement characters, or nothing."""
-        new = self._decode(self._window)[len(self._released) :]
-        self._move_window(len(self._window), 0, "")
-        return new
-
-    def push_one(self, token_id: int) -> str:
+    def push(self, token_id: int) -> str:
         """Add a token; return the text that it makes certain, which may be empty."""
         if token_id in self._skipped_ids or not self._tokenizer.has_id(token_id):
             return ""  # it has no text, and many such tokens would make the window grow
@@ -72,6 +62,12 @@ class Detokenizer:
             return self._cut(text)
         new = text.rstrip(REPLACEMENT)[len(self._released) :]
         self._released += new
+        return new
+
+    def finish(self) -> str:
+        """Return the text still held back: replacement characters, or nothing."""
+        new = self._decode(self._window)[len(self._released) :]
+        self._move_window(len(self._window), 0, "")
         return new
 
     def _cut(self, text: str) -> str:

@@ -8,7 +8,7 @@ import contextvars
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
 from itertools import count
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 from octavo.values.wording import counted
 from octavo_shared.errors import TokenizerFailedError, UnavailableError
 from octavo_shared.process.clock import monotonic_s
-from octavo_shared.process.metric import Family, Metric
+from octavo_shared.process.metric import Metric
 
 # How long a call may take, in seconds: the longest prompt takes a few.
 LIMIT_S = 10.0
@@ -89,10 +89,6 @@ class TextThreads:
         """Threads whose call has exceeded its time; a thread that comes back no longer counts."""
         overdue_s = monotonic_s() - LIMIT_S
         return sum(begun_at_s <= overdue_s for begun_at_s in list(self._begun_at_s.values()))
-
-    def families(self) -> Iterator[Family]:
-        """Yield the metrics."""
-        yield LOST_THREADS.single(self.num_lost)
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Return the result of a call, run in a thread.

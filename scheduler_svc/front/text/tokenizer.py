@@ -6,7 +6,7 @@ scheduler. `detokenizer.py` handles text that grows token by token.
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -20,9 +20,8 @@ from octavo_shared.step_wire.executor_info import TokenizerFile
 from octavo_shared.step_wire.model_file import read_model_file
 from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.text.chat_template import ChatTemplate
-from scheduler_svc.front.text.conversation import Conversation
+from scheduler_svc.front.text.conversation import Conversation, SpecialTokenBreaker
 from scheduler_svc.front.text.embedding_config import MODEL_CONFIG, SENTENCE_TRANSFORMERS_CONFIG, EmbeddingConfig
-from scheduler_svc.front.text.special_tokens import SpecialTokenBreaker
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -80,6 +79,12 @@ class Tokenizer:
 
     Attributes:
         embedding_config: What the files say of the model's vectors.
+        special_tokens: The tokens that the model names, such as `eos_token`, by name.
+        special_token_ids: The tokens that `decode` leaves out with `skip_special_tokens`.
+        largest_id: The largest id that `encode` may return, -1: none; the model may have fewer ids, mostly more.
+        max_token_length: Characters of the longest token: a text has at least its length divided by this many tokens.
+        chat_template: The template of conversations without tools, if there is one.
+        tool_template: That of conversations with tools; few models have another one for those.
 
     Raises: TokenizerFileError: a file is missing or broken.
     """
@@ -89,26 +94,26 @@ class Tokenizer:
         contents = {file.name: file.content for file in self.files}
         self._tokenizer = _load_tokenizer(contents) if self.files else tokenizers.Tokenizer(tokenizers.models.BPE())
         config = _load_json_object(contents, CONFIG)
-        self._special_tokens = _special_tokens(_load_json_object(contents, SPECIAL_TOKENS_MAP) | config)
-        self._chat_template = _load_chat_template(contents, config, self._special_tokens, "default")
-        self._tool_template = self._chat_template
+        self.special_tokens = _special_tokens(_load_json_object(contents, SPECIAL_TOKENS_MAP) | config)
+        self.chat_template = _load_chat_template(contents, config, self.special_tokens, "default")
+        self.tool_template = self.chat_template
         if CHAT_TEMPLATE not in contents and isinstance(config.get("chat_template"), list):
-            own = _load_chat_template(contents, config, self._special_tokens, "tool_use")
-            self._tool_template = own or self._chat_template
+            own = _load_chat_template(contents, config, self.special_tokens, "tool_use")
+            self.tool_template = own or self.chat_template
         self.embedding_config = EmbeddingConfig.of(
             _load_json_object(contents, SENTENCE_TRANSFORMERS_CONFIG), _load_json_object(contents, MODEL_CONFIG)
         )
         inputs, name = config.get("model_input_names"), str(config.get("tokenizer_class") or _BERT).removesuffix("Fast")
         self._has_token_types = "token_type_ids" in inputs if isinstance(inputs, list) else name in _WITH_TOKEN_TYPES
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
-        self._max_token_length = max(map(len, vocab), default=1)
-        self._largest_id = max(vocab.values(), default=-1)
+        self.max_token_length = max(map(len, vocab), default=1)
+        self.largest_id = max(vocab.values(), default=-1)
         special = {
             token_id: token.content
             for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
             if token.special
         }
-        self._special_token_ids = frozenset(special)
+        self.special_token_ids = frozenset(special)
         self._breaker = SpecialTokenBreaker(special.values()) if escapes_special_tokens else None
 
     @classmethod
@@ -132,44 +137,9 @@ class Tokenizer:
         return not self.files
 
     @property
-    def largest_id(self) -> int:
-        """The largest id that `encode` may return, -1: none; the model may have fewer ids, but mostly has more."""
-        return self._largest_id
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens, added ones included; the model may have room for more ids."""
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
-
-    @property
-    def max_token_length(self) -> int:
-        """Characters of the longest token: a text has at least its length divided by this many tokens."""
-        return self._max_token_length
-
-    @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` works."""
-        return self._chat_template is not None
-
-    @property
-    def special_tokens(self) -> Mapping[str, str]:
-        """The tokens that the model names, such as `eos_token`, by name."""
-        return self._special_tokens
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        """The template of conversations without tools, if there is one."""
-        return self._chat_template
-
-    @property
-    def tool_template(self) -> ChatTemplate | None:
-        """The template of conversations with tools, if there is one; few models have another one for those."""
-        return self._tool_template
-
-    @property
-    def special_token_ids(self) -> frozenset[int]:
-        """The tokens that `decode` leaves out with `skip_special_tokens`."""
-        return self._special_token_ids
+        return self.chat_template is not None
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token written as in the vocabulary, if there is one."""
@@ -256,7 +226,7 @@ class Tokenizer:
             TooManyTokensError: there are more than `max_tokens`.
             TokenizerFailedError: the library fails.
         """
-        template = self._tool_template if conversation.tools else self._chat_template
+        template = self.tool_template if conversation.tools else self.chat_template
         if template is None:
             raise InvalidFieldError("messages", "set", "unset: this model has no chat template; send text or token_ids")
         if self._breaker is None:

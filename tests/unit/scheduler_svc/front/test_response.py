@@ -348,16 +348,6 @@ async def test_equally_likely_outputs_are_ranked_by_their_index() -> None:
     assert texts(request) == ["a", "b"]
 
 
-async def test_best_of_returns_logprobs_only_if_asked_for() -> None:
-    for is_wanted in (False, True):
-        request = sampled_request(n=1, best_of=2, logprobs=is_wanted)
-        for index in range(2):
-            push_text(request, index, "a", -1.0)
-            request.finish_output(index, LENGTH)
-        assert request.outputs[0].logprobs == ([-1.0] if is_wanted else [])
-        assert request.outputs[0].cumulative_logprob == -1.0
-
-
 async def test_a_failed_best_of_hands_out_nothing() -> None:
     request = sampled_request(n=1, best_of=2)
     push_text(request, 0, "a", -1.0)
@@ -402,17 +392,3 @@ async def test_prompt_logprobs_come_before_the_tokens_each_once_and_stay_readabl
     request.push_prompt([-2.0], Alternatives([1, 2], [-0.5, -0.6]))
     assert await request.next_delta() == PromptDelta([-2.0], Alternatives([1, 2], [-0.5, -0.6]))
     assert request.prompt_logprobs == [-0.5, -1.0, -2.0]
-
-
-async def test_alternatives_come_with_their_tokens_and_stay_with_the_output() -> None:
-    request = sampled_request(logprobs=True)
-    request.push(0, 97, -1.0, Alternatives([97, 98], [-1.0, -2.0]))
-    first = await next_delta(request)
-    request.push(0, 98, -3.0, Alternatives([99, 98], [-0.5, -3.0]))
-    second = await next_delta(request)
-
-    assert first is not None
-    assert second is not None
-    assert first.alternatives == Alternatives([97, 98], [-1.0, -2.0])
-    assert second.alternatives == Alternatives([99, 98], [-0.5, -3.0])
-    assert request.outputs[0].alternatives.token_ids == [97, 98, 99, 98]

@@ -1,6 +1,7 @@
-"""What a checked request holds, and every refusal that is not about groups (test_group_validation.py)."""
+"""What a checked request holds, and every refusal."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,11 @@ TOKENIZER = make_tokenizer(byte_level_backend())
 PROMPT = [1, 2, 3]
 
 
-def request(prompt: list[int] = PROMPT, **params: Any) -> pb.GenerateRequest:
-    return pb.GenerateRequest(
-        token_ids=pb.TokenIds(ids=prompt), sampling_params=generation_pb2.SamplingParams(**params)
-    )
+def request(prompt: list[int] = PROMPT, **fields: Any) -> pb.GenerateRequest:
+    """Return a request; `fields` are its own, or those of its parameters."""
+    own = {name: fields.pop(name) for name in ("tenant", "cache_salt", "priority") if name in fields}
+    params = generation_pb2.SamplingParams(**fields)
+    return pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), sampling_params=params, **own)
 
 
 def validate(sent: pb.GenerateRequest, limits: RequestLimits = LIMITS) -> ValidRequest:
@@ -134,86 +136,108 @@ def test_more_tokens_than_fit_in_an_int_are_asked_for_in_vain() -> None:
 
 # What is not -----------------------------------------------------------------------------------------
 
-LONG = "x" * 1025
-RULES: dict[str, tuple[pb.GenerateRequest, str]] = {
-    "no prompt": (pb.GenerateRequest(), "prompt is absent; it must be one of text, token_ids and messages"),
-    "empty prompt": (request([]), "token_ids is empty; it must be at least 1 token long"),
-    "long prompt": (
+MANY = "(max_num_seqs: the outputs run at once)"
+GREEDY = "it must be 1 with temperature 0, because greedy outputs are all equal: use a temperature above 0"
+TWO_TENANTS = replace(LIMITS, tenants=frozenset({"red", "blue"}))
+
+
+@each_row(
+    (pb.GenerateRequest(), "prompt is absent; it must be one of text, token_ids and messages"),
+    (request([]), "token_ids is empty; it must be at least 1 token long"),
+    (
         request([1] * 64),
         "prompt is too long: it has 64 tokens; this model's maximum context length is 64 tokens, and one is reserved "
         "for the output",
     ),
-    "token beyond the vocabulary": (
-        request([1, 100]),
-        "token_ids is a list with token id 100; it must be ids from 0 to 99",
-    ),
-    "negative token": (request([-1]), "token_ids is a list with token id -1; it must be ids from 0 to 99"),
-    "long request_id": (
+    (request([1, 100]), "token_ids is a list with token id 100; it must be ids from 0 to 99"),
+    (request([-1]), "token_ids is a list with token id -1; it must be ids from 0 to 99"),
+    (
         pb.GenerateRequest(request_id="x" * 257, text="a"),
         "request_id is 257 characters long; it must be at most 256 characters long",
     ),
-    "temperature": (request(temperature=-1.0), "sampling_params.temperature is -1; it must be from 0 to 100"),
-    "temperature NaN": (request(temperature=math.nan), "sampling_params.temperature is nan; it must be from 0 to 100"),
-    "top_p 0": (request(top_p=0.0), "sampling_params.top_p is 0; it must be above 0 and at most 1"),
-    "top_p above 1": (request(top_p=1.5), "sampling_params.top_p is 1.5; it must be above 0 and at most 1"),
-    "min_p": (request(min_p=2.0), "sampling_params.min_p is 2; it must be from 0 to 1"),
-    "top_k": (request(top_k=2**31), "sampling_params.top_k is 2147483648; it must be from 0 to 2147483647"),
-    "max_tokens 0": (request(max_tokens=0), "sampling_params.max_tokens is 0; it must be at least 1"),
-    "many stop tokens": (
-        request(stop_token_ids=[1] * 65),
-        "sampling_params.stop_token_ids is 65 ids long; it must be at most 64 ids long",
+    (
+        pb.GenerateRequest(text="a", lora_adapter="x"),
+        "lora_adapter is x; it must be unset: this release does not support it",
     ),
-    "stop token beyond the vocabulary": (
-        request(stop_token_ids=[100]),
-        "sampling_params.stop_token_ids is a list with token id 100; it must be ids from 0 to 99",
-    ),
-    "many stop strings": (
-        request(stop=["a"] * 17),
-        "sampling_params.stop is 17 strings; it must be at most 16 strings",
-    ),
-    "empty stop string": (
-        request(stop=[""]),
-        "sampling_params.stop is a list with a string of 0 characters; it must be strings of 1 to 1024 characters",
-    ),
-    "long stop string": (
-        request(stop=[LONG]),
-        "sampling_params.stop is a list with a string of 1025 characters; it must be strings of 1 to 1024 characters",
-    ),
-    "logprobs of alternatives": (request(logprobs=21), "sampling_params.logprobs is 21; it must be from 0 to 20"),
-    "logprobs of alternatives of beams": (
-        request(logprobs=5, beam_width=2),
-        "sampling_params.logprobs is 5; it must be 0 or unset with beam_width: beams have no alternatives",
-    ),
-    "n": (request(n=9), "sampling_params.n is 9; it must be from 1 to 8 (max_num_seqs: the outputs run at once)"),
-    "beam_width": (
-        request(beam_width=5),
-        "sampling_params.beam_width is 5; it must be from 2 to 4 (max_beam_width), or 0",
-    ),
-    "cache_salt": (
-        pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), cache_salt="x" * 257),
-        "cache_salt is 257 characters long; it must be at most 256 characters long",
-    ),
-}
-
-
-@each_row(*RULES)
-def test_what_is_wrong_is_refused_with_field_value_and_limit(name: str) -> None:
-    sent, sentence = RULES[name]
+    (request(tenant="x" * 257), "tenant is 257 characters long; it must be at most 256 characters long"),
+    (request(cache_salt="x" * 257), "cache_salt is 257 characters long; it must be at most 256 characters long"),
+)
+def test_what_is_wrong_is_refused_with_field_value_and_limit(sent: pb.GenerateRequest, sentence: str) -> None:
     with pytest.raises(InvalidFieldError) as caught:
         validate(sent)
     assert str(caught.value) == sentence
 
 
-UNSUPPORTED: dict[str, pb.GenerateRequest] = {
-    "lora_adapter": pb.GenerateRequest(text="a", lora_adapter="x"),
-}
+# What its ranges allow: test_sampling_validation.py.
+@each_row(
+    ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
+    ({"stop_token_ids": [1] * 65}, "stop_token_ids is 65 ids long; it must be at most 64 ids long"),
+    ({"stop_token_ids": [100]}, "stop_token_ids is a list with token id 100; it must be ids from 0 to 99"),
+    ({"stop": ["a"] * 17}, "stop is 17 strings; it must be at most 16 strings"),
+    ({"stop": [""]}, "stop is a list with a string of 0 characters; it must be strings of 1 to 1024 characters"),
+    ({"stop": ["x" * 1025]}, "stop is a list with a string of 1025 characters; it must be strings of 1 to 1024 chara"),
+    ({"logprobs": 21}, "logprobs is 21; it must be from 0 to 20"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs is 21; it must be from 0 to 20"),
+    ({"n": 0}, f"n is 0; it must be from 1 to 8 {MANY}"),
+    ({"n": 9}, f"n is 9; it must be from 1 to 8 {MANY}"),
+    ({"n": 3, "best_of": 2}, f"best_of is 2; it must be from 3 (n) to 8 {MANY}"),
+    ({"best_of": 9}, f"best_of is 9; it must be from 1 (n) to 8 {MANY}"),
+    ({"n": 2, "temperature": 0.0}, f"n is 2; {GREEDY}"),
+    ({"best_of": 2, "temperature": 0.0}, f"best_of is 2; {GREEDY}"),
+    ({"length_penalty": 1.0}, "length_penalty is 1; it must be unset without beam_width"),
+    ({"early_stopping": 2}, "early_stopping is False; it must be unset without beam_width"),
+    ({"early_stopping": 7}, "early_stopping is 7; it must be unset without beam_width"),
+)
+def test_parameters_that_contradict_each_other_are_refused_with_the_rule(params: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        validate(request(**params))
+    assert str(caught.value).startswith(f"sampling_params.{sentence}")
 
 
-@each_row(*UNSUPPORTED)
-def test_what_is_not_supported_is_refused_and_not_ignored(field: str) -> None:
-    with pytest.raises(InvalidFieldError, match="it must be unset: this release does not support it") as caught:
-        check_request_fields(UNSUPPORTED[field])
-    assert caught.value.field == field
+@each_row(
+    ({"beam_width": 1}, "beam_width is 1; it must be from 2 to 4 (max_beam_width), or 0"),
+    ({"n": 0}, "n is 0; it must be from 1 to 2 (beam_width)"),
+    ({"n": 3}, "n is 3; it must be from 1 to 2 (beam_width)"),
+    ({"length_penalty": 11.0}, "length_penalty is 11; it must be from -10 to 10"),
+    ({"length_penalty": math.nan}, "length_penalty is nan; it must be from -10 to 10"),
+    ({"early_stopping": 7}, "early_stopping is 7; it must be True, False or 'never'"),
+    ({"temperature": 1.0}, "temperature is 1; it must be 0 or unset with beam_width: a beam search does not sample"),
+    ({"temperature": math.nan}, "temperature is nan; it must be 0 or unset with beam_width: a beam search does not"),
+    ({"top_k": 5}, "top_k is 5; it must be 0 or unset with beam_width: a beam search does not sample"),
+    ({"top_p": 0.5}, "top_p is 0.5; it must be 1 or unset with beam_width: a beam search does not sample"),
+    ({"best_of": 2}, "best_of is 2; it must be unset with beam_width: n is the number of hypotheses to return"),
+    ({"stop": ["a", "b"]}, "stop is a list of 2; it must be empty with beam_width: beams have no text until the se"),
+    ({"logprobs": 5}, "logprobs is 5; it must be 0 or unset with beam_width: beams have no alternatives"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs is 0; it must be unset with beam_width"),
+)
+def test_a_search_that_contradicts_itself_is_refused_with_the_rule(params: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        validate(request(**{"beam_width": 2, **params}))
+    assert str(caught.value).startswith(f"sampling_params.{sentence}")
+
+
+@each_row(
+    ({"tenant": "green"}, TWO_TENANTS, "tenant is green; it must be one of the 2 tenants configured on this server"),
+    ({}, TWO_TENANTS, "tenant is empty; it must be one of the 2 tenants configured on this server"),
+    ({"tenant": "red"}, TWO_TENANTS, ""),
+    ({"tenant": "x" * 256, "cache_salt": "y" * 256, "priority": -(2**31)}, LIMITS, ""),
+    (
+        {"priority": -3},
+        replace(LIMITS, has_priorities=False),
+        "priority is -3; it must be 0: this server uses --policy",
+    ),
+    ({}, replace(LIMITS, has_priorities=False), ""),
+)
+def test_an_account_that_is_not_served_is_refused_with_the_rule(
+    account: dict[str, Any], limits: RequestLimits, sentence: str
+) -> None:
+    sent = request(**account)
+    if not sentence:
+        validate(sent, limits)
+        return
+    with pytest.raises(InvalidFieldError) as caught:
+        validate(sent, limits)
+    assert str(caught.value).startswith(sentence)
 
 
 def test_a_small_cache_is_named_as_the_cause() -> None:

@@ -8,7 +8,7 @@ from octavo.generation.v1 import generation_pb2
 from octavo.values.sampling_params_table import SAMPLING_PARAMS, SamplingParam, Stage
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.step_wire.step import NO_LOGPROBS, SamplingRow
-from scheduler_svc.front.api.sampling_validation import sampling_row
+from scheduler_svc.front.api.params_validation import sampling_row
 from tests.support.each_row import each_row
 from tests.support.sampling_ranges import at_the_ends, beyond
 

@@ -3,8 +3,7 @@
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import UnavailableError
 from scheduler_svc.front.api.request_body import RequestBody
-from scheduler_svc.front.api.stream_batch import StreamBatch
-from scheduler_svc.front.api.streamed_request import StreamedRequest
+from scheduler_svc.front.api.stream_batch import StreamBatch, StreamedRequest
 from scheduler_svc.front.api_meter import ApiMeter
 
 

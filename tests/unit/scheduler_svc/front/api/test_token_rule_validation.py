@@ -7,8 +7,8 @@ from executor_svc.fake.tokenizer import fake_tokenizer_files
 from octavo.generation.v1 import generation_pb2
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.step_wire.token_rules import NO_TOKEN, TokenRules, pack_mask
+from scheduler_svc.front.api.params_validation import token_rules, tokenize_words
 from scheduler_svc.front.api.request_limits import RequestLimits
-from scheduler_svc.front.api.token_rule_validation import token_rules, tokenize_words
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from tests.support.each_row import each_row
 

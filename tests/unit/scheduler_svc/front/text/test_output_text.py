@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from scheduler_svc.front.text.output_text import OutputText, TextOptions
 from tests.support.each_row import each_row
-from tests.support.tokenizers import BOS, byte_level_backend, make_tokenizer
+from tests.support.tokenizers import byte_level_backend, make_tokenizer
 
 TOKENIZER = make_tokenizer(byte_level_backend())
 
@@ -55,17 +55,6 @@ def test_finish_ends_before_a_stop_string_that_the_last_broken_character_complet
 
     assert [text for text, _ in push_all(output, b"ax\xf0")] == ["a", "", ""]
     assert output.finish() == ""
-
-
-def test_special_tokens_stay_out_of_the_text_unless_wanted() -> None:
-    bos = TOKENIZER.id_of(BOS)
-    assert bos is not None
-
-    hidden = OutputText(TOKENIZER, TextOptions())
-    shown = OutputText(TOKENIZER, TextOptions(skip_special_tokens=False))
-
-    assert hidden.push(bos) == ("", None)
-    assert shown.push(bos) == (BOS, None)
 
 
 @each_row(0, 1, 4, 5, 6, 7, 8)

@@ -3,7 +3,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.front.text.stop_strings import StopStringMatcher
+from scheduler_svc.front.text.output_text import StopStringMatcher
 from tests.support.each_row import each_row
 
 # A small alphabet makes overlaps, and stop strings inside stop strings, likely.
@@ -56,27 +56,6 @@ def test_held_text_is_exactly_the_longest_tail_that_may_become_a_stop_string(tex
         held = next((tail for tail in tails if any(stop.startswith(tail) for stop in stops)), "")
         assert released + held == text
         assert matcher.finish() == held
-
-
-def test_stop_string_that_is_complete_first_wins_over_one_that_began_earlier() -> None:
-    assert run(["abcd"], ["abcd", "bc"]) == ("a", "bc")
-
-
-def test_of_stop_strings_that_end_together_the_longest_wins() -> None:
-    assert run(["xabc"], ["bc", "abc"]) == ("x", "abc")
-
-
-def test_stop_string_straddles_pushes_and_later_text_is_dropped() -> None:
-    assert run(["one ST", "", "O", "P two"], ["STOP"]) == ("one ", "STOP")
-    assert run(["one ST", "", "O", "P two"], ["STOP"], include=True) == ("one STOP", "STOP")
-
-
-def test_false_start_is_released() -> None:
-    assert run(["S", "S", "STO", "STOX"], ["STOP"]) == ("SSSTOSTOX", None)
-
-
-def test_without_stop_strings_everything_is_released_at_once() -> None:
-    assert StopStringMatcher((), include_stop_str_in_output=False).push("text") == ("text", None)
 
 
 def test_sixteen_long_self_similar_stop_strings_cost_linear_time() -> None:

@@ -1,14 +1,17 @@
-"""Check the fields that name single tokens, and turn them into the executor's terms.
+"""Check the numbers of `SamplingParams` and its fields that name single tokens; turn both into the executor's terms.
 
 `request_validation.py` calls this. Banned words are token ids by then (`tokenize_words`).
 """
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from octavo.generation.v1 import generation_pb2
-from octavo.values.sampling_params_table import MAX_ALTERNATIVES
+from octavo.values.sampling_params_table import BEAMLESS_STAGES, BY_NAME, MAX_ALTERNATIVES, ROW_PARAMS
+from octavo_shared.step_wire.sampling_row import SamplingRow
 from octavo_shared.step_wire.step import Int32Array
 from octavo_shared.step_wire.token_rules import (
     MAX_BANNED_TOKENS,
@@ -19,8 +22,57 @@ from octavo_shared.step_wire.token_rules import (
     pack_mask,
     pad_words,
 )
-from scheduler_svc.front.api.request_limits import RequestLimits, require_param, shown_float, unknown_token
+from scheduler_svc.front.api.request_limits import RequestLimits, check_known_ids, require_param, shown_float
 from scheduler_svc.front.text.tokenizer import Tokenizer
+
+NO_DEFAULTS: Mapping[str, float] = MappingProxyType({})
+
+
+def number(
+    params: generation_pb2.SamplingParams, name: str, model_defaults: Mapping[str, float] = NO_DEFAULTS
+) -> float | None:
+    """Return a field's value; if it is unset, the model's default, else the table's.
+
+    Raises: InvalidFieldError: it is out of the table's range.
+    """
+    parameter = BY_NAME[name]
+    if not params.HasField(name):  # type: ignore[arg-type]
+        return model_defaults.get(name, parameter.default)
+    value: float = getattr(params, name)
+    require_param(parameter.allows(value), name, value, parameter.limit)
+    return value
+
+
+def sampling_row(
+    params: generation_pb2.SamplingParams,
+    num_logprobs: int,
+    model_defaults: Mapping[str, float] = NO_DEFAULTS,
+    *,
+    is_beam: bool = False,
+) -> SamplingRow:
+    """Return the numbers that the executor's sampler needs for output 0.
+
+    Args:
+        params: What the client asks for.
+        num_logprobs: The row's.
+        model_defaults: The model's defaults of unset fields, by name.
+        is_beam: Whether the row is for beams, which sample nothing; their fields were checked.
+
+    Raises: InvalidFieldError: the first number that is out of range.
+    """
+    values: dict[str, float] = {"num_logprobs": num_logprobs}
+    for parameter in ROW_PARAMS:
+        if parameter.is_public and not (is_beam and parameter.stage in BEAMLESS_STAGES):
+            value = number(params, parameter.name, model_defaults)
+            if value is not None:
+                values[parameter.name] = value
+    if not is_beam and "seed" not in values:
+        values["seed"] = secrets.randbits(64)
+    if params.HasField("max_tokens"):
+        rule = f"from 0 to {params.max_tokens} (max_tokens)"
+        require_param(params.min_tokens <= params.max_tokens, "min_tokens", params.min_tokens, rule)
+    return SamplingRow(**values)  # type: ignore[arg-type]
+
 
 MAX_BIAS = 100.0
 
@@ -100,11 +152,7 @@ def token_rules(
 def check_token_ids(token_ids: Sequence[int], field: str, most: int, vocab_size: int) -> Int32Array:
     """Return token ids without repetitions, ascending; at most `most`, each in the vocabulary."""
     require_param(len(token_ids) <= most, field, f"{len(token_ids)} ids long", f"at most {most} ids long")
-    ids = np.array(token_ids, np.int64)
-    outside = ids[(ids < 0) | (ids >= vocab_size)]
-    if len(outside):
-        raise unknown_token(f"sampling_params.{field}", outside[0], vocab_size)
-    return np.unique(ids).astype(np.int32)
+    return np.unique(check_known_ids(token_ids, f"sampling_params.{field}", vocab_size))
 
 
 def _check_biases(params: generation_pb2.SamplingParams, vocab_size: int) -> tuple[list[int], list[float]]:
