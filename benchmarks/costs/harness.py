@@ -28,17 +28,11 @@ _DIGITS = 3
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of doing what a scenario measures.
+    """One way of doing what a scenario measures."""
 
-    Attributes:
-        name: In the table.
-        measure: Takes one turn.
-        beside: Name of the way that it is compared with; empty: none.
-    """
-
-    name: str
+    name: str  # in the table
     measure: Callable[[], Awaitable[Figures]]
-    beside: str = ""
+    beside: str = ""  # name of the way that it is compared with; empty: none
 
 
 Groups: TypeAlias = AsyncGenerator[Sequence[Way], None]
@@ -63,19 +57,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is measured, in a sentence.
+    """What is measured, in a sentence."""
 
-    Attributes:
-        name: On the command line and in the table.
-        what: The sentence.
-        groups: Yields ways that take turns, while what they need runs; the next group comes after all their pairs.
-        num_pairs: How many pairs it takes.
-    """
-
-    name: str
+    name: str  # on the command line and in the table
     what: str
+    # Yields ways that take turns, while what they need runs; the next group comes after all their pairs.
     groups: Callable[[Size], Groups]
-    num_pairs: int
+    num_pairs: int  # how many pairs it takes
 
 
 SCENARIOS: dict[str, Scenario] = {}

@@ -132,25 +132,15 @@ def _number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the check.
+    """One part of the check."""
 
-    Attributes:
-        name: For `--only`, the report and its files.
-        about: What it shows, in one line.
-        function: `module:name`.
-        limit_s: The part is ended after so long.
-        arguments: For the function, behind the `Progress`.
-        is_alone: Whether it needs the card for itself, since it measures.
-        needs: Modules without which it is skipped.
-    """
-
-    name: str
-    about: str
-    function: str
-    limit_s: float
-    arguments: tuple[str, ...] = ()
-    is_alone: bool = False
-    needs: tuple[str, ...] = ()
+    name: str  # for `--only`, the report and its files
+    about: str  # what it shows, in one line
+    function: str  # `module:name`
+    limit_s: float  # the part is ended after so long
+    arguments: tuple[str, ...] = ()  # for the function, behind the `Progress`
+    is_alone: bool = False  # whether it needs the card for itself, since it measures
+    needs: tuple[str, ...] = ()  # modules without which it is skipped
 
 
 class SkippedError(Exception):

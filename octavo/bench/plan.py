@@ -162,27 +162,16 @@ _MAX_LONG_PROBE_LEN = 2048  # where it is not; a longer one takes too long
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The requests of a load.
+    """The requests of a load."""
 
-    Attributes:
-        output_lens: Output tokens that each request asks for.
-        prompt_lens: Length of each request's own part of the prompt; empty with a dataset.
-        prefix_len: Length of the shared prefix in front of it.
-        arrivals_s: When each is sent, in seconds from the beginning; None: a closed loop.
-        concurrency: Clients of a closed loop; None: an open one.
-        duration_s: When sending ends; None: with the last request.
-        prompts: Makes the prompts.
-        dataset: The prompts, instead, in a circle.
-    """
-
-    output_lens: list[int]
-    prompt_lens: list[int]
-    prefix_len: int
-    arrivals_s: list[float] | None
-    concurrency: int | None
-    duration_s: float | None
-    prompts: Prompts
-    dataset: Sequence[DatasetEntry]
+    output_lens: list[int]  # output tokens that each request asks for
+    prompt_lens: list[int]  # length of each request's own part of the prompt; empty with a dataset
+    prefix_len: int  # length of the shared prefix in front of it
+    arrivals_s: list[float] | None  # when each is sent, in seconds from the beginning; None: a closed loop
+    concurrency: int | None  # clients of a closed loop; None: an open one
+    duration_s: float | None  # when sending ends; None: with the last request
+    prompts: Prompts  # makes the prompts
+    dataset: Sequence[DatasetEntry]  # the prompts, instead, in a circle
 
     def __len__(self) -> int:
         return len(self.output_lens)
