@@ -7,6 +7,7 @@ A row, one workload in one class, is measured in all its rounds before the next 
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -40,7 +41,7 @@ class Plan:
     measured: frozenset[tuple[str, str]] = frozenset()  # engines and workloads that another piece of the result has
     most_minutes: float = math.inf  # no row begins later than this; the class that runs then is the last one
     # How an engine's process is started; tests have another one.
-    command: Callable[[EngineSpec], list[str]] = lambda spec: adapter_command(spec)
+    command: Callable[[EngineSpec], list[str]] = lambda spec: adapter_command(spec.adapter, interpreter(spec))
 
     @property
     def max_tokens(self) -> int:
@@ -58,8 +59,8 @@ class Findings:
     samples: list[Sample] = field(default_factory=list)
 
 
-def adapter_command(spec: EngineSpec) -> list[str]:
-    return [str(interpreter(spec)), "-m", "benchmarks.end_to_end.adapters.serve", spec.adapter]
+def adapter_command(adapter: str, python: Path = Path(sys.executable)) -> list[str]:
+    return [str(python), "-m", "benchmarks.end_to_end.adapters.serve", adapter]
 
 
 class Session:

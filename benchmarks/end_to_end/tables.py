@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchmarks.end_to_end.engines import CLASSES, OURS, PRODUCTS, workload_flops
 from benchmarks.end_to_end.result import EngineRecord, Result, RunRecord
 from benchmarks.end_to_end.workloads import WORKLOADS, Workload
-from benchmarks.machine import markdown_table
+from octavo.bench.provenance import markdown_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +167,7 @@ def machine_line(result: Result) -> str:
     for engine in result.engines:
         versions |= {name: text for name, text in engine.versions.items() if name not in ("octavo", "torch", "grpcio")}
     told = ", ".join(f"{name} {text}" for name, text in versions.items())
-    machine = result.machine
-    return (
-        f"{machine.processor} ({machine.instructions}), {machine.cores} cores, {machine.memory_gib} GiB, "
-        f"{result.num_threads} threads each, {told}, Python {result.python}, {result.date}."
-    )
+    return f"{result.machine}, {result.num_threads} threads each, {told}, Python {result.python}, {result.date}."
 
 
 def limits_line(result: Result) -> str:

@@ -55,6 +55,7 @@ class RequestRecord:
     usage: TokenUsage | None = None  # the server's count; None: there is none
     outcome: Outcome | None = None  # how it ended; None: it has not
     error: str | None = None
+    token_ids: list[int] | None = None  # those that came; None: they are not kept
 
     def add_event(self, time_s: float, num_tokens: int) -> None:
         """Note a part of the answer that brought tokens."""

@@ -69,7 +69,7 @@ def test_prompts_begin_with_one_of_the_shared_prefixes_and_differ_behind_it() ->
 
 
 def test_phases_differ_and_share_their_prefixes() -> None:
-    measured, warmup = (Prompts(range(1000), seed=5, phase=phase, prefix_len=8) for phase in (0, 1))
+    measured, warmup = (Prompts(INFO, seed=5, phase=phase, prefix_len=8) for phase in (0, 1))
     assert measured.make(0, 20)[:8] == warmup.make(0, 20)[:8]
     assert measured.make(0, 20)[8:] != warmup.make(0, 20)[8:]
 
