@@ -27,6 +27,7 @@ def test_equal_seeds_give_equal_loads_and_others_another_one() -> None:
     first, second, other = (requests(**fields, seed=seed) for seed in (3, 3, 4))
     assert first == second
     assert first != other
+    assert [request.max_tokens for request in first] != [request.max_tokens for request in other]
     assert {request.scheduled_s for request in first}.isdisjoint(request.scheduled_s for request in other)
 
 
