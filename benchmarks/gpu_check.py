@@ -20,7 +20,7 @@ from benchmarks.gpu.driver import Plan, run_parts
 from benchmarks.gpu.machine import describe, describe_wheels, look_at_card, why_not_installed
 from benchmarks.gpu.part import Part, Report
 from benchmarks.gpu.parts import PARTS
-from benchmarks.machine import today
+from octavo.bench.provenance import provenance
 
 ROOT = Path(__file__).parents[1]
 # A lent machine takes commands of ten minutes.
@@ -57,7 +57,9 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     except RuntimeError as problem:
         print(f"gpu-check cannot run: {problem}", file=sys.stderr)
         return 2
-    report = Report(title, [*card, *machine], f"make gpu-check ({', '.join(wanted)})", not options.rehearse)
+    made = provenance("make", "gpu-check", f"ARGS=--only {options.only}")
+    file_name += "" if options.rehearse else f"-{made.date}"
+    report = Report(title, [*card, *machine], made, not options.rehearse)
     plan = Plan(options.results, file_name, options.budget_s, options.jobs, is_rehearsal=options.rehearse)
     try:
         run_parts([part for part in parts if part.name in wanted], report, plan)
@@ -74,15 +76,14 @@ def default_jobs() -> int:
 
 
 def _look(*, is_rehearsal: bool) -> tuple[str, str, list[str]]:
-    """Return title and file name of the report, and lines about the card. Raises: RuntimeError: why not here."""
+    """Return title of the report, how its files begin, and lines about the card. Raises: RuntimeError: why not here."""
     problem = why_not_installed(is_rehearsal=is_rehearsal)
     if problem is not None:
         raise RuntimeError(problem)
     if is_rehearsal:
         return "Rehearsal of the GPU check on a CPU", "gpu-check-rehearsal", []
     name, lines = look_at_card()
-    file_name = f"gpu-check-{name.lower().replace(' ', '-')}-{today()}"
-    return f"GPU check on {name}", file_name, lines
+    return f"GPU check on {name}", f"gpu-check-{name.lower().replace(' ', '-')}", lines
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 import argparse
 import asyncio
-import dataclasses
-import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.costs import (  # noqa: F401 - each adds its scenarios
@@ -16,7 +15,8 @@ from benchmarks.costs import (  # noqa: F401 - each adds its scenarios
     scheduler,
     services,
 )
-from benchmarks.costs.harness import SCENARIOS, Size, provenance, run_scenario, table
+from benchmarks.costs.harness import SCENARIOS, Size, about, run_scenario, table
+from octavo.bench.provenance import provenance
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,11 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pairs = options.pairs or (1 if options.smallest else one.num_pairs)
         size = Size(options.smallest, options.model)
         lines += asyncio.run(run_scenario(one, size, pairs, options.only, lambda text: print(text, file=sys.stderr)))
-    about = provenance(given)
-    print(f"{table(lines)}\n\n{about}")
+    made = provenance("python", "-m", "benchmarks.costs", *given)
+    print(f"{table(lines)}\n\n{about(made)}")
     if options.json is not None:
-        figures = {"about": about, "lines": [dataclasses.asdict(line) for line in lines]}
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(made.json({"rows": [asdict(line) for line in lines]}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenario
+from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, median_and_p99, scenario
 from octavo_shared.step_wire.step import Int32Array, SamplingRow, StepResult
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
@@ -147,15 +147,11 @@ def decode_turn(num_sequences: int, num_steps: int, evicts: bool) -> Figures:
         assert len(updates.sequences) == num_sequences
         times_us.append((schedule_us, process_us, schedule_us + process_us))
     assert not any(planner.preemption.num_preemptions.values())
-    measured = np.array(times_us[NUM_WARM_UP_STEPS:])
-    schedule_us, process_us, both_us = np.median(measured, axis=0).tolist()
-    return {
-        "schedule, µs": schedule_us,
-        "process, µs": process_us,
-        "both, µs": both_us,
-        "both p99, µs": float(np.percentile(measured[:, 2], 99)),
-        "a sequence, µs": both_us / num_sequences,
-    }
+    measured = np.array(times_us[NUM_WARM_UP_STEPS:]).T
+    figures: dict[str, float] = {}
+    for name, values in zip(("schedule", "process", "both"), measured, strict=True):
+        figures |= median_and_p99(name, values)
+    return {**figures, "a sequence, µs": figures["both, µs"] / num_sequences}
 
 
 def fill_with_cached_blocks(planners: Planners, num_groups: int, num_blocks_each: int) -> None:
@@ -271,7 +267,7 @@ def full_turn(
     for _ in range(num_steps):
         times_us.append(timed(first.schedule, 0.0)[1])
         first.process(planners.result(first))
-    return {"schedule, µs": float(np.median(times_us)), "schedule p99, µs": float(np.percentile(times_us, 99))}
+    return median_and_p99("schedule", times_us)
 
 
 # Requests with one prefix -----------------------------------------------------------------------

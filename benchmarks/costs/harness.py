@@ -6,15 +6,15 @@ A pair is one turn of each way, in the opposite order to the pair before, so tha
 import asyncio
 import math
 import os
-import shlex
 import statistics
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from benchmarks.machine import commit, describe_machine, markdown_table
+from octavo.bench.provenance import Provenance, markdown_table
+from octavo.bench.summary import distribution
 
 T = TypeVar("T")
 
@@ -28,17 +28,11 @@ _DIGITS = 3
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of doing what a scenario measures.
+    """One way of doing what a scenario measures."""
 
-    Attributes:
-        name: In the table.
-        measure: Takes one turn.
-        beside: Name of the way that it is compared with; empty: none.
-    """
-
-    name: str
+    name: str  # in the table
     measure: Callable[[], Awaitable[Figures]]
-    beside: str = ""
+    beside: str = ""  # name of the way that it is compared with; empty: none
 
 
 Groups: TypeAlias = AsyncGenerator[Sequence[Way], None]
@@ -63,19 +57,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is measured, in a sentence.
+    """What is measured, in a sentence."""
 
-    Attributes:
-        name: On the command line and in the table.
-        what: The sentence.
-        groups: Yields ways that take turns, while what they need runs; the next group comes after all their pairs.
-        num_pairs: How many pairs it takes.
-    """
-
-    name: str
+    name: str  # on the command line and in the table
     what: str
+    # Yields ways that take turns, while what they need runs; the next group comes after all their pairs.
     groups: Callable[[Size], Groups]
-    num_pairs: int
+    num_pairs: int  # how many pairs it takes
 
 
 SCENARIOS: dict[str, Scenario] = {}
@@ -95,6 +83,12 @@ def in_turn(measure: Callable[..., Figures], *arguments: object) -> Callable[[],
         return await asyncio.to_thread(measure, *arguments)
 
     return take
+
+
+def median_and_p99(name: str, values_us: Iterable[float]) -> dict[str, float]:
+    found = distribution(values_us)
+    assert found is not None, "something was measured"
+    return {f"{name}, µs": found.p50, f"{name} p99, µs": found.p99}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +155,9 @@ def table(lines: Sequence[Line]) -> str:
     return markdown_table(heading, (line.cells() for line in lines), num_texts=3)
 
 
-def provenance(arguments: Sequence[str]) -> str:
-    """Return what figures need beside them: command, commit, machine, load."""
-    command = shlex.join(["python", "-m", "benchmarks.costs", *arguments])
+def about(made: Provenance) -> str:
+    """Return what stands below a table: where the figures are from, the machine's load, what intervals are."""
     return (
-        f"`{command}`, commit {commit()}; {describe_machine()}; load {os.getloadavg()[0]:.1f}. Intervals hold the true "
-        f"median with 95 %; with fewer than {MIN_PAIRS_OF_INTERVAL} pairs they are all that was seen."
+        f"{made}; load {os.getloadavg()[0]:.1f}. Intervals hold the true median with 95 %; with fewer than "
+        f"{MIN_PAIRS_OF_INTERVAL} pairs they are all that was seen."
     )

@@ -33,7 +33,7 @@ from benchmarks.costs.workers import (
 from benchmarks.end_to_end.adapters.interface import Options
 from benchmarks.end_to_end.engine_process import EngineProcess
 from benchmarks.end_to_end.engines import model_costs
-from benchmarks.end_to_end.session import RUN_TIMEOUT_S, START_TIMEOUT_S
+from benchmarks.end_to_end.session import RUN_TIMEOUT_S, START_TIMEOUT_S, adapter_command
 from benchmarks.end_to_end.workloads import WARM_UPS, Workload, by_name
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache
 from executor_svc.attention.native_backend import NativeAttentionBackend
@@ -55,11 +55,6 @@ from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 # The whole stack beside a bare loop -------------------------------------------------------------
 
 BARE, WHOLE = "octavo:OctavoLoop", "octavo:OctavoStack"  # in end_to_end/adapters
-
-
-def adapter_command(adapter: str) -> list[str]:
-    """Return what starts an adapter's process."""
-    return [sys.executable, "-m", "benchmarks.end_to_end.adapters.serve", adapter]
 
 
 @scenario("stack", "tokens a second of the whole stack beside a bare loop of planner and worker, workload W2", pairs=3)

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -19,20 +18,20 @@ import numpy as np
 
 import octavo
 from benchmarks.costs.clock import cpu_us
-from benchmarks.costs.harness import Figures, Groups, Size, Way, scenario
+from benchmarks.costs.harness import Figures, Groups, Size, Way, median_and_p99, scenario
 from benchmarks.costs.sleeping_executor import open_record
 from octavo.bench.load import Load
 from octavo.bench.octavo_target import OctavoTarget, OneStreamTarget
 from octavo.bench.openai_target import OpenAIApi, OpenAITarget
-from octavo.bench.plan import plan_load
+from octavo.bench.plan import Plan, Prompts
 from octavo.bench.record import Outcome
 from octavo.values.outputs import Delta
 from scheduler_svc.processes.kept_process import LONGEST_PAUSE_S
 from tests.support.processes import Service, children_of, running_service, start_service
-from tests.unit.octavo.bench.settings import bench_config
 
 QUIET = ("--log-level", "warning")
 PATIENCE_S = 60.0
+PROMPT_TOKENS = 4
 
 # What ways to ask cost --------------------------------------------------------------------------
 
@@ -65,7 +64,9 @@ async def front(size: Size) -> Groups:
             asked = [Asking(way, *few) for way in ("native", "one stream", "completions", "chat", "responses")]
             asked.append(Asking(f"one stream of {many:,}", many, many, many, size.of(257, 4)))
             for one in asked:
-                await load(scheduler, one, size.of(50, 1), 1)  # a server's first requests are not what is measured
+                await load(
+                    scheduler, one.way, one.concurrency, size.of(50, 1), 1
+                )  # a server's first requests are not what is measured
             yield [
                 Way(one.way, partial(asking_turn, scheduler, one), "native" if one.way != "native" else "")
                 for one in asked
@@ -74,8 +75,9 @@ async def front(size: Size) -> Groups:
 
 async def asking_turn(scheduler: Service, asking: Asking) -> Figures:
     """Return what a request and a message cost."""
-    short_us, short_messages, _ = await load(scheduler, asking, asking.num_short, 1)
-    long_us, long_messages, num_tokens = await load(scheduler, asking, asking.num_long, asking.long_tokens)
+    way, concurrency = asking.way, asking.concurrency
+    short_us, short_messages, _ = await load(scheduler, way, concurrency, asking.num_short, 1)
+    long_us, long_messages, num_tokens = await load(scheduler, way, concurrency, asking.num_long, asking.long_tokens)
     share = asking.num_long / asking.num_short
     added_us = long_us - share * short_us
     return {
@@ -85,26 +87,31 @@ async def asking_turn(scheduler: Service, asking: Asking) -> Figures:
     }
 
 
-async def load(scheduler: Service, asking: Asking, num_requests: int, num_tokens: int) -> tuple[float, int, int]:
+async def load(
+    scheduler: Service, way: str, concurrency: int, num_requests: int, num_tokens: int
+) -> tuple[float, int, int]:
     """Send requests; return the scheduler's CPU microseconds, and how many messages and tokens came."""
-    if asking.way == "responses":
-        return await load_events(scheduler, asking.concurrency, num_requests, num_tokens)
-    config = bench_config(
-        concurrency=asking.concurrency, num_requests=num_requests, input_len="4", output_len=str(num_tokens)
-    )
+    if way == "responses":
+        return await load_events(scheduler, concurrency, num_requests, num_tokens)
     common: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "timeout_s": PATIENCE_S}
     opened: OctavoTarget | OneStreamTarget | OpenAITarget
-    if asking.way in ("completions", "chat"):
+    if way in ("completions", "chat"):
         url = f"http://{scheduler.other_addresses['openai']}/v1"
-        opened = OpenAITarget(url, api=OpenAIApi(asking.way), api_key=None, model=None, **common)
+        opened = OpenAITarget(url, api=OpenAIApi(way), api_key=None, model=None, **common)
     else:
-        kind = OctavoTarget if asking.way == "native" else OneStreamTarget
+        kind = OctavoTarget if way == "native" else OneStreamTarget
         opened = kind(octavo.Client(scheduler.address), account={}, **common)
     before_us = cpu_us(scheduler.process.pid)
     async with opened as target:
-        result = await Load(target, plan_load(config, await target.describe(), ()), asyncio.Event()).run()
+        prompts = Prompts(await target.describe(), seed=0)
+        plan = Plan(
+            [num_tokens] * num_requests,
+            [PROMPT_TOKENS] * num_requests,
+            lambda index: prompts.make(index, PROMPT_TOKENS),
+            concurrency=concurrency,
+        )
+        records = (await Load(target, plan, asyncio.Event()).run()).records
     spent_us = cpu_us(scheduler.process.pid) - before_us
-    records = result.records
     assert all(record.outcome is Outcome.COMPLETED for record in records), "a request failed: nothing can be compared"
     num_messages = sum(len(record.event_times_s) for record in records)
     return spent_us, num_messages, sum(record.num_output_tokens for record in records)
@@ -332,8 +339,7 @@ async def gap_turn(case: Case, seconds: float) -> Figures:
     gaps_us = (steps["begin_ns"][1:] - steps["end_ns"][:-1]) / 1000
     return {
         "idle, %": 100_000 * gaps_us.sum() / (steps["end_ns"][-1] - steps["end_ns"][0]),
-        "gap, µs": statistics.median(gaps_us),
-        "gap p99, µs": float(np.percentile(gaps_us, 99)),
+        **median_and_p99("gap", gaps_us),
         "CPU of the engine a step, µs": engine_us / len(steps),
         **({"CPU of the fronts a step, µs": fronts_us / len(steps)} if fronts else {}),
     }

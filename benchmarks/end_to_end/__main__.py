@@ -10,13 +10,12 @@ python -m benchmarks.end_to_end --minutes 20        and then --append FILE --min
 import argparse
 import math
 import os
-import platform
-import shlex
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +35,6 @@ from benchmarks.end_to_end.engines import (
 from benchmarks.end_to_end.result import (
     RESULTS,
     Limits,
-    Machine,
     Model,
     Result,
     joined,
@@ -48,7 +46,7 @@ from benchmarks.end_to_end.session import Findings, Plan, Session
 from benchmarks.end_to_end.tables import comparison, limits_line, machine_line, runs_table
 from benchmarks.end_to_end.workloads import WORKLOADS, by_name
 from benchmarks.float32_model import float32_model
-from benchmarks.machine import commit, cpu_info, memory_gib, processor_name, today
+from octavo.bench.provenance import Provenance, provenance
 
 QUICK_WORKLOADS = ("W1", "W2")
 QUICK_CLASSES = ("float32", "8 bits")
@@ -57,17 +55,18 @@ SLOW_TO_START = ("vLLM",)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 if an engine failed that is installed."""
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = _parse(given)
     console = Console()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engines are stopped too
     directory: Path = options.model or float32_model()
     model = model_costs(directory)
-    command = shlex.join(["python", "-m", "benchmarks.end_to_end", *(sys.argv[1:] if arguments is None else arguments)])
+    made = provenance("python", "-m", "benchmarks.end_to_end", *given)
     began, earlier = time.monotonic(), None
     if options.append is not None:
         try:
             earlier = read_result(options.append)
-            joined(earlier, _result(Findings(), model, command, options.threads, 0.0))
+            joined(earlier, _result(Findings(), made, model, options.threads, 0.0))
         except (OSError, ValueError) as error:
             console.print(f"{options.append.name} cannot be appended to: {error}", markup=False, soft_wrap=True)
             return 2
@@ -87,15 +86,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         session = Session(plan, model, partial(console.print, highlight=False, markup=False))
 
         def result(findings: Findings) -> Result:
-            made = _result(findings, model, command, options.threads, (time.monotonic() - began) / 60)
-            return made if earlier is None else joined(earlier, made)
+            piece = _result(findings, made, model, options.threads, (time.monotonic() - began) / 60)
+            return piece if earlier is None else joined(earlier, piece)
 
         def save(findings: Findings) -> None:
             """What was measured stays if a later engine breaks the run."""
             path = options.append or options.output
             if findings.runs and (path or not options.quick):
-                made = result(findings)
-                write_result(made, path or RESULTS / result_name(made))
+                whole = result(findings)
+                write_result(whole, path or RESULTS / result_name(whole))
 
         session.measure(save)
         last = result(session.findings)
@@ -154,44 +153,21 @@ def chosen_engines(options: argparse.Namespace) -> list[EngineSpec]:
     ]
 
 
-def _result(findings: Findings, model: Model, command: str, num_threads: int, minutes: float) -> Result:
-    samples = findings.samples
+def _result(findings: Findings, made: Provenance, model: Model, num_threads: int, minutes: float) -> Result:
+    samples = [asdict(sample) for sample in findings.samples]
+    limits = {
+        f"{name}_per_s": [round(sample[name], 1) for sample in samples if sample[name] is not None]
+        for name in ("read_gb", "fma_gflop", "gemm_gflop")
+    }
     return Result(
-        date=today(),
-        commit=commit(),
-        command=_without_paths(command),
+        **asdict(made),
         minutes=round(minutes, 1),
-        machine=this_machine(),
         num_threads=num_threads,
-        python=platform.python_version(),
         model=model,
-        limits=Limits(
-            read_gb_per_s=[round(sample.read_gb, 1) for sample in samples if sample.read_gb is not None],
-            fma_gflop_per_s=[round(sample.fma_gflop, 1) for sample in samples if sample.fma_gflop is not None],
-            gemm_gflop_per_s=[round(sample.gemm_gflop, 1) for sample in samples if sample.gemm_gflop is not None],
-        ),
+        limits=Limits(**limits),
         engines=findings.engines,
         missing=findings.missing,
         runs=findings.runs,
-    )
-
-
-def _without_paths(command: str) -> str:
-    """Return a command with the last parts of its paths only: a result is published."""
-    return shlex.join(Path(word).name if os.sep in word else word for word in shlex.split(command))
-
-
-def this_machine() -> Machine:
-    processor, cores = processor_name(), os.cpu_count() or 1
-    words = "".join(letter if letter.isalnum() else " " for letter in processor.lower()).split()
-    flags = cpu_info("flags").split()
-    instructions = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), "none")
-    return Machine(
-        processor=processor,
-        kind="-".join([*words, str(cores), "cores"]),
-        cores=cores,
-        memory_gib=round(memory_gib()),
-        instructions=instructions,
     )
 
 

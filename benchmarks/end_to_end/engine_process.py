@@ -179,19 +179,12 @@ def busy_seconds() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a stretch of time took.
+    """What a stretch of time took."""
 
-    Attributes:
-        engine_s: CPU time of the engine that ran.
-        idle_engines_s: CPU time of the engines that waited for their turn.
-        foreign_s: Of everything else; the hypervisor's share too, where it tells it.
-        foreign_share: Of all cores; includes the idle engines.
-    """
-
-    engine_s: float
-    idle_engines_s: float
-    foreign_s: float
-    foreign_share: float
+    engine_s: float  # CPU time of the engine that ran
+    idle_engines_s: float  # CPU time of the engines that waited for their turn
+    foreign_s: float  # of everything else; the hypervisor's share too, where it tells it
+    foreign_share: float  # of all cores; includes the idle engines
 
 
 class LoadMeter:

@@ -31,25 +31,16 @@ PRODUCTS = (OURS, "transformers", "llama.cpp", "OpenVINO", "vLLM")
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One engine with one number format.
+    """One engine with one number format."""
 
-    Attributes:
-        product: As in tables.
-        number_format: As the engine calls it.
-        number_class: One of CLASSES.
-        adapter: Module in `adapters/`, and the class there.
-        weight_bits: Of a weight of the layers and of one of the output head, where the size of a file does not say it.
-        peer: Folder of its environment in PEERS_FOLDER; "": it runs in ours.
-        workloads: The workloads that it runs; empty: all.
-    """
-
-    product: str
-    number_format: str
-    number_class: str
-    adapter: str
+    product: str  # as in tables
+    number_format: str  # as the engine calls it
+    number_class: str  # one of CLASSES
+    adapter: str  # module in `adapters/`, and the class there
+    # Of a weight of the layers and of one of the output head, where the size of a file does not say it.
     weight_bits: tuple[float, float] | None = None
-    peer: str = ""
-    workloads: tuple[str, ...] = ()
+    peer: str = ""  # folder of its environment in PEERS_FOLDER; "": it runs in ours
+    workloads: tuple[str, ...] = ()  # the workloads that it runs; empty: all
 
     @property
     def name(self) -> str:

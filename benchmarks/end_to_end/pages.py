@@ -22,16 +22,10 @@ PICTURE = Path("docs/figures/benchmark.svg")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What stands between two markers of a page.
-
-    Attributes:
-        page: The page.
-        name: Of the section, in its markers.
-        make: Returns its text.
-    """
+    """What stands between two markers of a page."""
 
     page: str
-    name: str
+    name: str  # of the section, in its markers
     make: Callable[[], str]
 
     @property

@@ -4,22 +4,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from octavo.bench.provenance import Machine
+
 SCHEMA_VERSION = 1
 RESULTS = Path(__file__).parents[1] / "results"
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Machine(_Record):
-    """Where it ran; no host name, no path."""
-
-    processor: str
-    kind: str = Field(pattern=r"^[a-z0-9-]+$", description="For the name of the file.")
-    cores: int
-    memory_gib: int
-    instructions: str = Field(description="The widest vectors: AVX-512, AVX2 or none.")
 
 
 class Limits(_Record):

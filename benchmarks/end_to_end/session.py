@@ -7,6 +7,7 @@ A row, one workload in one class, is measured in all its rounds before the next 
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -27,33 +28,20 @@ RUN_TIMEOUT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured.
-
-    Attributes:
-        specs: The engines.
-        directory: The model: a Hugging Face directory or a GGUF file.
-        vocab_size: Of the model.
-        workloads: In this order, every round.
-        num_rounds: Of each.
-        num_repeats: How often a run that other work spoiled is repeated.
-        num_threads: Equal for all engines.
-        folder: Where the engines' logs go.
-        measured: Engines and workloads that another piece of the result has.
-        most_minutes: No row begins later than this; the class that runs then is the last one.
-        command: How an engine's process is started; tests have another one.
-    """
+    """What is to be measured."""
 
     specs: Sequence[EngineSpec]
-    directory: Path
+    directory: Path  # the model: a Hugging Face directory or a GGUF file
     vocab_size: int
-    workloads: Sequence[Workload]
+    workloads: Sequence[Workload]  # in this order, every round
     num_rounds: int
-    num_repeats: int
-    num_threads: int
-    folder: Path
-    measured: frozenset[tuple[str, str]] = frozenset()
-    most_minutes: float = math.inf
-    command: Callable[[EngineSpec], list[str]] = lambda spec: adapter_command(spec)
+    num_repeats: int  # how often a run that other work spoiled is repeated
+    num_threads: int  # equal for all engines
+    folder: Path  # where the engines' logs go
+    measured: frozenset[tuple[str, str]] = frozenset()  # engines and workloads that another piece of the result has
+    most_minutes: float = math.inf  # no row begins later than this; the class that runs then is the last one
+    # How an engine's process is started; tests have another one.
+    command: Callable[[EngineSpec], list[str]] = lambda spec: adapter_command(spec.adapter, interpreter(spec))
 
     @property
     def max_tokens(self) -> int:
@@ -71,8 +59,8 @@ class Findings:
     samples: list[Sample] = field(default_factory=list)
 
 
-def adapter_command(spec: EngineSpec) -> list[str]:
-    return [str(interpreter(spec)), "-m", "benchmarks.end_to_end.adapters.serve", spec.adapter]
+def adapter_command(adapter: str, python: Path = Path(sys.executable)) -> list[str]:
+    return [str(python), "-m", "benchmarks.end_to_end.adapters.serve", adapter]
 
 
 class Session:

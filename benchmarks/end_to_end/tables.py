@@ -7,48 +7,32 @@ from dataclasses import dataclass
 from benchmarks.end_to_end.engines import CLASSES, OURS, PRODUCTS, workload_flops
 from benchmarks.end_to_end.result import EngineRecord, Result, RunRecord
 from benchmarks.end_to_end.workloads import WORKLOADS, Workload
-from benchmarks.machine import markdown_table
+from octavo.bench.provenance import markdown_table
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What one engine reached at one workload.
-
-    Attributes:
-        engine: The engine.
-        median: Tokens a second; of a first token, milliseconds.
-        low: Of all runs.
-        high: Of all runs.
-        num_runs: That count.
-        is_spoiled: Whether other work disturbed all runs.
-        limit_share: W1: bytes of weights that it read a second, of the memory's bandwidth; else: operations a second,
-            of the float32 peak; None: the limit was not measured.
-    """
+    """What one engine reached at one workload."""
 
     engine: EngineRecord
-    median: float
-    low: float
-    high: float
-    num_runs: int
-    is_spoiled: bool
+    median: float  # tokens a second; of a first token, milliseconds
+    low: float  # of all runs
+    high: float  # of all runs
+    num_runs: int  # that count
+    is_spoiled: bool  # whether other work disturbed all runs
+    # W1: bytes of weights that it read a second, of the memory's bandwidth; else: operations a second, of the
+    # float32 peak; None: the limit was not measured.
     limit_share: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One workload in one class of number formats.
-
-    Attributes:
-        workload: The workload.
-        number_class: The class.
-        ours: Our best figure; None: we did not run.
-        peers: The best figure of each other product.
-    """
+    """One workload in one class of number formats."""
 
     workload: Workload
     number_class: str
-    ours: Figure | None
-    peers: dict[str, Figure]
+    ours: Figure | None  # our best figure; None: we did not run
+    peers: dict[str, Figure]  # the best figure of each other product
 
     @property
     def best_peer(self) -> Figure | None:
@@ -183,11 +167,7 @@ def machine_line(result: Result) -> str:
     for engine in result.engines:
         versions |= {name: text for name, text in engine.versions.items() if name not in ("octavo", "torch", "grpcio")}
     told = ", ".join(f"{name} {text}" for name, text in versions.items())
-    machine = result.machine
-    return (
-        f"{machine.processor} ({machine.instructions}), {machine.cores} cores, {machine.memory_gib} GiB, "
-        f"{result.num_threads} threads each, {told}, Python {result.python}, {result.date}."
-    )
+    return f"{result.machine}, {result.num_threads} threads each, {told}, Python {result.python}, {result.date}."
 
 
 def limits_line(result: Result) -> str:

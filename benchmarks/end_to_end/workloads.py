@@ -27,19 +27,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that arrive at once.
+    """Requests that arrive at once."""
 
-    Attributes:
-        name: As in tables and on the command line.
-        title: What people read.
-        shapes: One for each request.
-        unit: How it is judged: "decode" by the tokens a second after the first, "output" by all tokens a second, "first
-            token" by the seconds to the first one.
-    """
-
-    name: str
-    title: str
-    shapes: tuple[Shape, ...]
+    name: str  # as in tables and on the command line
+    title: str  # what people read
+    shapes: tuple[Shape, ...]  # one for each request
+    # How it is judged: "decode" by the tokens a second after the first, "output" by all tokens a second, "first
+    # token" by the seconds to the first one.
     unit: str = "output"
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.machine import hardware, today
+from octavo.bench.provenance import this_machine
 
 # In the order in which they are printed.
 PACKAGES = (
@@ -44,13 +44,12 @@ def installed_version(name: str) -> str | None:
 
 
 def describe(find: FindVersion = installed_version) -> list[str]:
-    """Return versions, driver, machine and date, a line each; no host name, no path."""
+    """Return versions, driver and machine, a line each; no host name, no path."""
     versions = [f"{name} {found}" for name in PACKAGES if (found := find(name)) is not None]
     return [
         f"Python {platform.python_version()}, {', '.join(versions)}",
         f"driver: {driver_version() or 'no nvidia-smi here'}",
-        hardware(),
-        today(),
+        str(this_machine()),
     ]
 
 

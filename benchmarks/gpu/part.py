@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from octavo.bench.provenance import Provenance, markdown_table
+
 Status = Literal["not run", "running", "passed", "failed", "skipped"]
 
 
@@ -62,7 +64,7 @@ class PartResult:
 def write_in_place(path: Path, text: str) -> None:
     """Replace a file: a process that is killed in between leaves the old one."""
     new = path.with_name(f".{path.name}.new")
-    new.write_text(text + "\n", encoding="utf-8")
+    new.write_text(text, encoding="utf-8")
     os.replace(new, path)
 
 
@@ -72,7 +74,7 @@ class Report:
 
     title: str
     machine: Sequence[str]
-    command: str
+    provenance: Provenance
     has_targets: bool = True  # False: the figures mean nothing
     parts: list[PartResult] = field(default_factory=list)
 
@@ -82,9 +84,8 @@ class Report:
         return all(part.status in ("passed", "skipped") for part in self.parts)
 
     def markdown(self) -> str:
-        from benchmarks.machine import markdown_table  # the process of a part starts sooner without it
-
-        lines = [f"# {self.title}", "", *(f"- {line}" for line in self.machine), f"- command: `{self.command}`", ""]
+        about = (*self.machine, self.provenance.date, f"command: `{self.provenance.command}`")
+        lines = [f"# {self.title}", "", *(f"- {line}" for line in about), ""]
         parts = [
             [
                 part.name,
@@ -106,7 +107,7 @@ class Report:
         ]
         lines += [markdown_table(["part", "", "seconds", ""], parts, num_texts=4), ""]
         lines += [markdown_table(["measured", "", "target", ""], figures, num_texts=4), ""]
-        return "\n".join(lines)
+        return "\n".join(lines) + "\n"
 
     def _target(self, figure: Figure) -> str:
         if figure.target is None or not self.has_targets:
@@ -114,12 +115,11 @@ class Report:
         sign, met = ("≤" if figure.at_most else "≥"), ("met" if figure.is_met else "MISSED")
         return f"{sign} {_number(figure.target)} {figure.unit}: {met}"
 
-    def write(self, folder: Path, name: str) -> list[Path]:
-        """Write the page and its figures as JSON; return the two files."""
-        page, data = folder / f"{name}.md", folder / f"{name}.json"
-        write_in_place(page, self.markdown())
-        write_in_place(data, json.dumps(asdict(self), indent=2))
-        return [page, data]
+    def write(self, folder: Path, name: str) -> None:
+        """Write the page, and its figures as JSON."""
+        rows = {name: value for name, value in asdict(self).items() if name != "provenance"}
+        write_in_place(folder / f"{name}.md", self.markdown())
+        write_in_place(folder / f"{name}.json", self.provenance.json(rows))
 
 
 def _cell(text: str) -> str:
@@ -132,25 +132,15 @@ def _number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the check.
+    """One part of the check."""
 
-    Attributes:
-        name: For `--only`, the report and its files.
-        about: What it shows, in one line.
-        function: `module:name`.
-        limit_s: The part is ended after so long.
-        arguments: For the function, behind the `Progress`.
-        is_alone: Whether it needs the card for itself, since it measures.
-        needs: Modules without which it is skipped.
-    """
-
-    name: str
-    about: str
-    function: str
-    limit_s: float
-    arguments: tuple[str, ...] = ()
-    is_alone: bool = False
-    needs: tuple[str, ...] = ()
+    name: str  # for `--only`, the report and its files
+    about: str  # what it shows, in one line
+    function: str  # `module:name`
+    limit_s: float  # the part is ended after so long
+    arguments: tuple[str, ...] = ()  # for the function, behind the `Progress`
+    is_alone: bool = False  # whether it needs the card for itself, since it measures
+    needs: tuple[str, ...] = ()  # modules without which it is skipped
 
 
 class SkippedError(Exception):

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.end_to_end.adapters.peers import generate_batch
 from benchmarks.gpu.engine import Prompt
 from benchmarks.gpu.models import LLAMA_1B, LLAMA_8B, TINY
 from benchmarks.gpu.part import Progress
 from executor_svc.attention.interface import AttentionLayer, DecodeBatch, DecodePlanner, LayerCache
 from executor_svc.attention.key_value_write import write_in_torch
 from executor_svc.cache.cache_engine import CacheShape
-from octavo_shared.step_wire.step import Int32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,37 +152,16 @@ def of_transformers(
     made = AutoConfig.for_model(**settings)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(made, dtype=dtype).eval()
-    _generate(model, prompts[:2], device, num_new_tokens=2)
+    generate_batch(model, [prompt.token_ids for prompt in prompts[:2]], 2, device)
     begin_s = time.perf_counter()
     for begin in range(0, len(prompts), batch_size):
         batch = prompts[begin : begin + batch_size]
-        _generate(model, batch, device, max(prompt.num_new_tokens for prompt in batch))
+        longest = max(prompt.num_new_tokens for prompt in batch)
+        generate_batch(model, [prompt.token_ids for prompt in batch], longest, device).cpu()
     seconds = time.perf_counter() - begin_s
     del model
     free_memory(device)
     return sum(prompt.num_new_tokens for prompt in prompts) / seconds
-
-
-@torch.inference_mode()
-def _generate(model: Any, prompts: Sequence[Prompt], device: torch.device, num_new_tokens: int) -> Int32Array:
-    """Generate greedily for one batch, padded on the left; return the new tokens."""
-    longest = max(len(prompt.token_ids) for prompt in prompts)
-    token_ids = np.zeros((len(prompts), longest), np.int64)
-    mask = np.zeros_like(token_ids)
-    for row, prompt in enumerate(prompts):
-        token_ids[row, longest - len(prompt.token_ids) :] = prompt.token_ids
-        mask[row, longest - len(prompt.token_ids) :] = 1
-    output = model.generate(
-        input_ids=torch.from_numpy(token_ids).to(device),
-        attention_mask=torch.from_numpy(mask).to(device),
-        max_new_tokens=num_new_tokens,
-        min_new_tokens=num_new_tokens,
-        do_sample=False,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    new_tokens: Int32Array = output[:, longest:].cpu().numpy()
-    return new_tokens
 
 
 @dataclass(frozen=True, slots=True)

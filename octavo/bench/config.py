@@ -31,23 +31,14 @@ FORMS = "N, uniform:MIN:MAX, normal:MEAN:SD[:MIN:MAX] or lognormal:MEAN:SD[:MIN:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution of lengths in tokens.
+    """A distribution of lengths in tokens."""
 
-    Attributes:
-        text: As it was given.
-        shape: "uniform", "normal" or "lognormal".
-        mean: Mean before rounding and clipping.
-        deviation: Standard deviation of the lengths themselves, also of lognormal ones; uniform ones need none.
-        minimum: Shortest length; what is drawn below becomes it.
-        maximum: Longest length; what is drawn above becomes it.
-    """
-
-    text: str
-    shape: str
-    mean: float
-    deviation: float
-    minimum: int
-    maximum: int
+    text: str  # as it was given
+    shape: str  # "uniform", "normal" or "lognormal"
+    mean: float  # mean before rounding and clipping
+    deviation: float  # standard deviation of the lengths themselves, also of lognormal ones; uniform ones need none
+    minimum: int  # shortest length; what is drawn below becomes it
+    maximum: int  # longest length; what is drawn above becomes it
 
     def draw(self, generator: "np.random.Generator", count: int) -> list[int]:
         """Return so many lengths, rounded to whole tokens and clipped to the limits."""
@@ -125,14 +116,10 @@ class Metric(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """The longest that each metric of a good request may take.
+    """The longest that each metric of a good request may take."""
 
-    Attributes:
-        text: As it was given.
-        limits_s: In seconds, by metric; the ITL's holds for the 99th percentile of the request's own ITLs.
-    """
-
-    text: str
+    text: str  # as it was given
+    # In seconds, by metric; the ITL's holds for the 99th percentile of the request's own ITLs.
     limits_s: dict[Metric, float]
 
 
@@ -171,43 +158,26 @@ MAX_NUM_REQUESTS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig:
-    """A load; exactly one of `rate` and `concurrency` is set.
+    """A load; exactly one of `rate` and `concurrency` is set."""
 
-    Attributes:
-        rate: Open loop: mean arrivals a second.
-        burstiness: Open loop: shape of the gamma-distributed gaps; 1: Poisson.
-        concurrency: Closed loop: clients that each send their next request when the last one is answered.
-        num_requests: Requests that count; None: what `duration_s` allows, else one for each line of the dataset.
-        duration_s: For how long requests are sent; those on their way at the end are waited for. None: no limit.
-        warmup: Requests that are sent and answered before and do not count.
-        seed: Equal seeds give equal arrivals, lengths and prompts.
-        input_len: Length of the prompts, without the shared prefix.
-        output_len: Tokens that are asked for.
-        dataset: JSON lines with prompts, instead of `input_len`.
-        shared_prefix_len: Tokens in front of each prompt that many requests share; 0: none.
-        num_prefixes: Number of different shared prefixes.
-        temperature: 0: greedy.
-        ignore_eos: Whether outputs go on to their full length.
-        timeout_s: Longest that one request may take.
-        slo: What a good request is; None: that is not looked at.
-    """
-
-    rate: float | None
-    burstiness: float
-    concurrency: int | None
+    rate: float | None  # open loop: mean arrivals a second
+    burstiness: float  # open loop: shape of the gamma-distributed gaps; 1: Poisson
+    concurrency: int | None  # closed loop: clients that each send their next request when the last one is answered
+    # Requests that count; None: what `duration_s` allows, else one for each line of the dataset.
     num_requests: int | None
+    # For how long requests are sent; those on their way at the end are waited for. None: no limit.
     duration_s: float | None
-    warmup: int
-    seed: int
-    input_len: Lengths
-    output_len: Lengths
-    dataset: Path | None
-    shared_prefix_len: int
-    num_prefixes: int
+    warmup: int  # requests that are sent and answered before and do not count
+    seed: int  # equal seeds give equal arrivals, lengths and prompts
+    input_len: Lengths  # length of the prompts, without the shared prefix
+    output_len: Lengths  # tokens that are asked for
+    dataset: Path | None  # JSON lines with prompts, instead of `input_len`
+    shared_prefix_len: int  # tokens in front of each prompt that many requests share; 0: none
+    num_prefixes: int  # number of different shared prefixes
     temperature: float
-    ignore_eos: bool
-    timeout_s: float
-    slo: Slo | None
+    ignore_eos: bool  # whether outputs go on to their full length
+    timeout_s: float  # longest that one request may take
+    slo: Slo | None  # what a good request is; None: that is not looked at
 
 
 STDOUT = Path("-")
@@ -217,17 +187,11 @@ PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What is written beside the table.
+    """What is written beside the table."""
 
-    Attributes:
-        json: The file of the JSON report; "-": stdout, the table then goes to stderr. None: none.
-        with_samples: Whether it has every request.
-        plot: The picture's file; None: none.
-    """
-
-    json: Path | None
-    with_samples: bool
-    plot: Path | None
+    json: Path | None  # the file of the JSON report; "-": stdout, the table then goes to stderr. None: none
+    with_samples: bool  # whether it has every request
+    plot: Path | None  # the picture's file; None: none
 
     def check_writable(self) -> None:
         """Refuse paths that cannot be written; what is there stays as it is.

@@ -24,34 +24,20 @@ _LAG_INTERVAL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What a load brought.
+    """What a load brought."""
 
-    Attributes:
-        records: Of the requests that were sent, in their order.
-        begin_s: When it began, by `time.perf_counter`.
-        end_s: When the last answer was complete, or the load was interrupted.
-        lags_s: How late the sender's event loop came to each of the ticks of a clock, one every 10 ms; in seconds.
-        busy_share: Share of the time that the event loop's thread computed, 0 to 1.
-        is_interrupted: Whether it was stopped before its end.
-    """
-
-    records: list[RequestRecord]
-    begin_s: float
-    end_s: float
+    records: list[RequestRecord]  # of the requests that were sent, in their order
+    begin_s: float  # when it began, by `time.perf_counter`
+    end_s: float  # when the last answer was complete, or the load was interrupted
+    # How late the sender's event loop came to each of the ticks of a clock, one every 10 ms; in seconds.
     lags_s: list[float]
-    busy_share: float
-    is_interrupted: bool
+    busy_share: float  # share of the time that the event loop's thread computed, 0 to 1
+    is_interrupted: bool  # whether it was stopped before its end
 
 
 @dataclass(frozen=True, slots=True)
 class SessionResult:
-    """A load that was run.
-
-    Attributes:
-        info: The server.
-        load: Its result.
-        started_at: When it began.
-    """
+    """A load that was run."""
 
     info: TargetInfo
     load: LoadResult

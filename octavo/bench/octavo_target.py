@@ -156,6 +156,8 @@ def _note(record: RequestRecord, event: Event) -> OctavoError | None:
     """Record an event; return why the request failed, if the event says that it was aborted."""
     if isinstance(event, Delta) and event.token_ids:
         record.add_event(time.perf_counter(), len(event.token_ids))
+        if record.token_ids is not None:
+            record.token_ids += event.token_ids
     if not isinstance(event, Finished):
         return None
     usage = event.usage

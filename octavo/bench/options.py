@@ -1,47 +1,32 @@
 """The flags of `octavo bench`, in groups, and what checks each by itself. They need none of the extra's packages."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
-from octavo.bench.config import FORMS, MAX_NUM_REQUESTS, PLOT_SUFFIXES, Lengths, Slo, parse_lengths, parse_slo
+from octavo.bench.config import FORMS, MAX_NUM_REQUESTS, PLOT_SUFFIXES, parse_lengths, parse_slo
 from octavo.commands.options import Number
 
 DEFAULT_CONCURRENCY = 4
 
+T = TypeVar("T")
+
 _FILE = click.Path(dir_okay=False, allow_dash=True, path_type=Path)
 
 
-def _to_lengths(ctx: click.Context, param: click.Parameter, text: str) -> Lengths:
-    del ctx, param  # click names them in the message
-    try:
-        return parse_lengths(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
+    """Return a callback that reads a text, and refuses what the parser refuses."""
 
+    def convert(ctx: click.Context, param: click.Parameter, text: str | None) -> T | None:
+        del ctx, param  # click names them in the message
+        try:
+            return None if text is None else parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
 
-def _to_slo(ctx: click.Context, param: click.Parameter, text: str | None) -> Slo | None:
-    del ctx, param
-    try:
-        return None if text is None else parse_slo(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _between(least: float, most: float) -> Callable[[click.Context, click.Parameter, float | None], float | None]:
-    """Return a callback that refuses numbers beyond two positive limits."""
-
-    def check(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-        del ctx, param
-        if value is None or least <= value <= most:
-            return value
-        if not (value > 0 and math.isfinite(value)):
-            raise click.BadParameter(f"{value:g} is not a number above 0")
-        raise click.BadParameter(f"{value:g} is not from {least:g} to {most:g}")
-
-    return check
+    return convert
 
 
 def _check_plot(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -73,15 +58,13 @@ TARGET_OPTIONS = (
 LOAD_OPTIONS = (
     click.option(
         "--rate",
-        type=float,
-        callback=_between(1e-6, 1e6),
+        type=Number(1e-6, 1e6),
         help="Open loop: send this many requests a second on average, without waiting for answers.",
     ),
     click.option(
         "--burstiness",
-        type=float,
+        type=Number(0.01, 1e6),
         default=1.0,
-        callback=_between(0.01, 1e6),
         help="How even --rate is. 1: Poisson; less: in bursts; more: evenly.  [default: 1]",
     ),
     click.option(
@@ -97,8 +80,7 @@ LOAD_OPTIONS = (
     click.option(
         "--duration",
         "duration_s",
-        type=float,
-        callback=_between(1e-3, 1e9),
+        type=Number(1e-3, 1e9),
         metavar="SECONDS",
         help="Send for this long, then wait for the last answers.",
     ),
@@ -119,9 +101,8 @@ LOAD_OPTIONS = (
     click.option(
         "--timeout",
         "timeout_s",
-        type=float,
+        type=Number(1e-3, 1e9),
         default=600.0,
-        callback=_between(1e-3, 1e9),
         metavar="SECONDS",
         help="Time limit for each request.  [default: 600]",
     ),
@@ -132,7 +113,7 @@ CONTENT_OPTIONS = (
         "--input-len",
         default="128",
         show_default=True,
-        callback=_to_lengths,
+        callback=_parsed(parse_lengths),
         metavar="LENGTHS",
         help=f"Tokens in a prompt (words with --openai): {FORMS}.",
     ),
@@ -140,7 +121,7 @@ CONTENT_OPTIONS = (
         "--output-len",
         default="64",
         show_default=True,
-        callback=_to_lengths,
+        callback=_parsed(parse_lengths),
         metavar="LENGTHS",
         help="Tokens in an answer, in the same forms.",
     ),
@@ -175,7 +156,7 @@ CONTENT_OPTIONS = (
 OUTPUT_OPTIONS = (
     click.option(
         "--slo",
-        callback=_to_slo,
+        callback=_parsed(parse_slo),
         metavar="LIMITS",
         help="Limits that a good request keeps, such as ttft=200ms,itl=50ms,tpot=40ms,e2e=5s.",
     ),

@@ -1,7 +1,8 @@
 """Which requests a load has, and when each is sent; all but their prompts' tokens is known before the first is sent."""
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -9,42 +10,32 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.bench.config import MAX_NUM_REQUESTS, BenchConfig, BenchError
+from octavo.bench.config import MAX_NUM_REQUESTS, BenchConfig, BenchError, Lengths
 from octavo.bench.record import PlannedRequest, TargetInfo
 
-
-def arrival_times(rate: float, burstiness: float, count: int, generator: np.random.Generator) -> list[float]:
-    """Return the times of so many arrivals, in seconds from the beginning, ascending.
-
-    The gaps are independent, with mean 1 / rate and squared coefficient of variation 1 / burstiness. With burstiness 1
-    they are exponential: a Poisson process.
-
-    Args:
-        rate: Arrivals a second, above 0.
-        burstiness: Shape of the gamma distribution, above 0. Below 1: in bursts; above 1: more even than Poisson.
-        count: How many.
-        generator: Where the gaps come from.
-    """
-    gaps = generator.gamma(burstiness, 1 / (rate * burstiness), count)
-    times: list[float] = np.cumsum(gaps).tolist()
-    return times
-
-
-def arrival_times_until(
-    duration_s: float, rate: float, burstiness: float, generator: np.random.Generator
-) -> list[float]:
-    """Return the arrivals before `duration_s`: the first ones that `arrival_times` would return."""
-    # In chunks of one size, so that the same seed gives the same gaps whatever the duration is.
-    begin_s = 0.0
-    times: list[float] = []
-    while begin_s < duration_s:
-        chunk = arrival_times(rate, burstiness, _CHUNK, generator)
-        times += (begin_s + time_s for time_s in chunk)
-        begin_s = times[-1]
-    return [time_s for time_s in times if time_s < duration_s]
-
-
 _CHUNK = 1024
+
+
+def arrival_times(
+    rate: float,
+    burstiness: float,
+    generator: np.random.Generator,
+    *,
+    count: int | None = None,
+    duration_s: float | None = None,
+) -> list[float]:
+    """Return the first so many arrivals, or those before `duration_s`, in seconds from the beginning, ascending.
+
+    The gaps are independent, with mean 1 / rate and squared coefficient of variation 1 / burstiness (the shape of a
+    gamma distribution). With burstiness 1 they are exponential: a Poisson process. Below 1 arrivals come in bursts.
+    """
+    limit_s = math.inf if duration_s is None else duration_s
+    times: list[float] = []
+    while (not times or times[-1] < limit_s) and (count is None or len(times) < count):
+        # In chunks of one size, so that the same seed gives the same gaps whatever the limits are.
+        gaps = generator.gamma(burstiness, 1 / (rate * burstiness), _CHUNK)
+        times += ((times[-1] if times else 0.0) + np.cumsum(gaps)).tolist()
+    return [time_s for time_s in times[:count] if time_s < limit_s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +104,7 @@ class Prompts:
     """Makes the prompts of a load; each depends on its arguments only, not on those made before.
 
     Args:
-        token_ids: Which ids prompts are made of; None: they are text of `WORDS`.
+        info: The server; if it has no `vocab_size`, prompts are text of `WORDS`, else ordinary ids of it.
         seed: Of the whole load.
         phase: Equal seeds give other prompts in another phase, but the same shared prefixes.
         prefix_len: Tokens, or words, that many prompts begin with.
@@ -121,10 +112,10 @@ class Prompts:
     """
 
     def __init__(
-        self, token_ids: range | None, *, seed: int, phase: int = 0, prefix_len: int = 0, num_prefixes: int = 1
+        self, info: TargetInfo, *, seed: int, phase: int = 0, prefix_len: int = 0, num_prefixes: int = 1
     ) -> None:
-        self._range = range(len(WORDS)) if token_ids is None else token_ids
-        self._is_text = token_ids is None
+        self._is_text = info.vocab_size is None
+        self._range = range(len(WORDS)) if info.vocab_size is None else ordinary_token_ids(info.vocab_size)
         self._seed = seed
         self._phase = phase
         self._prefix_len = prefix_len
@@ -162,27 +153,14 @@ _MAX_LONG_PROBE_LEN = 2048  # where it is not; a longer one takes too long
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The requests of a load.
+    """The requests of a load."""
 
-    Attributes:
-        output_lens: Output tokens that each request asks for.
-        prompt_lens: Length of each request's own part of the prompt; empty with a dataset.
-        prefix_len: Length of the shared prefix in front of it.
-        arrivals_s: When each is sent, in seconds from the beginning; None: a closed loop.
-        concurrency: Clients of a closed loop; None: an open one.
-        duration_s: When sending ends; None: with the last request.
-        prompts: Makes the prompts.
-        dataset: The prompts, instead, in a circle.
-    """
-
-    output_lens: list[int]
-    prompt_lens: list[int]
-    prefix_len: int
-    arrivals_s: list[float] | None
-    concurrency: int | None
-    duration_s: float | None
-    prompts: Prompts
-    dataset: Sequence[DatasetEntry]
+    output_lens: list[int]  # output tokens that each request asks for
+    prompt_lens: list[int]  # in token ids or words, shared prefixes included; empty: texts whose lengths are not known
+    make_prompt: Callable[[int], str | list[int]]  # of the request with that index
+    arrivals_s: list[float] | None = None  # when each is sent, in seconds from the beginning; None: a closed loop
+    concurrency: int | None = None  # clients of a closed loop; None: an open one
+    duration_s: float | None = None  # when sending ends; None: with the last request
 
     def __len__(self) -> int:
         return len(self.output_lens)
@@ -190,14 +168,9 @@ class Plan:
     def requests(self) -> Iterator[PlannedRequest]:
         """Make the requests one after another, in the order in which they are sent."""
         for index, output_len in enumerate(self.output_lens):
+            prompt_len = self.prompt_lens[index] if self.prompt_lens else None
             scheduled_s = None if self.arrivals_s is None else self.arrivals_s[index]
-            if self.dataset:
-                prompt = self.dataset[index % len(self.dataset)].prompt
-                yield PlannedRequest(index, prompt, None, output_len, scheduled_s)
-            else:
-                length = self.prompt_lens[index]
-                made = self.prompts.make(index, length)
-                yield PlannedRequest(index, made, self.prefix_len + length, output_len, scheduled_s)
+            yield PlannedRequest(index, self.make_prompt(index), prompt_len, output_len, scheduled_s)
 
     def check_fits(self, info: TargetInfo) -> None:
         """Refuse requests that are longer than the model's context, if they are sure to be sent.
@@ -212,7 +185,7 @@ class Plan:
             return
         is_cut_by_time = self.arrivals_s is None and self.duration_s is not None
         for index, output_len in enumerate(self.output_lens[: self.concurrency if is_cut_by_time else None]):
-            prompt_len = self.prefix_len + self.prompt_lens[index] if self.prompt_lens else 0
+            prompt_len = self.prompt_lens[index] if self.prompt_lens else 0
             if prompt_len + output_len > info.max_model_len:
                 prompt = f"{prompt_len} prompt tokens and " if prompt_len else ""
                 raise BenchError(
@@ -223,26 +196,23 @@ class Plan:
 
 def plan_load(config: BenchConfig, info: TargetInfo, dataset: Sequence[DatasetEntry]) -> Plan:
     """Return the requests that count."""
-    seed = [config.seed, _MEASURED]
-    generator = np.random.default_rng([*seed, STREAM_ARRIVALS])
-    arrivals_s = None
-    count = config.num_requests
+    count, arrivals_s = config.num_requests, None
     if count is None and config.duration_s is None:
         count = len(dataset) or DEFAULT_NUM_REQUESTS
     if config.rate is not None:
-        if count is not None:
-            arrivals_s = arrival_times(config.rate, config.burstiness, count, generator)
-            if config.duration_s is not None:
-                arrivals_s = [time_s for time_s in arrivals_s if time_s < config.duration_s]
-        else:
-            assert config.duration_s is not None
-            arrivals_s = arrival_times_until(config.duration_s, config.rate, config.burstiness, generator)
+        arrivals_s = arrival_times(
+            config.rate,
+            config.burstiness,
+            np.random.default_rng([config.seed, _MEASURED, STREAM_ARRIVALS]),
+            count=count,
+            duration_s=config.duration_s,
+        )
         count = len(arrivals_s)
     elif count is None:
         assert config.concurrency is not None
         assert config.duration_s is not None
         count = round(min(MAX_NUM_REQUESTS, config.concurrency + config.duration_s * _MOST_REQUESTS_A_SECOND))
-    return _plan(config, info, dataset, phase=_MEASURED, count=count, arrivals_s=arrivals_s)
+    return _plan(config, info, dataset, _MEASURED, count, arrivals_s, config.duration_s)
 
 
 def plan_warmup(config: BenchConfig, info: TargetInfo, dataset: Sequence[DatasetEntry]) -> Plan:
@@ -250,8 +220,8 @@ def plan_warmup(config: BenchConfig, info: TargetInfo, dataset: Sequence[Dataset
     arrivals_s = None
     if config.rate is not None:
         generator = np.random.default_rng([config.seed, _WARMUP, STREAM_ARRIVALS])
-        arrivals_s = arrival_times(config.rate, config.burstiness, config.warmup, generator)
-    return _plan(config, info, dataset, phase=_WARMUP, count=config.warmup, arrivals_s=arrivals_s)
+        arrivals_s = arrival_times(config.rate, config.burstiness, generator, count=config.warmup)
+    return _plan(config, info, dataset, _WARMUP, config.warmup, arrivals_s, None)
 
 
 def plan_probe(config: BenchConfig, info: TargetInfo, plans: Sequence[Plan]) -> Plan:
@@ -260,55 +230,36 @@ def plan_probe(config: BenchConfig, info: TargetInfo, plans: Sequence[Plan]) -> 
     Its prompt differs from all others, and is short, unless the server does not say how much it takes: then it is as
     long as the longest random prompt of the plans, up to a limit, so that a server that takes less refuses it.
     """
-    longest = max((plan.prefix_len + length for plan in plans for length in plan.prompt_lens), default=_PROBE_LEN)
-    probe_len = min(longest, _MAX_LONG_PROBE_LEN if info.max_model_len is None else _MAX_SHORT_PROBE_LEN)
-    return Plan(
-        output_lens=[1],
-        prompt_lens=[probe_len],
-        prefix_len=0,
-        arrivals_s=None,
-        concurrency=1,
-        duration_s=None,
-        prompts=Prompts(_token_ids(info), seed=config.seed, phase=_PROBE),
-        dataset=(),
-    )
-
-
-def _token_ids(info: TargetInfo) -> range | None:
-    return None if info.vocab_size is None else ordinary_token_ids(info.vocab_size)
+    longest = max((length for plan in plans for length in plan.prompt_lens), default=_PROBE_LEN)
+    length = min(longest, _MAX_LONG_PROBE_LEN if info.max_model_len is None else _MAX_SHORT_PROBE_LEN)
+    prompts = Prompts(info, seed=config.seed, phase=_PROBE)
+    return Plan([1], [length], lambda index: prompts.make(index, length), concurrency=1)
 
 
 def _plan(
     config: BenchConfig,
     info: TargetInfo,
     dataset: Sequence[DatasetEntry],
-    *,
     phase: int,
     count: int,
     arrivals_s: list[float] | None,
+    duration_s: float | None,
 ) -> Plan:
-    seed = [config.seed, phase]
-    output_lens = config.output_len.draw(np.random.default_rng([*seed, STREAM_OUTPUT_LENGTHS]), count)
-    prompt_lens: list[int] = []
+    def drawn(lengths: Lengths, stream: int) -> list[int]:
+        return lengths.draw(np.random.default_rng([config.seed, phase, stream]), count)
+
+    output_lens = drawn(config.output_len, STREAM_OUTPUT_LENGTHS)
     if dataset:
-        given = [dataset[index % len(dataset)].max_tokens for index in range(count)]
-        output_lens = [ours or drawn for ours, drawn in zip(given, output_lens, strict=True)]
-    else:
-        prompt_lens = config.input_len.draw(np.random.default_rng([*seed, STREAM_INPUT_LENGTHS]), count)
-    prompts = Prompts(
-        _token_ids(info),
-        seed=config.seed,
-        phase=phase,
-        prefix_len=config.shared_prefix_len,
-        num_prefixes=config.num_prefixes,
-    )
+        entries = [dataset[index % len(dataset)] for index in range(count)]
+        output_lens = [entry.max_tokens or length for entry, length in zip(entries, output_lens, strict=True)]
+        return Plan(output_lens, [], lambda index: entries[index].prompt, arrivals_s, config.concurrency, duration_s)
+    own_lens, prefix_len = drawn(config.input_len, STREAM_INPUT_LENGTHS), config.shared_prefix_len
+    prompts = Prompts(info, seed=config.seed, phase=phase, prefix_len=prefix_len, num_prefixes=config.num_prefixes)
     return Plan(
-        output_lens=output_lens,
-        prompt_lens=prompt_lens,
-        prefix_len=0 if dataset else config.shared_prefix_len,
-        arrivals_s=arrivals_s,
-        concurrency=config.concurrency,
-        duration_s=config.duration_s if phase == _MEASURED else None,
-        prompts=prompts,
-        dataset=dataset,
+        output_lens,
+        [prefix_len + length for length in own_lens],
+        lambda index: prompts.make(index, own_lens[index]),
+        arrivals_s,
+        config.concurrency,
+        duration_s,
     )

@@ -22,20 +22,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request of a load.
+    """One request of a load."""
 
-    Attributes:
-        index: Its place in the load, from 0.
-        prompt: Text, or token ids.
-        num_prompt_tokens: Length of the prompt, in token ids or in words; None: a text whose length is not known.
-        max_tokens: Output tokens that are asked for.
-        scheduled_s: When it is sent, in seconds from the beginning; None: when a client of a closed loop is free.
-    """
-
-    index: int
-    prompt: str | list[int]
+    index: int  # its place in the load, from 0
+    prompt: str | list[int]  # text, or token ids
+    # Length of the prompt, in token ids or in words; None: a text whose length is not known.
     num_prompt_tokens: int | None
-    max_tokens: int
+    max_tokens: int  # output tokens that are asked for
+    # When it is sent, in seconds from the beginning; None: when a client of a closed loop is free.
     scheduled_s: float | None
 
 
@@ -49,29 +43,19 @@ class TokenUsage(NamedTuple):
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request's times, in seconds of `time.perf_counter`, and its tokens.
-
-    Attributes:
-        planned: What was sent.
-        scheduled_s: When it should have been sent; None in a closed loop.
-        sent_s: When it was sent.
-        ended_s: When the answer, or the failure, was complete.
-        event_times_s: When each part of the answer that brought tokens came.
-        event_num_tokens: How many tokens each part brought.
-        usage: The server's count; None: there is none.
-        outcome: How it ended; None: it has not.
-        error: Why it failed.
-    """
+    """One request's times, in seconds of `time.perf_counter`, and its tokens."""
 
     planned: PlannedRequest
-    scheduled_s: float | None
+    scheduled_s: float | None  # when it should have been sent; None in a closed loop
     sent_s: float = math.nan
-    ended_s: float = math.nan
+    ended_s: float = math.nan  # when the answer, or the failure, was complete
+    # When each part of the answer that brought tokens came.
     event_times_s: "array[float]" = field(default_factory=lambda: array("d"))
-    event_num_tokens: "array[int]" = field(default_factory=lambda: array("q"))
-    usage: TokenUsage | None = None
-    outcome: Outcome | None = None
+    event_num_tokens: "array[int]" = field(default_factory=lambda: array("q"))  # how many tokens each part brought
+    usage: TokenUsage | None = None  # the server's count; None: there is none
+    outcome: Outcome | None = None  # how it ended; None: it has not
     error: str | None = None
+    token_ids: list[int] | None = None  # those that came; None: they are not kept
 
     def add_event(self, time_s: float, num_tokens: int) -> None:
         """Note a part of the answer that brought tokens."""
@@ -150,18 +134,10 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """The server.
+    """The server."""
 
-    Attributes:
-        api: How it is called: "octavo", "octavo-stream", "completions" or "chat".
-        address: Where it is.
-        model_id: The model's name.
-        max_model_len: Longest sequence, prompt and output together, in tokens; None: it does not say.
-        vocab_size: Number of token ids; None: it does not say.
-    """
-
-    api: str
+    api: str  # how it is called: "octavo", "octavo-stream", "completions" or "chat"
     address: str
     model_id: str
-    max_model_len: int | None = None
-    vocab_size: int | None = None
+    max_model_len: int | None = None  # longest sequence, prompt and output together, in tokens; None: it does not say
+    vocab_size: int | None = None  # number of token ids; None: it does not say

@@ -2,14 +2,13 @@
 
 import asyncio
 import gc
-import json
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 import click
 from rich.console import Console
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from octavo.bench.config import STDOUT, BenchConfig, BenchError, Outputs
 from octavo.bench.load import Load, SessionResult
 from octavo.bench.plan import load_dataset, plan_load, plan_probe, plan_warmup
+from octavo.bench.provenance import provenance
 from octavo.bench.record import Outcome, Target, TargetInfo
 from octavo.bench.report import print_report, to_json
 from octavo.bench.summary import summarize
@@ -36,12 +36,21 @@ def run_bench(config: BenchConfig, target: AbstractAsyncContextManager[Target], 
         OctavoError: nothing could be measured, or no request succeeded.
         OSError: a report could not be written.
     """
-    session = asyncio.run(_run(config, target))
+
+    async def run() -> SessionResult:
+        async with target as opened:
+            return await run_session(config, opened, asyncio.Event(), partial(shown, Console(stderr=True)))
+
+    session = asyncio.run(run())
     summary = summarize(session.load, config.slo)
     print_report(Console(stderr=outputs.json == STDOUT), config, session.info, summary)
     if outputs.json is not None:
         report = to_json(config, session, summary, with_samples=outputs.with_samples)
-        _write_json(outputs.json, json.dumps(report, ensure_ascii=False))
+        text = provenance(*_without_secrets(sys.argv)).json(report, indent=None)
+        if outputs.json == STDOUT:
+            click.echo(text, nl=False)
+        else:
+            outputs.json.write_text(text, "utf-8")
     if outputs.plot is not None:
         from octavo.bench.plot import save_plot  # matplotlib takes a second to load
 
@@ -53,17 +62,17 @@ def run_bench(config: BenchConfig, target: AbstractAsyncContextManager[Target], 
     return not session.load.is_interrupted
 
 
-async def _run(config: BenchConfig, opened: AbstractAsyncContextManager[Target]) -> SessionResult:
-    console = Console(stderr=True)
-    async with opened as target:
-        return await run_session(config, target, asyncio.Event(), partial(shown, console))
-
-
-def _write_json(path: Path, text: str) -> None:
-    if path == STDOUT:
-        click.echo(text)
-    else:
-        path.write_text(text + "\n", "utf-8")
+def _without_secrets(command: Sequence[str]) -> list[str]:
+    """Return a command without the values of flags that hold secrets."""
+    words = list(command)
+    for index, word in enumerate(command):
+        flag, _, value = word.partition("=")
+        if flag in ("--api-key", "--token", "--cache-salt"):
+            if value:
+                words[index] = f"{flag}=..."
+            elif index + 1 < len(words):
+                words[index + 1] = "..."
+    return words
 
 
 async def run_session(config: BenchConfig, target: Target, stop: asyncio.Event, watch: Watch) -> SessionResult:

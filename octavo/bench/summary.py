@@ -34,70 +34,39 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests that met every objective; failed ones did not.
+    """Requests that met every objective; failed ones did not."""
 
-    Attributes:
-        share: Of the requests that ended, 0 to 1.
-        requests_per_s: Of them a second.
-    """
-
-    share: float
-    requests_per_s: float
+    share: float  # of the requests that ended, 0 to 1
+    requests_per_s: float  # of them a second
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A load in numbers; times are in seconds and only of requests that were completed.
+    """A load in numbers; times are in seconds and only of requests that were completed."""
 
-    Attributes:
-        duration_s: From the first moment to the end of the last answer.
-        num_completed: Requests with a whole answer.
-        num_failed: Requests with an error.
-        num_cancelled: Requests that an interruption of the load ended.
-        ttft_s: From sending to the first token.
-        itl_s: Between tokens; see `RequestRecord.itls_s`.
-        tpot_s: Mean between tokens, of each request.
-        e2e_s: From sending to the end of the answer.
-        longest_gap_s: Longest time between two parts of an answer, of each request.
-        lateness_s: Of sending, also of requests that failed; None in a closed loop.
-        requests_per_s: Completed ones a second.
-        output_tokens_per_s: Of completed requests.
-        total_tokens_per_s: Output and prompt tokens of completed requests.
-        prompt_tokens: Tokens of each prompt, as the server counted if it did.
-        output_tokens: Tokens of each answer.
-        num_cached_tokens: Prompt tokens that the server had in its cache; None: it did not say.
-        num_without_usage: Completed requests whose tokens the server did not count.
-        mean_running: Requests on their way, averaged over time.
-        max_running: Most requests on their way.
-        errors: Messages of failed requests and how often they came, the most frequent first.
-        goodput: None without objectives.
-        lag_s: Of the sender's event loop; None: the load was too short to look.
-        busy_share: Share of the time that the sender computed, 0 to 1.
-    """
-
-    duration_s: float
-    num_completed: int
-    num_failed: int
-    num_cancelled: int
-    ttft_s: Distribution | None
-    itl_s: Distribution | None
-    tpot_s: Distribution | None
-    e2e_s: Distribution | None
-    longest_gap_s: Distribution | None
-    lateness_s: Distribution | None
-    requests_per_s: float
-    output_tokens_per_s: float
-    total_tokens_per_s: float
-    prompt_tokens: Distribution | None
-    output_tokens: Distribution | None
-    num_cached_tokens: int | None
-    num_without_usage: int
-    mean_running: float
-    max_running: int
-    errors: tuple[tuple[str, int], ...]
-    goodput: Goodput | None
-    lag_s: Distribution | None
-    busy_share: float
+    duration_s: float  # from the first moment to the end of the last answer
+    num_completed: int  # requests with a whole answer
+    num_failed: int  # requests with an error
+    num_cancelled: int  # requests that an interruption of the load ended
+    ttft_s: Distribution | None  # from sending to the first token
+    itl_s: Distribution | None  # between tokens; see `RequestRecord.itls_s`
+    tpot_s: Distribution | None  # mean between tokens, of each request
+    e2e_s: Distribution | None  # from sending to the end of the answer
+    longest_gap_s: Distribution | None  # longest time between two parts of an answer, of each request
+    lateness_s: Distribution | None  # of sending, also of requests that failed; None in a closed loop
+    requests_per_s: float  # completed ones a second
+    output_tokens_per_s: float  # of completed requests
+    total_tokens_per_s: float  # output and prompt tokens of completed requests
+    prompt_tokens: Distribution | None  # tokens of each prompt, as the server counted if it did
+    output_tokens: Distribution | None  # tokens of each answer
+    num_cached_tokens: int | None  # prompt tokens that the server had in its cache; None: it did not say
+    num_without_usage: int  # completed requests whose tokens the server did not count
+    mean_running: float  # requests on their way, averaged over time
+    max_running: int  # most requests on their way
+    errors: tuple[tuple[str, int], ...]  # messages of failed requests and how often they came, the most frequent first
+    goodput: Goodput | None  # None without objectives
+    lag_s: Distribution | None  # of the sender's event loop; None: the load was too short to look
+    busy_share: float  # share of the time that the sender computed, 0 to 1
 
     @property
     def cached_share(self) -> float:
@@ -199,19 +168,13 @@ def _goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> G
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What happened in each interval; the last one takes what is left, from half a width to one and a half.
+    """What happened in each interval; the last one takes what is left, from half a width to one and a half."""
 
-    Attributes:
-        edges_s: Where intervals begin and end, in seconds from the beginning; one more than there are intervals.
-        output_tokens_per_s: Tokens that came, a second.
-        running: Requests on their way, averaged.
-        failed: Requests that failed.
-    """
-
+    # Where intervals begin and end, in seconds from the beginning; one more than there are intervals.
     edges_s: Float64Array
-    output_tokens_per_s: Float64Array
-    running: Float64Array
-    failed: Float64Array
+    output_tokens_per_s: Float64Array  # tokens that came, a second
+    running: Float64Array  # requests on their way, averaged
+    failed: Float64Array  # requests that failed
 
 
 def make_timeline(load: LoadResult) -> Timeline:

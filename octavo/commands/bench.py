@@ -20,9 +20,7 @@ from octavo.commands.extras import check_packages
 from octavo.commands.flag_names import in_flags
 from octavo.commands.options import account_options, is_on_command_line, with_options
 
-if TYPE_CHECKING:  # these need the extra, and the help does not
-    from octavo.bench.octavo_target import OctavoTarget, OneStreamTarget
-    from octavo.bench.openai_target import OpenAITarget
+if TYPE_CHECKING:  # it needs the extra, and the help does not
     from octavo.bench.record import Target
 
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -65,14 +63,29 @@ def bench(
     if load["rate"] is None and load["concurrency"] is None:
         load["concurrency"] = DEFAULT_CONCURRENCY
     config = BenchConfig(**load)
+    # What these import needs the extra.
+    from octavo.bench.octavo_target import OctavoTarget, OneStreamTarget
+    from octavo.bench.session import run_bench
+
+    how: dict[str, Any] = {
+        "temperature": config.temperature,
+        "ignore_eos": config.ignore_eos,
+        "timeout_s": config.timeout_s,
+    }
     target: AbstractAsyncContextManager[Target]
     if openai is None:
         account = {"priority": priority, "tenant": tenant, "cache_salt": cache_salt}
-        target = _octavo_target(context, client, config, account, one_stream=one_stream)
+        kind = OneStreamTarget if one_stream else OctavoTarget
+        target = kind(client, **how, account=account, in_words=lambda sentence: in_flags(sentence, context))
     else:
-        target = _openai_target(context, config, openai, openai_api, api_key, client.model or None)
-    from octavo.bench.session import run_bench
+        from octavo.bench.openai_target import OpenAIApi, OpenAITarget, check_url
 
+        try:
+            check_url(openai, api_key, is_key_explicit=is_on_command_line(context, "api_key"))
+        except ValueError as error:
+            raise click.UsageError(f"--openai: {error}", context) from None
+        api = OpenAIApi(openai_api)
+        target = OpenAITarget(openai, **how, api=api, api_key=api_key, model=client.model or None)
     if not run_bench(config, target, outputs):
         raise click.exceptions.Exit(_EXIT_INTERRUPTED)
 
@@ -108,42 +121,3 @@ def _check_flags(context: click.Context, *, is_openai: bool, is_json: bool, load
                 f"give --num-requests, at most {MAX_NUM_REQUESTS}",
                 context,
             )
-
-
-# What these import needs the extra, which was looked for before.
-
-
-def _octavo_target(
-    context: click.Context, client: Client, config: BenchConfig, account: dict[str, Any], *, one_stream: bool
-) -> "OctavoTarget | OneStreamTarget":
-    from octavo.bench.octavo_target import OctavoTarget, OneStreamTarget
-
-    kind = OneStreamTarget if one_stream else OctavoTarget
-    return kind(
-        client,
-        temperature=config.temperature,
-        ignore_eos=config.ignore_eos,
-        timeout_s=config.timeout_s,
-        account=account,
-        in_words=lambda sentence: in_flags(sentence, context),
-    )
-
-
-def _openai_target(
-    context: click.Context, config: BenchConfig, url: str, api: str, api_key: str | None, model: str | None
-) -> "OpenAITarget":
-    from octavo.bench.openai_target import OpenAIApi, OpenAITarget, check_url
-
-    try:
-        check_url(url, api_key, is_key_explicit=is_on_command_line(context, "api_key"))
-    except ValueError as error:
-        raise click.UsageError(f"--openai: {error}", context) from None
-    return OpenAITarget(
-        url,
-        api=OpenAIApi(api),
-        api_key=api_key,
-        model=model,
-        temperature=config.temperature,
-        ignore_eos=config.ignore_eos,
-        timeout_s=config.timeout_s,
-    )

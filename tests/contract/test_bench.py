@@ -96,17 +96,6 @@ async def test_an_open_loop_over_grpc_has_the_lengths_and_times_that_were_planne
     assert summary["lateness_s"]["count"] == 40
 
 
-async def test_equal_seeds_send_equal_loads() -> None:
-    async with running_stack() as stack, octavo_target(stack.address) as target:
-        fields: dict[str, Any] = {"rate": 300.0, "num_requests": 12, "input_len": "64", "output_len": "normal:5:2"}
-        reports = [await measured(target, seed=seed, **fields) for seed in (1, 1, 2)]
-    plans = [[(s["scheduled_s"], s["max_tokens"]) for s in report["samples"]] for report in reports]
-    assert plans[0] == plans[1] != plans[2]
-    # The second run finds the prompts of the first one in the prefix cache, and says so.
-    is_warned = ["prefix cache" in " ".join(report["warnings"]) for report in reports]
-    assert is_warned == [False, True, False]
-
-
 @pytest.mark.slow  # unit/octavo/bench has datasets
 async def test_the_dataset_is_sent_as_text(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
@@ -123,8 +112,9 @@ async def test_prompts_that_are_too_long_are_refused_with_the_limit() -> None:
             await measured(target, input_len="9000")
 
 
-async def test_what_the_scheduler_refuses_is_said_of_the_flag() -> None:
-    async with running_stack() as stack, started("--address", stack.address, "--priority", "3") as process:
+@pytest.mark.parametrize("flags", [(), ("--one-stream",)], ids=["calls", "one stream"])
+async def test_what_the_scheduler_refuses_is_said_of_the_flag(flags: tuple[str, ...]) -> None:
+    async with running_stack() as stack, started("--address", stack.address, "--priority", "3", *flags) as process:
         found = await ended(process)
     assert found.status == 1
     assert found.stderr.startswith(
@@ -172,14 +162,6 @@ async def test_a_stream_that_breaks_fails_all_its_requests() -> None:
             await target.send(RequestRecord(PlannedRequest(3, [40], 1, 1, None), None))
 
 
-async def test_what_the_scheduler_refuses_on_one_stream_is_said_of_the_flag() -> None:
-    flags = ("--one-stream", "--priority", "3")
-    async with running_stack() as stack, started("--address", stack.address, *flags) as process:
-        found = await ended(process)
-    assert found.status == 1
-    assert f"the first request failed at {stack.address}: --priority is 3; " in found.stderr
-
-
 @pytest.mark.parametrize("api", list(OpenAIApi))
 async def test_an_openai_compatible_server_is_measured(api: OpenAIApi) -> None:
     async with openai_server(key="secret") as server, openai_target(server.url, api=api) as target:
@@ -204,15 +186,16 @@ async def test_a_server_that_refuses_ignore_eos_is_found_by_the_first_request() 
 async def test_a_closed_loop_prints_a_table_and_writes_its_files(tmp_path: Path) -> None:
     plot, report = tmp_path / "plot.svg", tmp_path / "report.json"
     flags = ("--concurrency", "3", "--num-requests", "9", "--output-len", "4", "--slo", "ttft=60s,itl=60s")
-    files = ("--plot", str(plot), "--json", str(report))
+    files = ("--plot", str(plot), "--json", str(report), "--cache-salt", "secret", "--cache-salt=secret")
     async with running_stack() as stack, started("--address", stack.address, *flags, *files) as process:
         found = await ended(process)
     assert (found.status, found.stderr) == (0, "")
     for text in ("fake at", "closed loop, 3 at once", "TTFT", "9 completed, 0 failed", "100.0%"):
         assert text in found.stdout
     assert plot.read_text("utf-8").startswith("<?xml")
-    summary = json.loads(report.read_text("utf-8"))["summary"]
-    assert (summary["num_completed"], summary["max_running"]) == (9, 3)
+    written = json.loads(report.read_text("utf-8"))
+    assert (written["summary"]["num_completed"], written["summary"]["max_running"]) == (9, 3)
+    assert written["command"].endswith("--json report.json --cache-salt ... --cache-salt=...")
 
 
 async def test_ctrl_c_stops_the_load_and_reports_what_was_completed() -> None:

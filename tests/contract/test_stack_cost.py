@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.end_to_end.adapters.octavo import bare_loop, generate, generate_alone
+from benchmarks.end_to_end.adapters.octavo import bare_loop, generate, generate_alone, target_of
 from benchmarks.end_to_end.workloads import Request, Shape, Workload
 from executor_svc.config import ExecutorConfig
 from executor_svc.worker.loading import load_worker
-from octavo.client import Client
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.processes.service import engine_settings
@@ -30,8 +29,8 @@ def requests(seed: int) -> list[Request]:
 async def test_the_bare_loop_gives_the_tokens_of_the_whole_stack(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, vocab_size=VOCAB_SIZE, eos_token_id=182)
     worker = load_worker(ExecutorConfig.model_validate({"model": str(tmp_path), "num_threads": 1, **EXECUTOR}))
-    async with running_stack(worker) as stack, Client(stack.address) as client:
-        through_stack = [await generate(client, requests(seed)) for seed in (1, 2)]
+    async with running_stack(worker) as stack, target_of(stack.address) as target:
+        through_stack = [await generate(target, requests(seed)) for seed in (1, 2)]
 
     bare = bare_loop(worker, engine_settings(SchedulerConfig.model_validate({"executor": ("127.0.0.1:1",)}), Tenants()))
     alone = [generate_alone(bare, requests(seed)) for seed in (1, 2)]

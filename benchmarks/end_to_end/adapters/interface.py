@@ -8,25 +8,15 @@ from benchmarks.end_to_end.workloads import Request
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How an engine is started.
+    """How an engine is started."""
 
-    Attributes:
-        model: What it loads: a directory or a file.
-        number_format: Of its weights, as it calls it.
-        num_threads: Equal for all engines.
-        cores: The cores that it may use.
-        max_tokens: Longest sequence of all workloads.
-        program: An executable of the engine, where it is no Python package; else "".
-        kv_cache_gib: Room for keys and values, where an engine wants to be told.
-    """
-
-    model: str
-    number_format: str
-    num_threads: int
-    cores: list[int]
-    max_tokens: int
-    program: str = ""
-    kv_cache_gib: int = 2
+    model: str  # what it loads: a directory or a file
+    number_format: str  # of its weights, as it calls it
+    num_threads: int  # equal for all engines
+    cores: list[int]  # the cores that it may use
+    max_tokens: int  # longest sequence of all workloads
+    program: str = ""  # an executable of the engine, where it is no Python package; else ""
+    kv_cache_gib: int = 2  # room for keys and values, where an engine wants to be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +29,12 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What became of the requests of one workload.
+    """What became of the requests of one workload."""
 
-    Attributes:
-        seconds: From the first request sent to the last token there.
-        first_token_s: Of each request, seconds until its first token; empty: the engine does not say.
-        output_tokens: Number of tokens that each request got.
-        token_ids: The ids; empty: the engine does not say.
-    """
-
-    seconds: float
-    first_token_s: list[float]
-    output_tokens: list[int]
-    token_ids: list[list[int]] = field(default_factory=list)
+    seconds: float  # from the first request sent to the last token there
+    first_token_s: list[float]  # of each request, seconds until its first token; empty: the engine does not say
+    output_tokens: list[int]  # number of tokens that each request got
+    token_ids: list[list[int]] = field(default_factory=list)  # the ids; empty: the engine does not say
 
 
 class Engine(Protocol):

@@ -1,7 +1,6 @@
 """Octavo as `octavo up` runs it, and without its stack."""
 
 import asyncio
-import time
 from importlib.metadata import version
 
 import numpy as np
@@ -12,16 +11,20 @@ from benchmarks.end_to_end.workloads import Request
 from benchmarks.gpu.engine import InProcessEngine, Prompt
 from executor_svc.worker.interface import Worker
 from executor_svc.worker.loading import load_worker
+from octavo.bench.load import Load
+from octavo.bench.octavo_target import OctavoTarget
+from octavo.bench.plan import Plan
+from octavo.bench.record import RequestRecord
 from octavo.client import Client
 from octavo.local.options import LocalOptions
 from octavo.local.services import LocalServices
-from octavo.values.outputs import Delta
-from octavo.values.sampling_params import SamplingParams
 from octavo_shared.process.garbage_collection import settle
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.executors.serving_limits import serving_limits
 from scheduler_svc.processes.service import engine_settings
+
+RUN_TIMEOUT_S = 900.0
 
 
 def settings_of(options: Options) -> dict[str, object]:
@@ -34,23 +37,36 @@ def settings_of(options: Options) -> dict[str, object]:
     }
 
 
-async def generate(client: Client, requests: list[Request]) -> Generation:
-    started = time.perf_counter()
-    answers = await asyncio.gather(*(_answer(client, request, started) for request in requests))
-    seconds = time.perf_counter() - started
-    token_ids = [tokens for _, tokens in answers]
-    return Generation(seconds, [first_s for first_s, _ in answers], [len(tokens) for tokens in token_ids], token_ids)
+class TokensTarget(OctavoTarget):
+    """A scheduler of which the tokens are kept."""
+
+    async def send(self, record: RequestRecord) -> None:
+        """Run one request."""
+        record.token_ids = []
+        await super().send(record)
 
 
-async def _answer(client: Client, request: Request, started: float) -> tuple[float, list[int]]:
-    """Return when the first token came, and all tokens."""
-    params = SamplingParams(temperature=0.0, max_tokens=request.output_tokens, ignore_eos=True)
-    first_token_s, token_ids = 0.0, list[int]()
-    async for event in client.stream(request.prompt, params):
-        if isinstance(event, Delta):
-            first_token_s = first_token_s or time.perf_counter() - started
-            token_ids.extend(event.token_ids)
-    return first_token_s, token_ids
+def target_of(address: str) -> TokensTarget:
+    return TokensTarget(Client(address), temperature=0.0, ignore_eos=True, timeout_s=RUN_TIMEOUT_S, account={})
+
+
+async def generate(target: TokensTarget, requests: list[Request]) -> Generation:
+    """Send requests at once; every token is streamed. Raises: RuntimeError: one failed; with its reason."""
+    lengths = [len(request.prompt) for request in requests]
+    prompts = [request.prompt for request in requests]
+    plan = Plan(
+        [request.output_tokens for request in requests], lengths, prompts.__getitem__, concurrency=len(requests)
+    )
+    load = await Load(target, plan, asyncio.Event()).run()
+    if reasons := [record.error for record in load.records if record.error]:
+        raise RuntimeError(reasons[0])
+    records = sorted(load.records, key=lambda record: record.planned.index)
+    return Generation(
+        load.end_s - load.begin_s,
+        [record.event_times_s[0] - load.begin_s for record in records],
+        [record.num_output_tokens for record in records],
+        [record.token_ids or [] for record in records],
+    )
 
 
 class OctavoStack:
@@ -60,7 +76,7 @@ class OctavoStack:
         self._options = options
         self._loop = asyncio.new_event_loop()
         self._services: LocalServices | None = None
-        self._client: Client | None = None
+        self._target: TokensTarget | None = None
 
     def start(self) -> Description:
         return self._loop.run_until_complete(self._start())
@@ -70,22 +86,21 @@ class OctavoStack:
         local = LocalOptions(self._options.model, settings)
         self._services = LocalServices.from_options(local)
         await self._services.start()
-        self._client = Client(self._services.address)
-        await self._client.__aenter__()
+        self._target = await target_of(self._services.address).__aenter__()
         versions = {name: version(name) for name in ("octavo", "torch", "grpcio")}
         told = {name: str(value) for name, value in settings.items()}
         return Description(versions, {**told, "kernels": self._services.kernels})
 
     def generate(self, requests: list[Request]) -> Generation:
-        assert self._client is not None, "start() comes first"
-        return self._loop.run_until_complete(generate(self._client, requests))
+        assert self._target is not None, "start() comes first"
+        return self._loop.run_until_complete(generate(self._target, requests))
 
     def stop(self) -> None:
         self._loop.run_until_complete(self._stop())
 
     async def _stop(self) -> None:
-        if self._client is not None:
-            await self._client.__aexit__(None, None, None)
+        if self._target is not None:
+            await self._target.__aexit__(None, None, None)
         if self._services is not None:
             await self._services.stop()
 

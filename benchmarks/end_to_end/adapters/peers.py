@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,31 @@ class OpenVinoGenAi:
         self._pipeline = None
 
 
+def generate_batch(
+    model: Any, prompts: Sequence[Any], num_new_tokens: int, device: Any, streamer: object = None
+) -> Any:
+    """Generate greedily, prompts padded on the left; return the tokens, [len(prompts), longest prompt + new]."""
+    import torch
+
+    length = max(map(len, prompts))
+    ids = torch.zeros((len(prompts), length), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, length - len(prompt) :] = torch.as_tensor(prompt)
+        mask[row, length - len(prompt) :] = 1
+    with torch.inference_mode():
+        return model.generate(
+            ids.to(device),
+            attention_mask=mask.to(device),
+            do_sample=False,
+            min_new_tokens=num_new_tokens,
+            max_new_tokens=num_new_tokens,
+            pad_token_id=0,
+            eos_token_id=None,
+            streamer=streamer,
+        )
+
+
 class TransformersGenerate:
     """transformers' `generate`: all requests as one batch, padded on the left, as long as the longest output."""
 
@@ -219,27 +245,11 @@ class TransformersGenerate:
 
     def generate(self, requests: list[Request]) -> Generation:
         """Run the batch; only the tokens that were asked for count."""
-        import torch
-
         length = max(len(request.prompt) for request in requests)
         longest = max(request.output_tokens for request in requests)
-        ids = torch.zeros((len(requests), length), dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, request in enumerate(requests):
-            ids[row, length - len(request.prompt) :] = torch.tensor(request.prompt)
-            mask[row, length - len(request.prompt) :] = 1
         times = _TokenTimes()
         started = time.perf_counter()
-        with torch.inference_mode():
-            output = self._model.generate(
-                ids,
-                attention_mask=mask,
-                do_sample=False,
-                min_new_tokens=longest,
-                max_new_tokens=longest,
-                pad_token_id=0,
-                streamer=times,
-            )
+        output = generate_batch(self._model, [request.prompt for request in requests], longest, "cpu", times)
         seconds = time.perf_counter() - started
         if tuple(output.shape) != (len(requests), length + longest):
             raise RuntimeError(f"generate returned {tuple(output.shape)} tokens; {(len(requests), length + longest)}")

@@ -17,6 +17,7 @@ from benchmarks.gpu.models import DEFAULTS, executor_settings
 from benchmarks.gpu.part import Figure, PartResult, Report, Status
 from benchmarks.gpu.parts import PARTS
 from executor_svc.config import ExecutorConfig
+from octavo.bench.provenance import provenance
 from octavo_shared.process.service_config import ServiceConfig
 from tests.support.each_row import each_row
 
@@ -184,7 +185,7 @@ def test_the_wheels_are_missing_where_the_service_is_skipped() -> None:
 
 
 def test_a_report_says_what_was_met_and_what_was_missed() -> None:
-    report = Report("A card", ["a machine"], "make gpu-check")
+    report = Report("A card", ["a machine"], provenance("make", "gpu-check"))
     figures = [
         Figure("speed", 12.5, "GB/s", target=10.0, detail="fast"),
         Figure("idle", 12.5, "%", target=3.0, at_most=True),

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.gpu.driver import ROOT, Plan, run_parts
 from benchmarks.gpu.part import Figure, Part, PartResult, Report
+from octavo.bench.provenance import provenance
 from tests.unit.benchmarks.planted_parts import part
 
 DRIVER = """
@@ -20,10 +21,13 @@ import sys
 from pathlib import Path
 from benchmarks.gpu.driver import Plan, run_parts
 from benchmarks.gpu.part import Report
+from octavo.bench.provenance import provenance
 from tests.unit.benchmarks.planted_parts import part
 parts = [part("sound"), part("hang"), part("sound", name="late")]
-run_parts(parts, Report("A card", [], ""), Plan(Path(sys.argv[1]), "report", 60.0, num_jobs=1))
+run_parts(parts, Report("A card", [], provenance()), Plan(Path(sys.argv[1]), "report", 60.0, num_jobs=1))
 """
+
+MADE = provenance("make", "gpu-check")
 
 
 def found_in(folder: Path) -> dict[str, PartResult]:
@@ -47,7 +51,7 @@ def test_whatever_a_part_does_the_figures_of_all_are_in_the_report(tmp_path: Pat
         part("sound", name="lacking", needs=("no_such_library",)),
         part("sound"),
     ]
-    report = Report("A card", ["a machine"], "make gpu-check")
+    report = Report("A card", ["a machine"], MADE)
 
     run_parts(parts, report, Plan(tmp_path, "report", 60.0, num_jobs=4))
 
@@ -74,7 +78,7 @@ def test_whatever_a_part_does_the_figures_of_all_are_in_the_report(tmp_path: Pat
 
 def test_when_the_budget_is_used_up_the_rest_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.gpu.driver.LEAST_S", 0.1)
-    report = Report("A card", [], "")
+    report = Report("A card", [], MADE)
     parts = [part("sound"), part("hang"), part("sound", name="late")]
 
     run_parts(parts, report, Plan(tmp_path, "report", 0.6, num_jobs=1))
@@ -142,7 +146,7 @@ def test_no_failing_test_hides_the_others(tmp_path: Path) -> None:
     only_skipped = Part(
         "library", "", "benchmarks.gpu.test_files:run_tests", 60.0, ("[]", json.dumps([f"{path}::test_of_a_library"]))
     )
-    report = Report("A card", [], "")
+    report = Report("A card", [], MADE)
 
     parts = [planted, only_skipped, part("lost_device"), part("environment")]
     run_parts(parts, report, Plan(tmp_path, "report", 60.0, num_jobs=3, is_rehearsal=True))

@@ -3,7 +3,8 @@
 from typing import Any
 
 from benchmarks.end_to_end.engines import class_of
-from benchmarks.end_to_end.result import EngineRecord, Limits, Machine, Model, Result, RunRecord
+from benchmarks.end_to_end.result import EngineRecord, Limits, Model, Result, RunRecord
+from octavo.bench.provenance import Machine
 
 MACHINE = Machine(processor="A CPU", kind="a-cpu-2-cores", cores=2, memory_gib=24, instructions="AVX2")
 MODEL = Model(name="m", num_parameters=1000, vocab_size=97, prefill_flops=1000, head_flops=100, attention_flops=0)

@@ -1,8 +1,10 @@
 """Workloads, the list of engines, the model's costs, the machine's limits, the installer, the command line."""
 
+import json
 import subprocess
 import sys
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from benchmarks.end_to_end import engines, peers
 from benchmarks.end_to_end.engines import CLASSES, EngineSpec, all_engines, model_costs, our_formats
 from benchmarks.end_to_end.limits import measure
 from benchmarks.end_to_end.workloads import WORKLOADS, Workload, by_name
+from octavo.bench.provenance import provenance
 from tests.numerics.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.support.gguf_files import write_small_gguf
 
@@ -131,7 +134,8 @@ def test_the_command_line_chooses_engines(arguments: list[str], expected: list[s
     assert [spec.name for spec in command.chosen_engines(command._parse(arguments))] == expected
 
 
-def test_the_command_of_a_result_has_no_paths_and_the_machine_no_name() -> None:
-    assert command._without_paths("python -m x --output /root/secret/a.json") == "python -m x --output a.json"
-    machine = command.this_machine()
-    assert machine.kind.endswith(f"{machine.cores}-cores")
+def test_what_a_result_says_of_its_making_has_no_paths_and_no_name() -> None:
+    made = provenance("python", "-m", "x", "--output", "/root/secret/a.json", "--openai", "http://h/v1")
+    assert made.command == "python -m x --output a.json --openai http://h/v1"
+    assert made.machine.kind.endswith(f"{made.machine.cores}-cores")
+    assert json.loads(made.json({"rows": [1]})) == {**asdict(made), "rows": [1]}

@@ -1,6 +1,7 @@
 """From runs to figures, tables and pages."""
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,7 @@ def test_a_piece_is_joined_to_a_result_of_the_same_commit_and_machine_only() -> 
     with pytest.raises(ValueError, match="the result is of another commit, abc, and this is def"):
         joined(first, result([OURS], [], commit="def"))
     with pytest.raises(ValueError, match="the result is of another machine"):
-        joined(first, result([OURS], [], machine=MACHINE.model_copy(update={"cores": 4})))
+        joined(first, result([OURS], [], machine=replace(MACHINE, cores=4)))
 
 
 def test_the_picture_is_the_same_for_the_same_result(tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ class OpenAIServer:
         events: What a stream says instead of words.
         key: The key that is wanted; None: any.
         chunk_bytes: Streams come in pieces of so many bytes.
-        has_usage: Whether the last event counts the tokens.
-        tokens_per_event: Words in each event.
         knows_ignore_eos: Whether the field is taken.
         breaks: Whether connections break in the middle of a stream.
         lingers: Whether a stream stays open after its last event, until the server ends.
@@ -32,8 +30,6 @@ class OpenAIServer:
     events: list[str] | None = None
     key: str | None = None
     chunk_bytes: int = 7
-    has_usage: bool = True
-    tokens_per_event: int = 1
     knows_ignore_eos: bool = True
     breaks: bool = False
     lingers: bool = False
@@ -73,16 +69,16 @@ class OpenAIServer:
         return response
 
     def _events(self, body: dict[str, Any], *, is_chat: bool) -> list[str]:
-        num_tokens, step = body["max_tokens"], self.tokens_per_event
+        num_tokens = body["max_tokens"]
         num_prompt_tokens = len((body["messages"][0]["content"] if is_chat else body["prompt"]).split())
         usage = {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_tokens}
-        texts = [" wörd" * min(step, num_tokens - begin) for begin in range(0, num_tokens, step)]
-        choices: list[dict[str, Any]] = [{"delta": {"content": text}} if is_chat else {"text": text} for text in texts]
+        word: dict[str, Any] = {"delta": {"content": " wörd"}} if is_chat else {"text": " wörd"}
+        choices = [dict(word) for _ in range(num_tokens)]
         if is_chat:
             choices.insert(0, {"delta": {"role": "assistant", "content": ""}})
         choices[-1]["finish_reason"] = "length"
-        last = [json.dumps({"choices": [], "usage": usage})] if self.has_usage else []
-        return [*(json.dumps({"choices": [choice]}) for choice in choices), *last, "[DONE]"]
+        last = json.dumps({"choices": [], "usage": usage})
+        return [*(json.dumps({"choices": [choice]}) for choice in choices), last, "[DONE]"]
 
 
 @asynccontextmanager

@@ -25,13 +25,13 @@ def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
 
 
 @each_row(
-    ("--rate -1", "Invalid value for '--rate': -1 is not a number above 0"),
-    ("--rate 0", "Invalid value for '--rate': 0 is not a number above 0"),
-    ("--rate nan", "Invalid value for '--rate': nan is not a number above 0"),
-    ("--rate 1e-300", "Invalid value for '--rate': 1e-300 is not from 1e-06 to 1e+06"),
-    ("--rate 5 --burstiness 1e-9", "Invalid value for '--burstiness': 1e-09 is not from 0.01 to 1e+06"),
-    ("--duration 1e308", "Invalid value for '--duration': 1e+308 is not from 0.001 to 1e+09"),
-    ("--timeout 1e18", "Invalid value for '--timeout': 1e+18 is not from 0.001 to 1e+09"),
+    ("--rate -1", "Invalid value for '--rate': -1.0 is not in the range"),
+    ("--rate 0", "Invalid value for '--rate': 0.0 is not in the range 1e-06<=x<=1000000.0"),
+    ("--rate nan", "Invalid value for '--rate': 'nan' is not a number"),
+    ("--rate 1e-300", "Invalid value for '--rate': 1e-300 is not in the range"),
+    ("--rate 5 --burstiness 1e-9", "Invalid value for '--burstiness': 1e-09 is not in the range 0.01<=x<=1000000.0"),
+    ("--duration 1e308", "Invalid value for '--duration': 1e+308 is not in the range 0.001<=x<=1000000000.0"),
+    ("--timeout 1e18", "Invalid value for '--timeout': 1e+18 is not in the range 0.001<=x<=1000000000.0"),
     ("--temperature nan", "Invalid value for '--temperature': 'nan' is not a number"),
     ("--rate 5 --concurrency 2", "--concurrency is a closed loop and --rate is an open loop: give only one of them"),
     ("--burstiness 2", "--burstiness needs --rate"),

@@ -35,8 +35,3 @@ def test_what_is_no_dataset_is_refused_with_the_line(content: bytes, what: str, 
     with pytest.raises(BenchError) as refused:
         load_dataset(path)
     assert what in str(refused.value)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"missing.jsonl cannot be read: No such file"):
-        load_dataset(tmp_path / "missing.jsonl")

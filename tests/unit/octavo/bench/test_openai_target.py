@@ -68,18 +68,6 @@ async def test_the_request_asks_for_what_was_planned() -> None:
     assert (chat["model"], "ignore_eos" in chat, chat["messages"][0]["role"]) == ("small", False, "user")
 
 
-async def test_parts_of_several_tokens_count_as_such() -> None:
-    async with openai_server(tokens_per_event=2) as server:
-        record = await answer(server)
-    assert record.event_num_tokens.tolist() == [2, 2, 1]
-
-
-async def test_without_usage_parts_count() -> None:
-    async with openai_server(has_usage=False) as server:
-        record = await answer(server)
-    assert (record.usage, record.num_output_tokens, record.num_prompt_tokens) == (None, 5, 6)
-
-
 @each_row(
     ({"refusal": (500, "text/html", "<html>")}, "HTTP 500: an answer of type text/html"),
     ({"refusal": (429, "application/json", '{"message": "slow down."}')}, "HTTP 429: slow down"),

@@ -27,6 +27,7 @@ def test_equal_seeds_give_equal_loads_and_others_another_one() -> None:
     first, second, other = (requests(**fields, seed=seed) for seed in (3, 3, 4))
     assert first == second
     assert first != other
+    assert [request.max_tokens for request in first] != [request.max_tokens for request in other]
     assert {request.scheduled_s for request in first}.isdisjoint(request.scheduled_s for request in other)
 
 
@@ -69,7 +70,7 @@ def test_prompts_begin_with_one_of_the_shared_prefixes_and_differ_behind_it() ->
 
 
 def test_phases_differ_and_share_their_prefixes() -> None:
-    measured, warmup = (Prompts(range(1000), seed=5, phase=phase, prefix_len=8) for phase in (0, 1))
+    measured, warmup = (Prompts(INFO, seed=5, phase=phase, prefix_len=8) for phase in (0, 1))
     assert measured.make(0, 20)[:8] == warmup.make(0, 20)[:8]
     assert measured.make(0, 20)[8:] != warmup.make(0, 20)[8:]
 

@@ -1,9 +1,12 @@
+"""From records to numbers."""
+
 import numpy as np
 import pytest
 
 from octavo.bench.config import parse_slo
 from octavo.bench.record import Outcome, TokenUsage
-from octavo.bench.summary import distribution, max_running, meets, summarize
+from octavo.bench.summary import distribution, make_timeline, max_running, meets, summarize
+from tests.support.each_row import each_row
 from tests.unit.octavo.bench.records import load_of, record
 
 
@@ -103,3 +106,72 @@ def test_a_load_without_an_answer_has_numbers_too() -> None:
     assert (summary.ttft_s, summary.itl_s, summary.requests_per_s, summary.num_failed) == (None, None, 0.0, 1)
     assert summary.goodput is not None
     assert summary.goodput.share == 0
+
+
+def test_times_of_a_request() -> None:
+    # Sent at 1; first token at 1.5; then 1 token 0.1 later, and 3 tokens 0.6 after that; the end at 2.5.
+    one = record((1.5, 1), (1.6, 1), (2.2, 3), sent_s=1.0, ended_s=2.5, scheduled_s=0.75)
+    assert one.ttft_s == pytest.approx(0.5)
+    assert one.e2e_s == pytest.approx(1.5)
+    assert one.lateness_s == pytest.approx(0.25)
+    assert one.itls_s().tolist() == pytest.approx([0.1, 0.2, 0.2, 0.2])
+    assert one.tpot_s == pytest.approx(0.7 / 4)
+    assert one.longest_gap_s == pytest.approx(0.6)
+    assert one.num_output_tokens == 5
+
+
+def test_the_mean_of_a_requests_itls_is_its_tpot() -> None:
+    one = record((0.2, 4), (0.3, 2), (0.9, 1), (1.0, 5))
+    assert one.itls_s().mean() == pytest.approx(one.tpot_s)
+    assert len(one.itls_s()) == 8
+
+
+def test_an_answer_in_one_part_has_no_time_between_tokens() -> None:
+    one = record((0.4, 7))
+    assert (one.ttft_s, one.tpot_s, one.longest_gap_s, one.itls_s().size) == (0.4, None, None, 0)
+
+
+def test_an_answer_without_tokens_has_no_first_one() -> None:
+    one = record(ended_s=1.0)
+    assert (one.ttft_s, one.tpot_s, one.itls_s().size, one.num_output_tokens) == (None, None, 0, 0)
+
+
+def test_the_servers_count_is_the_one_that_counts() -> None:
+    one = record((0.4, 7), usage=TokenUsage(12, 9))
+    assert (one.num_prompt_tokens, one.num_output_tokens) == (12, 9)
+
+
+def test_a_server_may_count_outputs_only() -> None:
+    assert record((0.4, 7), num_prompt_tokens=10, usage=TokenUsage(None, 9)).num_prompt_tokens == 10
+
+
+def test_tokens_and_running_requests_in_each_interval() -> None:
+    # 6 s: intervals of 0.1 s. One request runs from 0 to 0.25, another one from 0.2 to 6.
+    timeline = make_timeline(
+        load_of(record((0.05, 3), (0.25, 1)), record((0.26, 2), sent_s=0.2, ended_s=6.0), end_s=6.0)
+    )
+    assert timeline.edges_s[:4] == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert (len(timeline.edges_s), timeline.edges_s[-1]) == (61, 6.0)
+    assert timeline.output_tokens_per_s[:4] == pytest.approx([30, 0, 30, 0])
+    assert timeline.running[:4] == pytest.approx([1, 1, 1.5, 1])
+    assert timeline.running[-1] == pytest.approx(1)
+
+
+def test_what_is_left_at_the_end_joins_its_neighbour_if_it_is_short() -> None:
+    assert make_timeline(load_of(record((0.5, 1)), end_s=1.04)).edges_s[-2:] == pytest.approx([0.9, 1.04])
+    assert make_timeline(load_of(record((0.5, 1)), end_s=1.06)).edges_s[-2:] == pytest.approx([1.0, 1.06])
+
+
+@each_row(0.001, 0.7, 59.0, 3_000.0, 100_000.0)
+def test_the_whole_of_a_load_is_in_it(duration_s: float) -> None:
+    timeline = make_timeline(load_of(record((duration_s / 3, 5), (duration_s, 2)), end_s=duration_s))
+    widths_s = np.diff(timeline.edges_s)
+    assert widths_s.min() > 0
+    assert len(widths_s) <= 61
+    assert (timeline.output_tokens_per_s * widths_s).sum() == pytest.approx(7)
+    assert (timeline.running * widths_s).sum() == pytest.approx(duration_s)
+
+
+def test_failures_are_where_they_were() -> None:
+    timeline = make_timeline(load_of(record(ended_s=0.35, error="full"), record((0.9, 1)), end_s=1.0))
+    assert np.flatnonzero(timeline.failed).tolist() == [3]
