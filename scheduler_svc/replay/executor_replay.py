@@ -30,7 +30,7 @@ from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from scheduler_svc.replay.core_replay import CoreReplay
 from scheduler_svc.replay.difference import Difference, RowOwner, first_mismatch, num_values
-from scheduler_svc.replay.player import CannotLoadError, LoadedCore, Player
+from scheduler_svc.replay.player import FOLLOWS_GRAMMARS, CannotRunError, LoadedCore, Player
 from scheduler_svc.replay.run import ReplayRun
 from scheduler_svc.step_log.records import decode_info, decode_limits
 from scheduler_svc.step_log.state import copied
@@ -136,7 +136,7 @@ async def _replay(run: ReplayRun, address: str, attachments: list[_Attachment], 
                 await _Runner(run, session, attachment, report).run()
         except (ExecutorLostError, ExecutorRefusedError) as error:
             raise ExecutorReplayError(_why_refused(address, error)) from error
-        except (CannotLoadError, InvalidStepError) as error:
+        except (CannotRunError, InvalidStepError) as error:
             _say_unfit(report, [attachment], str(error))
 
 
@@ -219,9 +219,11 @@ class _Runner:
             return
         planner = replay.planners[self._number]
         if planner.limits.more_groups:
-            raise CannotLoadError("a snapshot of a model with several cache groups cannot be computed again")
+            raise CannotRunError("a snapshot of a model with several cache groups cannot be computed again")
         if planner.limits.has_window:
-            raise CannotLoadError("a snapshot of a model with sliding windows cannot be computed again")
+            raise CannotRunError("a snapshot of a model with sliding windows cannot be computed again")
+        if any(group.grammar is not None for group in (*planner.batch.running, *planner.swapped)):
+            raise CannotRunError(FOLLOWS_GRAMMARS)
         self._early.extend(planner.in_flight)
         self._table, self._loaded = copied(planner.table), LoadedCore(planner)
 
