@@ -11,8 +11,8 @@ from scheduler_svc.admin.block_map import block_states
 from scheduler_svc.admin.state import RequestLocation, locations_in, request_state, set_planner_state
 from scheduler_svc.admin.steps import step_text
 from scheduler_svc.core.fleet.fleet import Fleet
-from scheduler_svc.core.group_event import GroupEvent
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.step_plan import GroupEvent
 from scheduler_svc.replay.core_replay import StepName
 from scheduler_svc.replay.requests import ReplayedRequests, with_requests
 from scheduler_svc.replay.run import Moment, ReplayRun, read_logs
