@@ -381,8 +381,6 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
 
 
 class _Handle:
-    """The handle of a request, for its front."""
-
     def __init__(self, requests: LiveRequests, request: LiveRequest) -> None:
         self._requests = requests
         self._request = request

@@ -104,7 +104,6 @@ def replay_on_executor(run: ReplayRun, address: str, report: ExecutorReport) -> 
 
 
 def _attachments(run: ReplayRun) -> list[_Attachment]:
-    """Return the attachments of a log that have steps."""
     found: dict[tuple[int, int], _Attachment] = {}
     fleet_number = 0
     for moment in ReplayRun(run.directory).play():
@@ -161,7 +160,6 @@ def _why_refused(address: str, error: OctavoServiceError) -> str:
 
 
 def _owned(planner: ExecutorPlanner, sent: StepInFlight) -> tuple[Step, list[RowOwner], list[RowOwner]]:
-    """Return a step, and whose its sample rows and its rows are."""
     owners = planner.batch.sequence_in_slot
     samples, rows = (
         [RowOwner.of(owners[slot]) for slot in slots.tolist()]
@@ -171,8 +169,6 @@ def _owned(planner: ExecutorPlanner, sent: StepInFlight) -> tuple[Step, list[Row
 
 
 class _Runner:
-    """Runs one attachment of a log."""
-
     def __init__(
         self, run: ReplayRun, session: ExecutorSession, attachment: _Attachment, report: ExecutorReport
     ) -> None:

@@ -74,7 +74,6 @@ class Player:
         return layout, result
 
     def _written_blocks(self, layout: StepLayout) -> list[Int32Array]:
-        """Return the blocks that the rows of a step write into."""
         size = self.table.block_size
         ends = layout.starts + layout.lengths
         return [

@@ -385,7 +385,6 @@ class Dispatcher:
                 self._recall(inbox)
 
     def _release(self, groups: list[SequenceGroup]) -> None:
-        """Put unplaceable groups back into the line."""
         for group in groups:
             self.unplaceable.remove(group)
             self.queue.release(group)

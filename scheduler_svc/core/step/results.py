@@ -89,7 +89,6 @@ class Results:
         return list(failed.values())
 
     def _end(self, group: SequenceGroup) -> None:
-        """End a group if it is here and has not ended."""
         if group in self._groups:
             self._groups.finish_group(group)
 

@@ -62,13 +62,6 @@ class StepCost:
         self.token_sums = self.row_sums = NO_STEPS
         self.row_tokens = 1.0
 
-    def copy(self) -> "StepCost":
-        """Return an independent copy."""
-        twin = StepCost()
-        twin.slack, twin.slowest_s, twin.kinds = self.slack, self.slowest_s.copy(), self.kinds.copy()
-        twin.token_sums, twin.row_sums, twin.row_tokens = self.token_sums, self.row_sums, self.row_tokens
-        return twin
-
     def learn(self, layout: StepLayout, duration_s: float) -> None:
         """Learn from a step that has run."""
         known = _class_of(layout)
