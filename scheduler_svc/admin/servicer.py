@@ -244,7 +244,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     ) -> pb.GetBlockMapResponse:
         """Give the state of every block."""
         driver = self._driver(request.executor)
-        planner = _attached_core(driver)
+        planner = _attached_planner(driver)
         return pb.GetBlockMapResponse(
             executor=driver.address,
             block_size_tokens=planner.limits.block_size,
@@ -256,7 +256,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         self, request: pb.GetBlockRequest, context: grpc.aio.ServicerContext[pb.GetBlockRequest, pb.GetBlockResponse]
     ) -> pb.GetBlockResponse:
         """Say which sequences use a block."""
-        planner = _attached_core(self._driver(request.executor))
+        planner = _attached_planner(self._driver(request.executor))
         if request.block >= planner.limits.num_blocks:
             raise InvalidFieldError("block", request.block, f"from 0 to {planner.limits.num_blocks - 1}")
         return describe_block(planner, request.block)
@@ -277,7 +277,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         return next(iter(drivers.values()))
 
 
-def _attached_core(driver: ExecutorDriver) -> ExecutorPlanner:
+def _attached_planner(driver: ExecutorDriver) -> ExecutorPlanner:
     if driver.planner is None:
         raise NoExecutorError(f"the executor at {driver.address} is not attached", driver.last_trouble)
     return driver.planner

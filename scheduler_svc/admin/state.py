@@ -42,13 +42,13 @@ class RequestLocations:
         }
         for driver in engine.drivers.values():
             if driver.planner is not None:
-                self._add_core(driver.address, driver.planner)
+                self._add_planner(driver.address, driver.planner)
 
     def of(self, request: LiveRequest) -> RequestLocation:
         """Return where a live request is."""
         return self._locations.get(request.group) or RequestLocation(admin_pb2.REQUEST_STATUS_WAITING)
 
-    def _add_core(self, executor: str, planner: ExecutorPlanner) -> None:
+    def _add_planner(self, executor: str, planner: ExecutorPlanner) -> None:
         self._locations.update(locations_in(executor, planner))
 
 
@@ -88,11 +88,11 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     state.max_steps_in_flight = driver.in_flight.limit
     if driver.in_flight.round_trip_s is not None:
         state.round_trip_us = round(driver.in_flight.round_trip_s * 1e6)
-    set_core_state(state, planner, now_s)
+    set_planner_state(state, planner, now_s)
     return state
 
 
-def set_core_state(state: admin_pb2.ExecutorState, planner: ExecutorPlanner, now_s: float) -> None:
+def set_planner_state(state: admin_pb2.ExecutorState, planner: ExecutorPlanner, now_s: float) -> None:
     """Fill in the state of an attached executor's planner; `now_s` is the monotonic time."""
     device, host = planner.blocks.allocator, planner.swapped.host
     state.status = admin_pb2.EXECUTOR_STATUS_ATTACHED

@@ -196,7 +196,6 @@ class BeamSearch:
         ]
 
     def _rank(self, candidates: list[Candidates]) -> _Continuations:
-        """Rank the possible continuations of all live beams."""
         assert len(candidates) == len(self._live), "each live beam has its candidates"
         parents = np.repeat(np.arange(len(candidates)), [len(beam.token_ids) for beam in candidates])
         token_ids = np.concatenate([beam.token_ids for beam in candidates])
@@ -213,7 +212,6 @@ class BeamSearch:
         return _Continuations(parents[order], token_ids[order], logprobs[order], scores[order])
 
     def _end(self, beam: Beam, stopped: bool) -> _Ended:
-        """Make a beam that just ended a hypothesis."""
         score = self._score(beam.score, self._num_output_tokens)
         return _Ended(beam, score, FinishReason.STOP if stopped else FinishReason.LENGTH)
 

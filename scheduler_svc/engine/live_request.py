@@ -9,14 +9,33 @@ from dataclasses import replace
 from octavo_shared.errors import OctavoServiceError
 from octavo_shared.grpc.grpc_status import status_code
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.engine.request_life import RequestLife
 from scheduler_svc.request.engine_client import TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
-from scheduler_svc.request.life import EndedRequest, RequestTimes
+from scheduler_svc.request.life import EndedRequest, LifeEvent, RequestTimes
 from scheduler_svc.request.losses import NO_LOSSES, Losses
 from scheduler_svc.request.output_end import OutputEnd
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import StopConditions
+
+MAX_EVENTS = 96
+
+
+class RequestLife:
+    """The events of a request, for people, oldest first: the first and the last ones, at most MAX_EVENTS."""
+
+    def __init__(self) -> None:
+        self._events: list[LifeEvent] = []
+
+    @property
+    def events(self) -> tuple[LifeEvent, ...]:
+        """The kept events."""
+        return tuple(self._events)
+
+    def add(self, event: LifeEvent) -> None:
+        """Keep an event; when there are too many, drop one from the middle."""
+        if len(self._events) == MAX_EVENTS:
+            del self._events[MAX_EVENTS // 2]
+        self._events.append(event)
 
 
 class LiveRequest:

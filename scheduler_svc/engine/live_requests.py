@@ -23,9 +23,9 @@ from octavo_shared.errors import (
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import RowFlag
 from scheduler_svc.core.fleet.fleet import Fleet
-from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
+from scheduler_svc.core.step.step_plan import GroupEvent, GroupFailure
 from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.suspects import Suspects, is_suspect
@@ -381,8 +381,6 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
 
 
 class _Handle:
-    """The handle of a request, for its front."""
-
     def __init__(self, requests: LiveRequests, request: LiveRequest) -> None:
         self._requests = requests
         self._request = request

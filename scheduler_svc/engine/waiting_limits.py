@@ -172,13 +172,11 @@ class WaitingLimits:
         return candidates
 
     def _shares(self, most: int, tenants: Iterable[str]) -> dict[str, float]:
-        """Return the fair share of each tenant in a limit."""
         weights = {name: self.tenants.of(name).share.weight for name in tenants}
         unit = most / sum(weights.values())
         return {name: unit * weight for name, weight in weights.items()}
 
     def _requests(self) -> _Limit:
-        """Return the limit of requests."""
         num_of = self._num_checked_of + Counter(parked.group.tenant for parked in self._suspects.parked)
         num_of.update({name: work.num_groups for name, work in self._queue.work.by_tenant().items()})
         return _Limit(self.settings.max_waiting_requests, num_of, self._num_checked_of, lambda _: 1)

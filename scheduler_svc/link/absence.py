@@ -21,7 +21,7 @@ class Absence:
     def __init__(self, on_limit: Callable[[float], None]) -> None:
         self._on_limit = on_limit
         self._timer: asyncio.TimerHandle | None = None
-        self._is_core_back = False
+        self._is_engine_back = False
         self._is_over = asyncio.Event()
         self._is_over.set()
 
@@ -32,20 +32,20 @@ class Absence:
 
     def begin(self) -> None:
         """It has gone; nothing changes while it is waited for."""
-        if not self.is_on or self._is_core_back:
-            self._is_core_back = False
+        if not self.is_on or self._is_engine_back:
+            self._is_engine_back = False
             self._wait_for(LIMIT_S)
 
     def wait_for_executor(self, orphan_timeout_s: float) -> None:
         """An engine answers, and has no executor yet; nothing changes while that is waited for."""
-        if self.is_on and not self._is_core_back:
-            self._is_core_back = True
+        if self.is_on and not self._is_engine_back:
+            self._is_engine_back = True
             self._wait_for(orphan_timeout_s)
 
     def end(self) -> None:
         """It is back, and has what it was asked for."""
         self._stop_timer()
-        self._is_core_back = False
+        self._is_engine_back = False
         self._is_over.set()
 
     async def wait(self) -> None:

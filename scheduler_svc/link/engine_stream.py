@@ -33,7 +33,7 @@ METRICS_INTERVAL_S = 2.0
 _UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 
-class CoreFaultError(OctavoServiceError):
+class EngineFaultError(OctavoServiceError):
     """The engine sent what no engine sends: the session ends, and its requests go on behind what there is."""
 
 
@@ -101,20 +101,20 @@ class EngineStream:
             trouble = "it closed the stream"
             try:
                 async with self._open_channel() as channel:
-                    checked: Any = CheckedAnswers(channel, "the engine", CoreFaultError)
+                    checked: Any = CheckedAnswers(channel, "the engine", EngineFaultError)
                     await self._run_session(pb_grpc.CoreServiceStub(checked))
             except grpc.aio.AioRpcError as error:
                 trouble = self._explain(error)
             except OctavoServiceError as error:
                 trouble = str(error)
-                if isinstance(error, CoreFaultError):  # it may be the same again
+                if isinstance(error, EngineFaultError):  # it may be the same again
                     self._pause_s = LONGEST_PAUSE_S
             finally:
                 await self._owner.lose(trouble)
             if trouble != self.trouble:
                 self.trouble = trouble
                 level = logging.WARNING if self._owner.is_away else logging.INFO  # else there was none yet
-                log.log(level, Event("core_lost", front=self._owner.front_id, cause=trouble))
+                log.log(level, Event("engine_lost", front=self._owner.front_id, cause=trouble))
             pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
 
@@ -149,14 +149,14 @@ class EngineStream:
     async def _take(
         self, message: pb.JoinResponse | MalformedMessageError, stub: "pb_grpc.CoreServiceAsyncStub"
     ) -> None:
-        """Have the owner take a message. Raises CoreFaultError: no engine sends it; and what the owner raises."""
+        """Have the owner take a message. Raises EngineFaultError: no engine sends it; and what the owner raises."""
         if isinstance(message, MalformedMessageError):
-            raise CoreFaultError("the engine sent a message that cannot be decoded") from message
+            raise EngineFaultError("the engine sent a message that cannot be decoded") from message
         try:
             await self._owner.take(message, stub)
         except _UNREADABLE as error:
             words = " ".join(f"{type(error).__name__} {error}".split())
-            raise CoreFaultError(f"the engine sent an invalid message: {words[:200]}") from error
+            raise EngineFaultError(f"the engine sent an invalid message: {words[:200]}") from error
 
     def _grant(self) -> None:
         self._num_taken += 1

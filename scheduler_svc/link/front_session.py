@@ -7,12 +7,12 @@ from octavo.core.v1 import core_service_pb2 as pb
 from octavo_shared.errors import CallerError, OctavoServiceError, RequestAbortedError, UnavailableError
 from octavo_shared.process.turns import in_turns
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.link.core_batch import CoreBatch
+from scheduler_svc.link.answer_batch import AnswerBatch
 from scheduler_svc.link.credit_gate import CreditGate
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.ends import REASONS, decode_reason, encode_ended, encode_pooled, encode_search_end, encode_span
 from scheduler_svc.link.failures import decode_failure, encode_failure
-from scheduler_svc.link.state import CoreState, encode_state
+from scheduler_svc.link.state import EngineState, encode_state
 from scheduler_svc.link.submission_check import check_size, check_submission
 from scheduler_svc.link.submissions import decode_submission, encode_losses
 from scheduler_svc.request.engine_client import RequestHandle
@@ -60,7 +60,7 @@ class FrontSession:
     def __init__(
         self,
         engine: Engine,
-        state: Callable[[], CoreState],
+        state: Callable[[], EngineState],
         name: str,
         pid: int,
         on_readiness: Callable[[], None],
@@ -82,9 +82,9 @@ class FrontSession:
         self._early_aborts = early_aborts
         self._engine = engine
         self._state = state
-        self._told_state: CoreState | None = None
+        self._told_state: EngineState | None = None
         self._welcome = pb.CoreWelcome()
-        self._batch = CoreBatch()
+        self._batch = AnswerBatch()
         self._gate = CreditGate(0, SLOW_FRONT_S)
         self._requests: dict[int, _RemoteSink] = {}
         self._reading: asyncio.Task[None] | None = None
@@ -131,7 +131,7 @@ class FrontSession:
             task.add_done_callback(self._on_end)
         try:
             while await self._gate.wait():
-                batch, self._batch = self._batch, CoreBatch()
+                batch, self._batch = self._batch, AnswerBatch()
                 self.num_output_tokens += batch.num_tokens
                 async with self._gate.limit():
                     await write(batch.message())
@@ -218,7 +218,7 @@ class FrontSession:
 
     # What the front is told ------------------------------------------------------------------------------------
 
-    def batch(self) -> CoreBatch:
+    def batch(self) -> AnswerBatch:
         """Return where news goes; the front is told soon."""
         if not self._batch.is_announced:
             self._batch.is_announced = True

@@ -33,7 +33,7 @@ from scheduler_svc.link.failures import encode_failure
 from scheduler_svc.link.incarnations import Incarnations
 from scheduler_svc.link.outbox import Outbox
 from scheduler_svc.link.remote_request import RemoteRequest
-from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state
+from scheduler_svc.link.state import UNREACHABLE, EngineState, decode_state
 from scheduler_svc.link.tokenizer_fetch import fetch_tokenizer
 from scheduler_svc.request.engine_client import AnswerSink
 from scheduler_svc.request.engine_request import EngineRequest
@@ -112,7 +112,7 @@ class RemoteEngine:
         self._trouble = ""  # that broke the last stream
 
     @property
-    def core_trouble(self) -> str:
+    def engine_trouble(self) -> str:
         """Why it did not answer, when it last did not; "": it has welcomed us."""
         return self._stream.trouble
 
@@ -129,7 +129,7 @@ class RemoteEngine:
     @property
     def has_spoken(self) -> bool:
         """Whether it has told what it serves, if anything, or did not answer."""
-        return bool(self.core_trouble) or (self.is_reachable and self.why_not_ready != LOADING)
+        return bool(self.engine_trouble) or (self.is_reachable and self.why_not_ready != LOADING)
 
     @property
     def why_not_ready(self) -> str:
@@ -140,8 +140,8 @@ class RemoteEngine:
     @property
     def last_trouble(self) -> str:
         """See `EngineClient`."""
-        if not self.is_reachable and self.core_trouble:
-            return f"{UNREACHABLE.why_not_ready}: {self.core_trouble}"
+        if not self.is_reachable and self.engine_trouble:
+            return f"{UNREACHABLE.why_not_ready}: {self.engine_trouble}"
         return self._tokenizer_trouble or self.state.last_trouble or self.why_not_ready
 
     @property
@@ -340,7 +340,7 @@ class RemoteEngine:
     # What the engine says ----------------------------------------------------------------------------------------
 
     async def take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
-        """Take a message. Raises: see `Joining`; TokenGapError, StaleCoreError: see there."""
+        """Take a message. Raises: see `Joining`; TokenGapError, StaleEngineError: see there."""
         if message.HasField("welcome"):
             welcome = message.welcome
             self.scheduler_id, self.incarnation = welcome.scheduler_id, welcome.incarnation
@@ -349,7 +349,7 @@ class RemoteEngine:
             self._stream.note_welcome()
             self._on_welcome(welcome)
             fields = {"version": welcome.version, "incarnation": welcome.incarnation}
-            log.info(Event("core_joined", front=self.front_id, **fields))
+            log.info(Event("engine_joined", front=self.front_id, **fields))
         if message.HasField("state"):
             await self._take_state(decode_state(message.state), stub)
         deliver(message, self._requests)
@@ -370,7 +370,7 @@ class RemoteEngine:
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer.was_live)
 
-    async def _take_state(self, state: CoreState, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
+    async def _take_state(self, state: EngineState, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
         """Take how the engine is; a model with another tokenizer is served once we have that one."""
         self.state = state
         if state.model is not None:

@@ -9,7 +9,7 @@ from scheduler_svc.request.served_model import Reproducibility, ServedModel
 
 
 @dataclass(frozen=True, slots=True)
-class CoreState:
+class EngineState:
     """See the message of this name."""
 
     model: ServedModel | None
@@ -27,7 +27,7 @@ class CoreState:
     tenants_at_share: frozenset[str] = frozenset()
 
 
-UNREACHABLE = CoreState(
+UNREACHABLE = EngineState(
     model=None,
     why_not_ready="the engine does not answer",
     is_draining=False,
@@ -41,7 +41,7 @@ UNREACHABLE = CoreState(
 )
 
 
-def encode_state(state: CoreState) -> pb.CoreState:
+def encode_state(state: EngineState) -> pb.CoreState:
     """Return the message of a state."""
     return pb.CoreState(
         model=None if state.model is None else encode_model(state.model),
@@ -60,9 +60,9 @@ def encode_state(state: CoreState) -> pb.CoreState:
     )
 
 
-def decode_state(message: pb.CoreState) -> CoreState:
+def decode_state(message: pb.CoreState) -> EngineState:
     """Return the state in a message."""
-    return CoreState(
+    return EngineState(
         model=decode_model(message.model) if message.HasField("model") else None,
         why_not_ready=message.why_not_ready,
         is_draining=message.is_draining,

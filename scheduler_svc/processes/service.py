@@ -27,8 +27,7 @@ from scheduler_svc.config.tenants_file import default_quota, read_tenants
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.settings import EngineSettings
-from scheduler_svc.engine.surroundings import Surroundings
+from scheduler_svc.engine.settings import EngineSettings, Surroundings
 from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver_interface import AtFaultPoint, DriverSettings, no_fault
@@ -37,8 +36,8 @@ from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.executors.tls import FLAGS, executor_tls
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
 from scheduler_svc.http.http_tls import http_tls
-from scheduler_svc.link.core_port import core_port
-from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.engine_port import engine_port
+from scheduler_svc.link.engine_servicer import EngineServicer
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
 from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from scheduler_svc.processes.incarnation import Incarnation
@@ -118,10 +117,10 @@ class SchedulerService:
             self._step_log,
             Surroundings(prefix_key=key),
         )
-        self.link: CoreServicer | None = None
+        self.link: EngineServicer | None = None
         if is_joined:
             fingerprint = key_fingerprint(key)
-            self.link = CoreServicer(self.engine, files, self._incarnation, prefix_key_fingerprint=fingerprint)
+            self.link = EngineServicer(self.engine, files, self._incarnation, prefix_key_fingerprint=fingerprint)
         self.front: Front | None = None
         self._has_executor = False
         self._is_ready: bool | None = None  # as health has it
@@ -131,7 +130,7 @@ class SchedulerService:
         else:
             assert front_link is not None
             assert self.link is not None
-            main = core_port(config, front_link, self.link, health)
+            main = engine_port(config, front_link, self.link, health)
         self._ports = Ports(main, self._other_ports(config, health))
         self._tell_tenants()
 
@@ -330,7 +329,7 @@ class SchedulerService:
         if self.front is not None and self.front.openai is not None:
             others["openai"] = self.front.openai
         if self.link is not None and config.engine_listen is not None:
-            others["fronts"] = core_port(config, config.engine_listen, self.link, health)
+            others["fronts"] = engine_port(config, config.engine_listen, self.link, health)
         if config.health_listen is not None:
             others["health"] = probe_server(
                 config.health_listen, health, Announcements(lambda: [self.engine.drivers.membership])

@@ -150,7 +150,6 @@ class CoreReplay:
     # Calls ---------------------------------------------------------------------------------------
 
     def _make(self, kind: str, call: Any) -> Applied:
-        """Make a call, given its message."""
         fleet = self.fleet
         match kind:
             case "core_joined":

@@ -154,10 +154,16 @@ def first_mismatch(
         found: The answer now.
     """
     sampled = list(zip(samples, layout.sample_positions.tolist(), strict=True))
+    tokens, widths_of_tokens, num_tokens = sampled, layout.num_alternatives, recorded.token_counts
+    if num_tokens is not None:  # a row has several
+        tokens = [
+            (owner, at + index) for (owner, at), num in zip(sampled, num_tokens, strict=True) for index in range(num)
+        ]
+        widths_of_tokens = None if widths_of_tokens is None else widths_of_tokens.repeat(num_tokens)
     places: dict[str, _Places] = {
-        "": sampled,
+        "": tokens,
         "candidate_": _repeated(sampled, layout.num_candidates),
-        "alternative_": _repeated(sampled, layout.num_alternatives),
+        "alternative_": _repeated(tokens, widths_of_tokens),
         "prompt_": [],
         "prompt_alternative_": [],
     }
@@ -170,6 +176,9 @@ def first_mismatch(
             places["prompt_alternative_"] += [place for place in of_row for _ in range(width)]
     flags = [np.zeros(one.num_rows, np.uint8) if one.row_flags is None else one.row_flags for one in (recorded, found)]
     mismatches = [_in_numbers("row flag", sampled, *(one.astype(np.int32) for one in flags))]
+    if num_tokens is not None and found.token_counts is not None:
+        counted = (one.astype(np.int32) for one in (num_tokens, found.token_counts))
+        mismatches.append(_in_numbers("number of tokens", sampled, *counted))
     for name, prefix, what in (
         ("sampled_token_ids", "", "token"),
         ("logprobs", "", "log-probability"),

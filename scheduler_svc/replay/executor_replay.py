@@ -30,7 +30,7 @@ from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from scheduler_svc.replay.core_replay import CoreReplay
 from scheduler_svc.replay.difference import Difference, RowOwner, first_mismatch, num_values
-from scheduler_svc.replay.player import CannotLoadError, LoadedCore, Player
+from scheduler_svc.replay.player import FOLLOWS_GRAMMARS, CannotRunError, LoadedCore, Player
 from scheduler_svc.replay.run import ReplayRun
 from scheduler_svc.step_log.records import decode_info, decode_limits
 from scheduler_svc.step_log.state import copied
@@ -104,7 +104,6 @@ def replay_on_executor(run: ReplayRun, address: str, report: ExecutorReport) -> 
 
 
 def _attachments(run: ReplayRun) -> list[_Attachment]:
-    """Return the attachments of a log that have steps."""
     found: dict[tuple[int, int], _Attachment] = {}
     fleet_number = 0
     for moment in ReplayRun(run.directory).play():
@@ -136,7 +135,7 @@ async def _replay(run: ReplayRun, address: str, attachments: list[_Attachment], 
                 await _Runner(run, session, attachment, report).run()
         except (ExecutorLostError, ExecutorRefusedError) as error:
             raise ExecutorReplayError(_why_refused(address, error)) from error
-        except (CannotLoadError, InvalidStepError) as error:
+        except (CannotRunError, InvalidStepError) as error:
             _say_unfit(report, [attachment], str(error))
 
 
@@ -161,7 +160,6 @@ def _why_refused(address: str, error: OctavoServiceError) -> str:
 
 
 def _owned(planner: ExecutorPlanner, sent: StepInFlight) -> tuple[Step, list[RowOwner], list[RowOwner]]:
-    """Return a step, and whose its sample rows and its rows are."""
     owners = planner.batch.sequence_in_slot
     samples, rows = (
         [RowOwner.of(owners[slot]) for slot in slots.tolist()]
@@ -171,8 +169,6 @@ def _owned(planner: ExecutorPlanner, sent: StepInFlight) -> tuple[Step, list[Row
 
 
 class _Runner:
-    """Runs one attachment of a log."""
-
     def __init__(
         self, run: ReplayRun, session: ExecutorSession, attachment: _Attachment, report: ExecutorReport
     ) -> None:
@@ -219,9 +215,11 @@ class _Runner:
             return
         planner = replay.planners[self._number]
         if planner.limits.more_groups:
-            raise CannotLoadError("a snapshot of a model with several cache groups cannot be computed again")
+            raise CannotRunError("a snapshot of a model with several cache groups cannot be computed again")
         if planner.limits.has_window:
-            raise CannotLoadError("a snapshot of a model with sliding windows cannot be computed again")
+            raise CannotRunError("a snapshot of a model with sliding windows cannot be computed again")
+        if any(group.grammar is not None for group in (*planner.batch.running, *planner.swapped)):
+            raise CannotRunError(FOLLOWS_GRAMMARS)
         self._early.extend(planner.in_flight)
         self._table, self._loaded = copied(planner.table), LoadedCore(planner)
 

@@ -8,11 +8,11 @@ from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.steplog.v1 import step_log_pb2
 from octavo_shared.errors import OctavoServiceError
 from scheduler_svc.admin.block_map import block_states
-from scheduler_svc.admin.state import RequestLocation, locations_in, request_state, set_core_state
+from scheduler_svc.admin.state import RequestLocation, locations_in, request_state, set_planner_state
 from scheduler_svc.admin.steps import step_text
 from scheduler_svc.core.fleet.fleet import Fleet
-from scheduler_svc.core.group_event import GroupEvent
 from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.step.step_plan import GroupEvent
 from scheduler_svc.replay.core_replay import StepName
 from scheduler_svc.replay.requests import ReplayedRequests, with_requests
 from scheduler_svc.replay.run import Moment, ReplayRun, read_logs
@@ -131,7 +131,7 @@ def _picture(moment: Moment, requests: ReplayedRequests) -> StepPicture:
     executors = []
     for planner in fleet.planners:
         state = admin_pb2.ExecutorState(address=planner.name, is_retired=not planner.takes_groups)
-        set_core_state(state, planner, now_s)
+        set_planner_state(state, planner, now_s)
         if planner.info is not None:
             state.instance_id, state.model_id = planner.info.instance_id, planner.info.model_id
         executors.append(state)

@@ -28,11 +28,12 @@ from scheduler_svc.core.step.swapping import NO_BLOCK, SwappedTable
 from scheduler_svc.executors.session import ExecutorSession
 
 _SCRATCH = SamplingRow()
+FOLLOWS_GRAMMARS = "its requests follow grammars, which octavo replay --executor does not run"
 _Entry = TypeVar("_Entry", Admission, Fork)
 
 
-class CannotLoadError(OctavoServiceError):
-    """What a snapshot holds cannot be computed on this executor; the message says why."""
+class CannotRunError(OctavoServiceError):
+    """What a snapshot holds, or a step, cannot be computed on this executor; the message says why."""
 
 
 class Player:
@@ -55,10 +56,13 @@ class Player:
         self._unfilled: set[int] = set()
 
     async def run(self, step: Step) -> tuple[StepLayout, StepResult]:
-        """Run a step of the log; return its rows and the answer."""
-        for admission in step.delta.admissions:
+        """Run a step of the log; return its rows and the answer. Raises CannotRunError: it has grammars."""
+        admissions, delta = step.delta.admissions, step.delta
+        names_slots = any(admission.resources.grammar_slot is not None for admission in admissions)
+        if names_slots or delta.grammar_loads or delta.grammar_drops:
+            raise CannotRunError(FOLLOWS_GRAMMARS)
+        for admission in admissions:
             await self._fill_prefix(admission, step)
-        delta = step.delta
         if self._to_activate:
             gone = {*delta.released_slots.tolist(), *delta.deactivated_slots.tolist()}
             activated = [slot for slot in self._to_activate if slot not in gone]
@@ -70,7 +74,6 @@ class Player:
         return layout, result
 
     def _written_blocks(self, layout: StepLayout) -> list[Int32Array]:
-        """Return the blocks that the rows of a step write into."""
         size = self.table.block_size
         ends = layout.starts + layout.lengths
         return [
@@ -136,7 +139,7 @@ class Player:
         missing = (blocks == NO_BLOCK).nonzero()[0]
         scratch = [block for block in range(self.table.num_device_blocks) if block not in reserved][: len(missing)]
         if len(scratch) < len(missing):
-            raise CannotLoadError("the host pool of the snapshot holds more than the device can compute at once")
+            raise CannotRunError("the host pool of the snapshot holds more than the device can compute at once")
         blocks[missing] = scratch
         slot = self._free_slot(no_slots())
         # One token more, which is not computed: nothing is sampled. Of beams all others may be.
@@ -174,7 +177,7 @@ class Player:
         """Return a slot that nobody has, one that a step is about to take if there is no other."""
         free = (~self.table.live).nonzero()[0].tolist()
         if not free:
-            raise CannotLoadError("all slots of the executor are in use; raise its --max-num-seqs")
+            raise CannotRunError("all slots of the executor are in use; raise its --max-num-seqs")
         return next((slot for slot in free if slot not in (taken or [])), free[0])
 
     async def _compute(self, admission: Admission, num_tokens: int) -> None:

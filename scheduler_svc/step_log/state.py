@@ -91,7 +91,6 @@ def _slots_of(kind: Any) -> tuple[str, ...]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes that an object has."""
     kind: Any = type(value)
     slots = {name: getattr(value, name) for name in _slots_of(kind) if hasattr(value, name)}
     return {**slots, **getattr(value, "__dict__", {})}

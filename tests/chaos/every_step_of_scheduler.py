@@ -19,7 +19,7 @@ from tests.chaos.services import DOOMED_SCHEDULER, fake_executor, running_execut
 
 
 @dataclass(frozen=True, slots=True)
-class EveryStepOfCore:
+class EveryStepOfEngine:
     """The row in which the core kills itself at the fault points of each step.
 
     Attributes:

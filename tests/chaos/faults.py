@@ -111,7 +111,7 @@ async def drain(target: Target) -> None:
     await victim.start()
 
 
-async def kill_core(target: Target) -> None:
+async def kill_engine(target: Target) -> None:
     """SIGKILL of the core, which its supervisor starts again."""
     await _kill(target.core())
 
@@ -128,7 +128,7 @@ async def _kill(pid: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def stop_core(target: Target) -> None:
+async def stop_engine(target: Target) -> None:
     """SIGSTOP of the core, and SIGCONT when its executors have left it."""
     await _stop(target.core(), 2 * LEASE_S)
 
@@ -139,7 +139,7 @@ async def stop_front(target: Target) -> None:
     await _stop(busiest, 2 * LEASE_S)
 
 
-async def kill_core_beside_stopped_front(target: Target) -> None:
+async def kill_engine_beside_stopped_front(target: Target) -> None:
     """SIGKILL of the core while a front stands still; the next core serves the other fronts before that goes on."""
     quietest, *_ = await target.fronts()
     with stopped(quietest):
@@ -163,9 +163,9 @@ EXECUTOR_FAULTS: Faults = {
 
 # For a scheduler with fronts.
 SCHEDULER_FAULTS: Faults = {
-    "SIGKILL of the core": kill_core,
+    "SIGKILL of the core": kill_engine,
     "SIGKILL of a front": kill_front,
-    "SIGSTOP of the core": stop_core,
+    "SIGSTOP of the core": stop_engine,
     "SIGSTOP of a front": stop_front,
-    "SIGKILL of the core beside a stopped front": kill_core_beside_stopped_front,
+    "SIGKILL of the core beside a stopped front": kill_engine_beside_stopped_front,
 }

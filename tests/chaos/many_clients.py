@@ -47,22 +47,22 @@ class Scene:
     Attributes:
         num_executors: How many there are, one of which may be killed.
         kills_executor: Whether it is.
-        kills_core: Whether the core is.
+        kills_engine: Whether the core is.
         is_long_away: Whether the executor is away for longer than fronts wait for a core.
     """
 
     num_executors: int
     kills_executor: bool = True
-    kills_core: bool = False
+    kills_engine: bool = False
     is_long_away: bool = False
 
 
 SCENES = {
     "one of two": Scene(2),
     "the only one": Scene(1),
-    "the core": Scene(1, kills_executor=False, kills_core=True),
-    "core and executor": Scene(1, kills_core=True),
-    "core and executor for long": Scene(1, kills_core=True, is_long_away=True),
+    "the core": Scene(1, kills_executor=False, kills_engine=True),
+    "core and executor": Scene(1, kills_engine=True),
+    "core and executor for long": Scene(1, kills_engine=True, is_long_away=True),
 }
 
 
@@ -178,7 +178,7 @@ class _Load:
         await self._scheduler.until(lambda state: state.num_running_requests > NUM_CLIENTS // 2)
         states = await self._scheduler.executors()
         victim = max(self._executors, key=lambda each: states[each.address].num_running_requests)
-        if self._scene.kills_core:
+        if self._scene.kills_engine:
             [core] = self._scheduler.cores()
             os.kill(core, signal.SIGKILL)
             self._result.note_fault("SIGKILL")

@@ -8,7 +8,7 @@ from tests.chaos.cell import CellFaults
 from tests.chaos.drain import Drain
 from tests.chaos.endless import Endless
 from tests.chaos.every_step import EveryStep
-from tests.chaos.every_step_of_scheduler import EveryStepOfCore, EveryStepOfFront
+from tests.chaos.every_step_of_scheduler import EveryStepOfEngine, EveryStepOfFront
 from tests.chaos.faults import EXECUTOR_FAULTS, SCHEDULER_FAULTS
 from tests.chaos.many_clients import ManyClients
 from tests.chaos.result import Result
@@ -51,12 +51,12 @@ ROWS: tuple[Row, ...] = (
         demo_executor,
         every=4,
     ),
-    EveryStepOfCore(
+    EveryStepOfEngine(
         "steps-core",
         "SIGKILL of the core at every step of 64 tokens, in three phases; a front, a fake executor",
         fake_executor,
     ),
-    EveryStepOfCore(
+    EveryStepOfEngine(
         "steps-core-demo",
         "the same at every fourth step; a front, an executor with the demo model",
         demo_executor,

@@ -299,7 +299,7 @@ async def test_a_front_keeps_a_number_for_each_scheduler_and_believes_no_older_c
     class Cores(core_grpc.CoreServiceServicer):
         async def Join(self, requests: Any, context: Any) -> AsyncIterator[Message]:  # type: ignore[override]  # noqa: N802
             hellos.append((await anext(requests)).hello)
-            troubles.append(front.core_trouble)
+            troubles.append(front.engine_trouble)
             yield core.JoinResponse(welcome=welcomes[len(hellos) - 1])
 
     async def nothing(*_: object) -> None:

@@ -37,10 +37,10 @@ from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.link import absence, core_servicer, engine_stream, front_session, remote_engine
-from scheduler_svc.link.core_batch import CoreBatch
-from scheduler_svc.link.core_servicer import STATE_INTERVAL_S, CoreServicer, core_state
+from scheduler_svc.link import absence, engine_servicer, engine_stream, front_session, remote_engine
+from scheduler_svc.link.answer_batch import AnswerBatch
 from scheduler_svc.link.early_aborts import EarlyAborts
+from scheduler_svc.link.engine_servicer import STATE_INTERVAL_S, EngineServicer, engine_state
 from scheduler_svc.link.engine_stream import EngineStream
 from scheduler_svc.link.front_session import FrontSession
 from scheduler_svc.link.remote_engine import RemoteEngine
@@ -166,13 +166,13 @@ async def test_what_a_front_has_waits_for_an_executor_as_orphans_do(monkeypatch:
     async with fronts_in_this_process(config) as fronts, contextlib.AsyncExitStack() as stack:
         assert fronts is not None
 
-        async def start_core() -> SchedulerService:
+        async def start_engine() -> SchedulerService:
             core = SchedulerService(fronts.config, fronts.link)
             await core.start()
             stack.push_async_callback(core.stop, "the test ends")
             return core
 
-        first = await start_core()
+        first = await start_engine()
         client = await stack.enter_async_context(Client(fronts.config.listen, resume_timeout_s=0))
         await client.wait_until_ready()
         events = stream_of(client, "kept"), stream_of(client, "aborted")
@@ -182,7 +182,7 @@ async def test_what_a_front_has_waits_for_an_executor_as_orphans_do(monkeypatch:
         await executor.kill()
         await first._end_tasks()
         await first._ports.stop(0)
-        second = await start_core()
+        second = await start_engine()
         assert second.link is not None
         link = second.link
         await until(lambda: link.sessions)
@@ -358,7 +358,7 @@ async def test_a_session_that_ends_reads_nothing_more_and_waits_for_no_write(mon
 
         session = FrontSession(
             stack.engine,
-            lambda: core_state(stack.engine),
+            lambda: engine_state(stack.engine),
             "stuck",
             1,
             lambda: None,
@@ -632,7 +632,7 @@ async def test_a_front_of_its_own_is_none_of_ours_whatever_its_name() -> None:
 async def test_what_is_kept_of_fronts_that_were_there_has_a_bound_and_so_have_their_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(core_servicer, "MAX_FRONTS_KEPT", 3)
+    monkeypatch.setattr(engine_servicer, "MAX_FRONTS_KEPT", 3)
     async with running_stack(fronts=1, engine_listen="127.0.0.1:0", engine_insecure=True) as stack:
         for name in ("a", "b", "c", "d"):
             async with welcomed(stack, front_id=name, over_tcp=True):
@@ -746,16 +746,16 @@ async def test_a_link_that_breaks_again_and_again_costs_no_token(params: dict[st
         request = token_request(6, 60, **params)
         whole = await collect_outputs(stack, request)
         running = asyncio.create_task(collect_outputs(stack, request))
-        core_link = stack.link
+        link = stack.link
         for num_steps in (2, 1, 10, 0):
             await until(lambda: stack.engine.requests)
             core = stack.driver.planner
             assert core is not None
             await some_steps(core, num_steps)
             assert not running.done()
-            [session] = core_link.sessions
+            [session] = link.sessions
             session.end(ConnectionError("the test cuts it"))  # type: ignore[arg-type]
-            await until_replaced(core_link, session)
+            await until_replaced(link, session)
         assert await running == whole
         await until(lambda: not stack.engine.requests)
 
@@ -766,9 +766,9 @@ async def test_tokens_that_are_lost_or_sent_again_on_the_link_change_no_answer(
 ) -> None:
     """Every tenth token of the core is; a front that misses one joins again."""
     counter = itertools.count(1)
-    add_token = CoreBatch.add_token
+    add_token = AnswerBatch.add_token
 
-    def add_badly(self: CoreBatch, *token: Any) -> None:
+    def add_badly(self: AnswerBatch, *token: Any) -> None:
         is_tenth = next(counter) % 10 == 0
         num_times = 1 if not is_tenth else 0 if is_lost else 2
         for _ in range(num_times):
@@ -778,7 +778,7 @@ async def test_tokens_that_are_lost_or_sent_again_on_the_link_change_no_answer(
         request = token_request(6, 60, **REQUESTS["three outputs"])
         whole = await collect_outputs(stack, request)
         with monkeypatch.context() as patch:
-            patch.setattr(CoreBatch, "add_token", add_badly)
+            patch.setattr(AnswerBatch, "add_token", add_badly)
             assert await collect_outputs(stack, request) == whole
         [front] = (await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())).fronts
         assert (front.num_sessions > 1) == is_lost
@@ -790,7 +790,7 @@ async def some_steps(core: ExecutorPlanner, num_steps: int) -> None:
     await until(lambda: core.last_processed_step_id >= wanted)
 
 
-async def until_replaced(link: CoreServicer, session: FrontSession) -> None:
+async def until_replaced(link: EngineServicer, session: FrontSession) -> None:
     """Return once a front has joined again."""
     await until(lambda: link.own_sessions and session not in link.own_sessions)
 

@@ -19,7 +19,7 @@ from octavo.execution.v1 import execution_service_pb2
 from octavo.generation.v1 import generation_service_pb2
 from octavo_shared.grpc.grpc_server import GrpcServer
 from octavo_shared.grpc.interceptor import Handler, HandlerInterceptor, handler_parts
-from scheduler_svc.link import core_port
+from scheduler_svc.link import engine_port
 from scheduler_svc.processes.client_services import GENERATION_SERVICE
 from tests.support import stack as stack_support
 from tests.support.fronts import NUM_FRONTS
@@ -179,12 +179,12 @@ async def test_what_no_core_sends_ends_the_session_and_the_front_goes_on(
         change(message)
         return message.SerializeToString()
 
-    monkeypatch.setattr(core_port, "GrpcServer", partial(GrpcServer, readers=[Answering("Join", spoil)]))
+    monkeypatch.setattr(engine_port, "GrpcServer", partial(GrpcServer, readers=[Answering("Join", spoil)]))
     async with running_stack(FakeWorker(step_ms=1), fronts=1) as stack:
         assert len((await collect(stack, token_request(3, 30, ignore_eos=True))).token_ids) == 30
         assert num_spoiled == 1
         assert stack.fronts is not None
         assert not stack.fronts.fronts[0].task.done()
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
-    [lost] = [record.getMessage() for record in caplog.records if "core_lost" in record.getMessage()][:1]
+    [lost] = [record.getMessage() for record in caplog.records if "engine_lost" in record.getMessage()][:1]
     assert "cannot be decoded" in lost or "sent an invalid message" in lost

@@ -12,6 +12,7 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.commands.command_line import run
+from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.steplog.v1 import step_log_pb2 as steplog
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
@@ -248,6 +249,15 @@ async def test_an_executor_that_does_not_fit_is_told_what_lacks(
 ) -> None:
     assert await replay_on(log_of_a_loss, **option) == 1
     assert capsys.readouterr().out.count(f"attachments 1, 2 cannot be run: {sentence}") == 1
+
+
+async def test_a_log_of_grammars_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grammar = generation_pb2.Grammar(json_schema='{"const": 1}')
+    async with running_stack(worker(), step_log=tmp_path) as stack:
+        await finish(stack, token_request(4, 4, grammar=grammar))
+    assert await replay_on(tmp_path) == 1
+    sentence = "cannot be run: its requests follow grammars, which octavo replay --executor does not run"
+    assert sentence in capsys.readouterr().out
 
 
 def record_in_small_files(directory: Path) -> None:

@@ -249,7 +249,7 @@ class ExecutorAnswers(Answers):
             await asyncio.gather(task, return_exceptions=True)
 
 
-class CoreAnswers(Answers):
+class EngineAnswers(Answers):
     """What a core says to a front."""
 
     name = "core-answers"
@@ -270,7 +270,7 @@ class CoreAnswers(Answers):
             task = asyncio.create_task(front.run())
             submitted: list[asyncio.Task[None]] = []
             try:
-                if await soon(lambda: front.model or front.core_trouble) and front.model is not None:
+                if await soon(lambda: front.model or front.engine_trouble) and front.model is not None:
                     if self._told:
                         self.server.first = self._told[::2].count(b"/octavo.core.v1.CoreService/Join")
                     self.sinks = [Response(request, *_options(request)) for request in requests()]

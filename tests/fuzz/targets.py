@@ -1,6 +1,6 @@
 """All targets."""
 
-from tests.fuzz.answers import CoreAnswers, ExecutorAnswers, SchedulerAnswers
+from tests.fuzz.answers import EngineAnswers, ExecutorAnswers, SchedulerAnswers
 from tests.fuzz.calls import ClientCalls, FrontMessages, SchedulerMessages
 from tests.fuzz.files import HttpBodies, ModelDirectories, Tokenizers
 from tests.fuzz.gguf_files import GGUFFiles
@@ -12,7 +12,7 @@ TARGETS: tuple[type[Target], ...] = (
     ClientCalls,
     SchedulerAnswers,
     FrontMessages,
-    CoreAnswers,
+    EngineAnswers,
     SchedulerMessages,
     ExecutorAnswers,
     HttpBodies,

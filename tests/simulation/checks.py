@@ -25,7 +25,7 @@ from octavo_shared.process import events
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.absence import LIMIT_S
-from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.engine_servicer import EngineServicer
 from tests.simulation.alone import answer_alone
 from tests.simulation.engine_checks import COUNTED_OUT, EngineChecks
 from tests.simulation.link_checks import LinkChecks
@@ -223,7 +223,7 @@ class Checks:
                 COUNTED_OUT not in str(error)
                 and (
                     self.is_poisoned
-                    or self._lacked_a_core(error)
+                    or self._lacked_an_engine(error)
                     or not (self.is_quiet or self._goes_on(record) or self._gave_up_early(record, error))
                 )
             ),
@@ -235,11 +235,11 @@ class Checks:
         """Return whether its front must have gone on with it, whatever became of the core."""
         return self.plan.is_seamless and record.events > 0 and not self._has_poison
 
-    def _lacked_a_core(self, error: OctavoError) -> bool:
+    def _lacked_an_engine(self, error: OctavoError) -> bool:
         """Return whether cores ended again and again: none may have stayed until its front had found it."""
         since_s = self.loop.time() - LIMIT_S
         kinds = {fault.number: fault.kind for fault in self.plan.faults}
-        times_s = [at_s for number, at_s in self.faults_at_s.items() if kinds[number] == "kill_core"]
+        times_s = [at_s for number, at_s in self.faults_at_s.items() if kinds[number] == "kill_engine"]
         return "no new one has started for" in str(error) and sum(at_s >= since_s for at_s in times_s) > 1
 
     def _gave_up_early(self, record: RequestRecord, error: OctavoError) -> bool:
@@ -271,7 +271,7 @@ class Checks:
         """Return how many requests each engine was given so far."""
         return {engine: inside.num_requests for engine, inside in self._engines.items()}
 
-    def watch_link(self, link: CoreServicer, engine: Engine) -> None:
+    def watch_link(self, link: EngineServicer, engine: Engine) -> None:
         """Look at the link between an engine and its fronts, now and then."""
         self._links[engine] = LinkChecks(link, engine, self.break_promise)
 

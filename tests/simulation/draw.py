@@ -15,7 +15,7 @@ from tests.simulation.plan import (
     BY_NAME,
     CELL_FAULTS,
     CLIENT_FAULTS,
-    CORE_FAULTS,
+    ENGINE_FAULTS,
     EXECUTOR_FAULTS,
     FRONT_FAULTS,
     LINK_FAULTS,
@@ -52,8 +52,8 @@ _AFTER = {
     "stall_scheduler": ("reset_link", "reset_link", "cut_client"),
     "reset_link": ("kill_executor", "stall_executor", "cut_link", "reset_link"),
     "cut_link": ("kill_executor", "stall_scheduler"),
-    "kill_core": ("kill_core", "reset_front", "kill_front"),
-    "forget_core": ("kill_core", "power_off_core", "drain_scheduler"),
+    "kill_engine": ("kill_engine", "reset_front", "kill_front"),
+    "forget_engine": ("kill_engine", "power_off_engine", "drain_scheduler"),
     "power_off_front": ("kill_front", "stall_scheduler"),
     "cut_front": ("kill_front", "reset_front"),
     "reset_front": ("reset_front", "stall_front"),
@@ -328,7 +328,7 @@ def _fault_kinds(num_fronts: int, cell: str, *, is_seamless: bool) -> tuple[str,
         return SEAMLESS_FAULTS
     if not num_fronts:
         return _FAULTS
-    return (*_FAULTS, *CORE_FAULTS, *FRONT_FAULTS, *(CELL_FAULTS if cell == BY_NAME else ()))
+    return (*_FAULTS, *ENGINE_FAULTS, *FRONT_FAULTS, *(CELL_FAULTS if cell == BY_NAME else ()))
 
 
 def _draw_faults(draw: random.Random, load: Load, all_kinds: tuple[str, ...]) -> tuple[FaultPlan, ...]:

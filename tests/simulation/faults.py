@@ -257,19 +257,19 @@ async def _stall_client(world: World, plan: FaultPlan) -> bool:
     return await _stall(world.clients[plan.target % len(world.clients)], plan)
 
 
-async def _kill_core(world: World, plan: FaultPlan) -> bool:
+async def _kill_engine(world: World, plan: FaultPlan) -> bool:
     """The core ends and its fronts do not: they go on with their requests at the next one."""
     scheduler = _scheduler(world, plan)
     return scheduler.has_link and await _kill(scheduler, plan, is_silent=False)
 
 
-async def _power_off_core(world: World, plan: FaultPlan) -> bool:
-    """As `_kill_core`, and the fronts are on other machines, and hear nothing."""
+async def _power_off_engine(world: World, plan: FaultPlan) -> bool:
+    """As `_kill_engine`, and the fronts are on other machines, and hear nothing."""
     scheduler = _scheduler(world, plan)
     return scheduler.has_link and await _kill(scheduler, plan, is_silent=True)
 
 
-async def _twin_core(world: World, plan: FaultPlan) -> bool:
+async def _twin_engine(world: World, plan: FaultPlan) -> bool:
     scheduler = _scheduler(world, plan)
     return scheduler.has_link and await _twin(scheduler, plan)
 
@@ -332,7 +332,7 @@ async def _reset_front(world: World, plan: FaultPlan) -> bool:
     return front is not None
 
 
-async def _forget_core(world: World, plan: FaultPlan) -> bool:
+async def _forget_engine(world: World, plan: FaultPlan) -> bool:
     """The name of the schedulers of a cell has not the address of one of them."""
     address = _scheduler(world, plan).own_address
     if address not in world.core_addresses:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.cell import Cell
-from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.engine_servicer import EngineServicer
 from scheduler_svc.link.engine_stream import MAX_MESSAGES_ON_THEIR_WAY
 from scheduler_svc.link.front_session import FrontSession, _RemoteSink
 from scheduler_svc.link.remote_engine import RemoteEngine
@@ -25,7 +25,7 @@ class LinkChecks:
         accuse: Told of a broken promise.
     """
 
-    link: CoreServicer
+    link: EngineServicer
     engine: Engine
     accuse: Callable[[str], None]
 
@@ -44,7 +44,7 @@ class LinkChecks:
             self.accuse(f"sessions have {num_requests} requests, and their core {len(self.engine.requests)}")
 
 
-def left_on_the_link(link: CoreServicer, cells: Sequence[Cell], num_engines: int) -> str:
+def left_on_the_link(link: EngineServicer, cells: Sequence[Cell], num_engines: int) -> str:
     """Return what is left of requests, sessions and engines that have ended, in words.
 
     Args:
@@ -60,7 +60,7 @@ def left_on_the_link(link: CoreServicer, cells: Sequence[Cell], num_engines: int
     return ", ".join([*_left_at_the_engine(link, len(cells)), *checked, *of_fronts])
 
 
-def _left_at_the_engine(link: CoreServicer, num_fronts: int) -> Iterator[str]:
+def _left_at_the_engine(link: EngineServicer, num_fronts: int) -> Iterator[str]:
     if len(link.sessions) != num_fronts:
         yield f"{len(link.sessions)} sessions of {num_fronts} fronts"
     if len(link.metrics._current) != len(link.own_sessions):  # standalone fronts serve theirs
@@ -72,7 +72,7 @@ def _left_at_the_engine(link: CoreServicer, num_fronts: int) -> Iterator[str]:
             yield f"news for {session.name}"
 
 
-def _left_at(link: CoreServicer, engine: RemoteEngine) -> Iterator[str]:
+def _left_at(link: EngineServicer, engine: RemoteEngine) -> Iterator[str]:
     outgoing = engine._outbox.message
     left = {
         "requests": engine.num_requests,

@@ -8,7 +8,7 @@ from octavo.core.v1 import core_service_pb2 as pb
 from octavo_shared.errors import CallerError, FencedError, OctavoServiceError, SlowCallerError
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
-from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.engine_servicer import EngineServicer
 from scheduler_svc.link.front_session import FrontSession, _RemoteSink
 from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.request.engine_request import EngineRequest
@@ -40,7 +40,7 @@ Note = Callable[[str], None]
 
 
 def watch_link(
-    link: CoreServicer, engine: Engine, process: str, watchers: Sequence[Watcher], accuse: Callable[[str], None]
+    link: EngineServicer, engine: Engine, process: str, watchers: Sequence[Watcher], accuse: Callable[[str], None]
 ) -> None:
     """Let watchers see what happens at a core's side of the link from now on; `accuse`: told of a broken promise."""
     note = partial(_note, process, watchers)
@@ -71,7 +71,7 @@ def _note(process: str, watchers: Sequence[Watcher], name: str) -> None:
 
 
 async def _end_older(
-    end: Callable[..., Any], link: CoreServicer, note: Note, key: tuple[bool, str], hello: pb.FrontHello
+    end: Callable[..., Any], link: EngineServicer, note: Note, key: tuple[bool, str], hello: pb.FrontHello
 ) -> None:
     for older in link.sessions:
         if older.name == hello.front_id:
@@ -81,7 +81,7 @@ async def _end_older(
 
 def _begin(
     begin: Callable[..., None],
-    link: CoreServicer,
+    link: EngineServicer,
     note: Note,
     accuse: Callable[[str], None],
     key: tuple[bool, str],
@@ -123,7 +123,7 @@ async def _run(
 async def _take(
     take: Callable[[pb.JoinRequest], Any],
     session: FrontSession,
-    link: CoreServicer,
+    link: EngineServicer,
     note: Note,
     message: pb.JoinRequest,
 ) -> None:
@@ -157,7 +157,7 @@ def _finish(
 
 
 async def _keep_order(
-    keep: Callable[[pb.FrontHello], Awaitable[None]], link: CoreServicer, note: Note, hello: pb.FrontHello
+    keep: Callable[[pb.FrontHello], Awaitable[None]], link: EngineServicer, note: Note, hello: pb.FrontHello
 ) -> None:
     former = link.incarnation.number, link.incarnation.granted
     await keep(hello)

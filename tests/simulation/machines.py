@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.core.waiting.tenant_shares import TenantShare
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.surroundings import PREFIX_KEY_BYTES, Surroundings
+from scheduler_svc.engine.settings import PREFIX_KEY_BYTES, Surroundings
 from scheduler_svc.engine.tenants import TenantQuota, Tenants
 from scheduler_svc.link.cell import Cell
-from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.engine_servicer import EngineServicer
 from scheduler_svc.link.remote_engine import RemoteEngine
 from tests.simulation.attach_checks import watch_attachment
 from tests.simulation.cell_checks import watch_submissions
@@ -238,7 +238,7 @@ class SchedulerMachine(Machine):
             watch(engine, process.name, world.checks.watchers)
             process.watch = world.checks.watch(engine)
 
-        def on_link(link: CoreServicer, engine: Engine) -> None:
+        def on_link(link: EngineServicer, engine: Engine) -> None:
             watch_link(link, engine, process.name, world.checks.watchers, world.checks.break_promise)
             world.checks.watch_link(link, engine)
 

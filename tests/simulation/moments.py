@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from tests.simulation.plan import (
-    CORE_FAULTS,
+    ENGINE_FAULTS,
     MOMENTS,
     NO_MOMENT,
     SCHEDULER_FAULTS,
@@ -39,7 +39,7 @@ async def wait_for_moment(world: World, plan: FaultPlan) -> None:
 
 def _cores(strike: Strike) -> list[ExecutorPlanner]:
     """Return those of the target: that of an executor, or all of a scheduler."""
-    if strike.fault.kind not in (*CORE_FAULTS, *SCHEDULER_FAULTS):
+    if strike.fault.kind not in (*ENGINE_FAULTS, *SCHEDULER_FAULTS):
         return list(strike.planners())
     return [] if strike.engine is None else list(strike.engine.fleet.planners)
 
@@ -49,7 +49,7 @@ def _any_core(sees: Callable[[ExecutorPlanner], object]) -> Callable[[Strike], b
 
 
 def _is_drained(strike: Strike) -> bool:
-    machine = strike.scheduler if strike.fault.kind in (*CORE_FAULTS, *SCHEDULER_FAULTS) else strike.executor
+    machine = strike.scheduler if strike.fault.kind in (*ENGINE_FAULTS, *SCHEDULER_FAULTS) else strike.executor
     return machine.is_up and machine.is_leaving
 
 

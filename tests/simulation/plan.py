@@ -28,7 +28,7 @@ SCHEDULER_FAULTS = ("kill_scheduler", "power_off_scheduler", "stall_scheduler", 
 LINK_FAULTS = ("reset_link", "cut_link", "cut_client", "bad_weather")
 CLIENT_FAULTS = ("kill_client", "stall_client")
 # Where there are fronts. Those of cores leave the fronts alone; of a twin there are two for a while that have one name.
-CORE_FAULTS = ("kill_core", "power_off_core", "twin_core")
+ENGINE_FAULTS = ("kill_engine", "power_off_engine", "twin_engine")
 FRONT_FAULTS = (
     "kill_front",
     "power_off_front",
@@ -40,10 +40,18 @@ FRONT_FAULTS = (
     "twin_front",
 )
 # Where the fronts find the schedulers of a cell by a name: it has not the address of one that lives.
-CELL_FAULTS = ("forget_core",)
+CELL_FAULTS = ("forget_engine",)
 # Of which no client learns whose request was accepted: fronts and executors live, and their core is there again soon.
-SEAMLESS_FAULTS = ("kill_core", "stall_scheduler", "stall_front", "slow_front", "reset_front")
-FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS, *CORE_FAULTS, *FRONT_FAULTS, *CELL_FAULTS)
+SEAMLESS_FAULTS = ("kill_engine", "stall_scheduler", "stall_front", "slow_front", "reset_front")
+FAULTS = (
+    *EXECUTOR_FAULTS,
+    *SCHEDULER_FAULTS,
+    *LINK_FAULTS,
+    *CLIENT_FAULTS,
+    *ENGINE_FAULTS,
+    *FRONT_FAULTS,
+    *CELL_FAULTS,
+)
 
 # How the fronts of a cell find its schedulers: each front joins all of them. NO_CELL: each has a scheduler of its own.
 NO_CELL = ""

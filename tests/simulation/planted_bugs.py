@@ -383,7 +383,7 @@ BUGS = (
     ),
     Bug(
         "a newer session of a front does not end the older one",
-        f"{LINK}/core_servicer.py",
+        f"{LINK}/engine_servicer.py",
         "            older.end(FencedError(",
         "            repr(FencedError(",
     ),
@@ -414,13 +414,13 @@ BUGS = (
     Bug(
         "what comes while a message is written is lost",
         f"{LINK}/front_session.py",
-        "                batch, self._batch = self._batch, CoreBatch()\n"
+        "                batch, self._batch = self._batch, AnswerBatch()\n"
         "                self.num_output_tokens += batch.num_tokens\n"
         "                async with self._gate.limit():\n"
         "                    await write(batch.message())\n",
         "                async with self._gate.limit():\n"
         "                    await write(self._batch.message())\n"
-        "                self._batch = CoreBatch()\n",
+        "                self._batch = AnswerBatch()\n",
     ),
     Bug(
         "the last tokens of a message come behind the ends",
@@ -503,7 +503,7 @@ BUGS = (
     ),
     Bug(
         "what a front has counted is counted for ever as if it were there",
-        f"{LINK}/core_servicer.py",
+        f"{LINK}/engine_servicer.py",
         "            self.metrics.end(number)\n",
         "",
     ),

@@ -22,7 +22,7 @@ from octavo_shared.process.metric import Metric
 from scheduler_svc.admin.servicer import AdminServicer
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.surroundings import Surroundings
+from scheduler_svc.engine.settings import Surroundings
 from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.session import SessionTimings
@@ -35,7 +35,7 @@ from scheduler_svc.front.grammars.compiler import CompilerHere
 from scheduler_svc.front.grammars.grammar_checks import GrammarChecks
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link.cell import Cell
-from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.engine_servicer import EngineServicer
 from scheduler_svc.link.incarnations import Incarnations
 from scheduler_svc.link.remote_engine import ReadTokenizer, RemoteEngine
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
@@ -121,13 +121,13 @@ class SimulatedScheduler:
     resolve: Resolve
     surroundings: Surroundings
     on_engine: Callable[[Engine], None] = lambda _: None
-    on_link: Callable[[CoreServicer, Engine], None] = lambda *_: None
+    on_link: Callable[[EngineServicer, Engine], None] = lambda *_: None
     on_superseded: Callable[[], None] = lambda: None
     on_client: Callable[[EngineClient], None] = lambda _: None
     engine: Engine = field(init=False)
     incarnation: Incarnation = field(init=False)
     generation: GenerationServicer | None = None
-    link: CoreServicer | None = None
+    link: EngineServicer | None = None
     is_ready: bool = False
     has_begun: bool = False
 
@@ -150,7 +150,7 @@ class SimulatedScheduler:
         self.on_engine(self.engine)
         server: Any = SimulatedServer(self.process, self.address, [StatusInterceptor(), KeepBodies(PROMPT_METHODS)])
         if isinstance(tokenizer, TokenizerFiles):
-            self.link = CoreServicer(self.engine, tokenizer, self.incarnation, STATE_INTERVAL_S)
+            self.link = EngineServicer(self.engine, tokenizer, self.incarnation, STATE_INTERVAL_S)
             self.on_link(self.link, self.engine)
             core_service_pb2_grpc.add_CoreServiceServicer_to_server(self.link, server)
         else:

@@ -99,7 +99,7 @@ async def test_executors_core_and_fronts_are_replaced_under_load_and_every_answe
                     await asyncio.sleep(PAUSE_S)
                 await load.go_on()
 
-        async def replace_core() -> None:
+        async def replace_engine() -> None:
             num_refused = load.num_refused
             if is_upgrade:
                 assert await cores[-1].terminate() == 0
@@ -115,7 +115,7 @@ async def test_executors_core_and_fronts_are_replaced_under_load_and_every_answe
                 await start(new, FRONT, "--engine", join, "--listen", front.address)
                 await load.go_on()
 
-        order = [replace_executors, replace_core, replace_fronts]
+        order = [replace_executors, replace_engine, replace_fronts]
         client = await stack.enter_async_context(Client([front.address for front in fronts]))
         await attached_executors(cores[0], 2)
         await client.wait_until_ready(60)

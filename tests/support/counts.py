@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from scheduler_svc.core.fleet.fleet import Fleet
-from scheduler_svc.core.fleet.tenant_cap import TenantCap
+from scheduler_svc.core.fleet.inbox import TenantCap
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
 from scheduler_svc.core.waiting.waiting_work import Work
 from scheduler_svc.engine.engine import Engine

@@ -8,11 +8,11 @@ import numpy as np
 
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import Admission, SamplingRow, Step, StepResult
-from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
+from scheduler_svc.core.step.step_plan import GroupEvent, GroupFailure
 from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue

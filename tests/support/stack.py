@@ -32,7 +32,7 @@ from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.front import Front
 from scheduler_svc.front.grammars import grammar_checks
 from scheduler_svc.front.grammars.compiler import CompilerHere
-from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.engine_servicer import EngineServicer
 from scheduler_svc.processes.service import SchedulerService
 from tests.support.fronts import NUM_FRONTS, FrontsInProcess, fronts_in_this_process
 from tests.support.patience import PATIENCE_S
@@ -126,7 +126,7 @@ class Stack:
         return self.engine.drivers[executor.address]
 
     @property
-    def link(self) -> CoreServicer:
+    def link(self) -> EngineServicer:
         """Where fronts join, to look at."""
         assert self.service.link is not None
         return self.service.link

@@ -37,7 +37,7 @@ class Files:
     core: PairFiles
     front: PairFiles
 
-    def of_core(self) -> list[str]:
+    def of_engine(self) -> list[str]:
         """The flags of a core that takes fronts."""
         flags = ["--tls-cert", f"{self.core.cert}", "--tls-key", f"{self.core.key}"]
         return [*flags, "--front-tls-ca", f"{self.ca}", "--trusted-fronts", FRONT_NAME]
@@ -65,7 +65,7 @@ def files(authority: Authority, ca: Path, server_files: PairFiles, tmp_path: Pat
 
 
 @asynccontextmanager
-async def running_core(*flags: str) -> AsyncIterator[Service]:
+async def running_engine(*flags: str) -> AsyncIterator[Service]:
     """Run an executor and a core; fronts join at `other_addresses["fronts"]`."""
     access = () if "--front-tls-ca" in flags else ("--engine-insecure",)
     async with (
@@ -122,7 +122,7 @@ async def fronts_of(core: Service, files: Files) -> list[admin_pb2.FrontState]:
 
 async def test_two_fronts_serve_over_mutual_tls_and_operators_see_from_where(files: Files) -> None:
     async with AsyncExitStack() as stack:
-        core = await stack.enter_async_context(running_core(*files.of_core()))
+        core = await stack.enter_async_context(running_engine(*files.of_engine()))
         joined = core.other_addresses["fronts"]
         flags = [["--front-id", name, *files.of_front()] for name in ("a", "b")]
         fronts = [await stack.enter_async_context(running_front(joined, *each)) for each in flags]
@@ -159,7 +159,7 @@ async def test_who_is_no_front_does_not_join_and_reads_why(
         "no TLS": ([], "if it uses TLS, name its certificate authority with --engine-tls-ca"),
     }
     async with AsyncExitStack() as stack:
-        core = await stack.enter_async_context(running_core(*files.of_core()))
+        core = await stack.enter_async_context(running_engine(*files.of_engine()))
         joined = core.other_addresses["fronts"]
         fronts = [await stack.enter_async_context(running_front(joined, *flags)) for flags, _ in sentences.values()]
         for front, (_, sentence) in zip(fronts, sentences.values(), strict=True):
@@ -186,7 +186,7 @@ async def test_a_front_reads_its_renewed_certificate_and_joins(
     renewed = other_authority.issue(common_name=FRONT_NAME).write(tmp_path / "renewed")
     right = authority.issue(common_name=FRONT_NAME)
     async with (
-        running_core(*files.of_core()) as core,
+        running_engine(*files.of_engine()) as core,
         running_front(core.other_addresses["fronts"], *files.of_front(renewed)) as front,
     ):
         assert "may have rejected the client certificate" in await words(front)
@@ -200,8 +200,8 @@ async def test_the_core_says_which_tenants_are_served_and_whether_priorities_cou
     tenants.write_text("[red]\n")
     async with AsyncExitStack() as stack:
         rules = ["--tenants-file", str(tenants), "--policy", "priority"]
-        strict = await stack.enter_async_context(running_core(*rules))
-        plain = await stack.enter_async_context(running_core())
+        strict = await stack.enter_async_context(running_engine(*rules))
+        plain = await stack.enter_async_context(running_engine())
         fronts = [
             await stack.enter_async_context(running_front(core.other_addresses["fronts"])) for core in (strict, plain)
         ]
@@ -220,7 +220,7 @@ async def test_the_core_says_which_tenants_are_served_and_whether_priorities_cou
 
 async def test_versions_that_do_not_meet_are_refused_and_newer_fronts_served(files: Files) -> None:
     async with (
-        running_core(*files.of_core()) as core,
+        running_engine(*files.of_engine()) as core,
         grpc.aio.secure_channel(core.other_addresses["fronts"], files.shown(files.front)) as channel,
     ):
         stub = core_service_pb2_grpc.CoreServiceStub(channel)
@@ -279,7 +279,7 @@ async def test_a_front_waits_for_its_core_outlives_it_and_finds_the_next_one() -
 
 async def test_a_front_that_is_told_to_end_finishes_its_streams_while_the_other_one_serves(files: Files) -> None:
     async with AsyncExitStack() as stack:
-        core = await stack.enter_async_context(running_core(*files.of_core()))
+        core = await stack.enter_async_context(running_engine(*files.of_engine()))
         joined = core.other_addresses["fronts"]
         leaving, staying = [await stack.enter_async_context(running_front(joined, *files.of_front())) for _ in range(2)]
         assert await num_tokens(staying.address) == 4
@@ -297,7 +297,7 @@ async def test_a_front_that_is_told_to_end_finishes_its_streams_while_the_other_
 
 
 async def test_a_core_that_is_told_to_end_lets_streams_of_fronts_of_their_own_finish() -> None:
-    async with running_core() as core, running_front(core.other_addresses["fronts"]) as front:
+    async with running_engine() as core, running_front(core.other_addresses["fronts"]) as front:
         async with Client(front.address) as client:
             await client.wait_until_ready(timeout_s=PATIENCE_S)
             token_ids: list[int] = []

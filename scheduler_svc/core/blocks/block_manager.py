@@ -333,6 +333,5 @@ class BlockManager:
 
 
 def _num_unused(group: GroupBlocks, found: list[IndexArray]) -> int:
-    """Return how many of the found blocks are unused."""
     distinct = np.unique(np.concatenate(found)) if len(found) > 1 else found[0]
     return len(distinct) - int(np.count_nonzero(group.allocator.ref_counts[distinct])) if len(distinct) else 0

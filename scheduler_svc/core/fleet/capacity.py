@@ -208,7 +208,6 @@ class Capacity:
 
 
 def _suffice(num_free: Sequence[int], num_needed: Sequence[int]) -> bool:
-    """Return whether each cache group has as many free blocks as are needed."""
     return not any(map(gt, num_needed, num_free))
 
 

@@ -7,6 +7,7 @@ for a grammar slot is passed only by groups without a grammar: one with a gramma
 for. Texts to be pooled pass groups that wait for slots or blocks, because they need none.
 
 A dispatched group waits in the inbox of its planner until the planner decides its next step, which is soon. Until then
+a more urgent group may take its place, or another planner the group.
 
 Pure. Read next: `placement.py`, the choice; `capacity.py`, what a planner can take; `waiting_queue.py`, the order of
 the line.
@@ -17,9 +18,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 
 from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.fleet.capacity import is_open_to
-from scheduler_svc.core.fleet.inbox import Assignment, Inbox
+from scheduler_svc.core.fleet.inbox import Assignment, Inbox, TenantCap
 from scheduler_svc.core.fleet.placement import Offer, Placement
-from scheduler_svc.core.fleet.tenant_cap import TenantCap
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS
 from scheduler_svc.core.step.demand import Obstacle, Wait
@@ -385,7 +385,6 @@ class Dispatcher:
                 self._recall(inbox)
 
     def _release(self, groups: list[SequenceGroup]) -> None:
-        """Put unplaceable groups back into the line."""
         for group in groups:
             self.unplaceable.remove(group)
             self.queue.release(group)

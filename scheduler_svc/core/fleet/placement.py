@@ -249,7 +249,6 @@ class Placement:
         return planner.is_draining and any(is_open_to(other, group) for other in self._staying)
 
     def _rank_anew(self, former: Capacity, capacity: Capacity) -> None:
-        """Replace a capacity in the rankings by one that has changed."""
         for row_cost, ranked in self._ranked.items():
             index = 0
             while ranked[index][-1] is not former:  # most often it was the first one

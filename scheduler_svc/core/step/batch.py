@@ -302,7 +302,6 @@ class Batch:
                 self._move_window(group, slot, int(firsts[slot]))
 
     def _move_window(self, group: GroupBlocks, slot: int, first: int) -> None:
-        """Free the blocks of a slot before `first`, if there are some."""
         if first > group.first_blocks[slot]:
             self.register_blocks(slot)
             group.free_below(slot, first, int(self.table.num_prompt_tokens[slot]) // group.block_size)

@@ -108,7 +108,6 @@ class BlockAppender:
                         num_free -= needs[sequence.slot]
 
     def _short_slots(self, decodes: Decodes) -> IndexArray:
-        """Return `BlockNeeds.short_slots`."""
         table, size, slots = self._batch.table, self._limits.block_size, decodes.slots
         if decodes.allowances is not None:
             num_blocks = -(-(table.num_scheduled_tokens + decodes.allowances) // size)
@@ -130,12 +129,10 @@ class BlockAppender:
         return sum(map(self._opens_block, parents)) + self._num_copies(parents)
 
     def _opens_block(self, slot: int) -> bool:
-        """Return whether the next token of a slot has no block yet."""
         table = self._batch.table
         return int(table.num_scheduled_tokens[slot]) == int(table.num_blocks[slot]) * self._limits.block_size
 
     def _last_block(self, slot: int) -> int:
-        """Return the block that the next token of a slot is written into."""
         table = self._batch.table
         return int(table.block_tables[slot, table.num_scheduled_tokens[slot] // self._limits.block_size])
 

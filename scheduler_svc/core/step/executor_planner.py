@@ -69,8 +69,7 @@ from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
 from scheduler_svc.core.step.result_check import check_result
 from scheduler_svc.core.step.results import Results
 from scheduler_svc.core.step.running_groups import RunningGroups
-from scheduler_svc.core.step.step_cost import StepCost
-from scheduler_svc.core.step.step_pace import StepPace
+from scheduler_svc.core.step.step_cost import StepCost, StepPace
 from scheduler_svc.core.step.step_plan import Decision, StepInFlight, StepPlan
 from scheduler_svc.core.step.step_size import BYTES_OF_A_NAME
 from scheduler_svc.core.step.step_updates import StepUpdates

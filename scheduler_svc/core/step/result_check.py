@@ -55,7 +55,9 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, limits: C
     if result.row_flags is not None:
         _check_flags(result.row_flags, num_rows, result.step_id, limits)
     if layout.num_candidates is not None:
-        _check_candidates(result, layout.num_candidates, vocab_size)
+        found = result.candidate_token_ids, result.candidate_logprobs
+        means = _repeated(result.row_flags, layout.num_candidates)
+        _check_tokens("beam candidates", *found, means, result.step_id, vocab_size)
         if result.token_counts is None:
             token_ids = token_ids[layout.num_candidates == 0]
     if not _are_token_ids(token_ids, vocab_size):
@@ -164,12 +166,6 @@ def _check_logprobs(result: StepResult, layout: StepLayout, batch: Batch) -> Non
         asked = asked.repeat(result.token_counts)
     if asked.any() and (result.logprobs is None or np.isnan(result.logprobs[asked]).any()):
         raise ExecutorFaultError(f"step {result.step_id} lacks the requested log-probabilities")
-
-
-def _check_candidates(result: StepResult, num_candidates: Int32Array, vocab_size: int) -> None:
-    found = result.candidate_token_ids, result.candidate_logprobs
-    means = _repeated(result.row_flags, num_candidates)
-    _check_tokens("beam candidates", *found, means, result.step_id, vocab_size)
 
 
 def _check_prompt_logprobs(result: StepResult, layout: StepLayout, limits: CoreLimits) -> None:

@@ -13,13 +13,12 @@ import numpy as np
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.step import BoolArray, Int32Array, PoolingTask, RowFlag, RowFlags, StepResult
 from scheduler_svc.core.beam_search import Candidates
-from scheduler_svc.core.group_event import FlaggedGroup
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmittedGroups
 from scheduler_svc.core.step.preemption import PreemptedGroups
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepInFlight
-from scheduler_svc.core.step.step_updates import PromptLogprobs, StepUpdates
+from scheduler_svc.core.step.step_updates import FlaggedGroup, PromptLogprobs, StepUpdates
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array
 
 _ANSWERS = {PoolingTask.EMBED: "the vector of the text", PoolingTask.SCORE: "the scores of the text"}
@@ -90,7 +89,6 @@ class Results:
         return list(failed.values())
 
     def _end(self, group: SequenceGroup) -> None:
-        """End a group if it is here and has not ended."""
         if group in self._groups:
             self._groups.finish_group(group)
 

@@ -1,4 +1,4 @@
-"""What the steps of an executor take at most: the one rule by which a step is overdue.
+"""What the steps of an executor take at most, the one rule by which a step is overdue; and what they take at least.
 
 The time of a step grows with its tokens and with the tokens that these attend to. Steps are sorted by these two numbers
 into classes a few percent wide; each class remembers its slowest recent step. A step should take no longer than the
@@ -15,6 +15,7 @@ Pure: the executor measures the durations.
 """
 
 import math
+from collections import deque
 
 import numpy as np
 
@@ -26,6 +27,8 @@ COLD_START_S = 10.0
 _CLASSES_PER_DOUBLING = 8
 # After each step, the share that is kept of its class's slowest time, and of the slack.
 _KEPT = 0.97
+# Steps of which the shortest counts.
+_NUM_RECENT = 16
 
 # After each step, the weight that earlier steps keep in the two fitted lines.
 _KEPT_OF_LINES = 0.995
@@ -58,13 +61,6 @@ class StepCost:
         self.kinds: set[_Kind] = set()
         self.token_sums = self.row_sums = NO_STEPS
         self.row_tokens = 1.0
-
-    def copy(self) -> "StepCost":
-        """Return an independent copy."""
-        twin = StepCost()
-        twin.slack, twin.slowest_s, twin.kinds = self.slack, self.slowest_s.copy(), self.kinds.copy()
-        twin.token_sums, twin.row_sums, twin.row_tokens = self.token_sums, self.row_sums, self.row_tokens
-        return twin
 
     def learn(self, layout: StepLayout, duration_s: float) -> None:
         """Learn from a step that has run."""
@@ -135,3 +131,38 @@ def _spread(sums: Sums) -> tuple[float, float]:
     """Return the variance of the sizes and their covariance with the durations, both summed over steps."""
     num, size, duration_s, squares, products = sums
     return (squares - size * size / num, products - size * duration_s / num) if num else (0.0, 0.0)
+
+
+class StepPace:
+    """How fast the steps of one attachment, each of at most `max_num_tokens`, are at their best; for estimates.
+
+    The shortest recent step counts, so that estimates err towards too little. The first step of a kind may have to
+    compile, and does not count.
+    """
+
+    def __init__(self, max_num_tokens: int) -> None:
+        self._max_num_tokens = max_num_tokens
+        self._recent: deque[float] = deque(maxlen=_NUM_RECENT)
+        self._recent_large: deque[float] = deque(maxlen=_NUM_RECENT)
+        self._kinds: set[tuple[bool, bool]] = set()
+
+    def learn(self, layout: StepLayout, duration_s: float) -> None:
+        """Learn from a step that has run."""
+        is_large = 2 * layout.num_tokens >= self._max_num_tokens
+        kind = layout.num_decodes < len(layout.slots), is_large
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            return
+        self._recent.append(duration_s)
+        if is_large:
+            self._recent_large.append(duration_s)
+
+    @property
+    def step_s(self) -> float | None:
+        """What a step takes at least, in seconds; None: no step was measured."""
+        return min(self._recent, default=None)
+
+    @property
+    def large_step_s(self) -> float | None:
+        """The same of a step with at least half of the token budget; if there was none, of any step."""
+        return min(self._recent_large, default=self.step_s)

@@ -1,4 +1,4 @@
-"""A step while it is being decided, the decision, and a step in flight."""
+"""A step while it is being decided, the decision with what it does to groups, and a step in flight."""
 
 from dataclasses import dataclass, field, replace
 
@@ -19,9 +19,34 @@ from octavo_shared.step_wire.step import (
     no_triples,
     pairs,
 )
-from scheduler_svc.core.group_event import GroupEvent, GroupFailure
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.request.life import EventKind
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEvent:
+    """What a decision did to a group. Counts are of its first live sequence.
+
+    Attributes:
+        num_tokens: Tokens that were known, prompt and output.
+        num_computed_tokens: How many of these needed no computation.
+        cause: Why, in words; empty: `kind` says it.
+    """
+
+    group: SequenceGroup
+    kind: EventKind
+    num_tokens: int
+    num_computed_tokens: int = 0
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFailure:
+    """A group that can never go on, and why, in words; with the `flag` of its rows, if they would have one."""
+
+    group: SequenceGroup
+    message: str
+    flag: RowFlag | None = None
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from itertools import count
 
 import numpy as np
 
-from scheduler_svc.core.group_event import FlaggedGroup
+from octavo_shared.step_wire.step import RowFlag
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array
 
@@ -22,6 +22,15 @@ class PromptLogprobs:
     group: SequenceGroup
     logprobs: list[float]
     alternatives: Alternatives
+
+
+@dataclass(frozen=True, slots=True)
+class FlaggedGroup:
+    """A group that ends because one of its rows has a flag; `message` says where: "output 0 at token 17"."""
+
+    group: SequenceGroup
+    flag: RowFlag
+    message: str
 
 
 @dataclass(slots=True)

@@ -115,10 +115,6 @@ class WaitingQueue:
         """Yield all groups in the order in which they were added, which is not that of admission."""
         return (place.group for place in self._places.values())
 
-    def __reversed__(self) -> Iterator[SequenceGroup]:
-        """Yield all groups, the last added first."""
-        return (place.group for place in reversed(self._places.values()))
-
     @property
     def num_in_line(self) -> int:
         """Groups that wait and are not held."""
@@ -224,7 +220,6 @@ class WaitingQueue:
             self._count_in_line(turn.level, len(line))
 
     def _let_go(self, place: _Place) -> None:
-        """A group is held no more."""
         assert place.is_held, f"the group with arrival {place.group.arrival} is not held"
         place.is_held = False
         del self._held[place.group.arrival]

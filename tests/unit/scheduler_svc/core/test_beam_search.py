@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from scheduler_svc.core.beam_search import BeamSearch, Candidates
-from scheduler_svc.request.outputs import FinishReason, Hypothesis
+from scheduler_svc.request.outputs import Hypothesis
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
 from tests.support.beam_driving import HashedModel, run_search
 from tests.support.each_row import each_row
@@ -59,51 +59,7 @@ def test_a_row_has_room_for_every_end_token(num_ends: int, num_candidates: int) 
     assert search.num_candidates == num_candidates
 
 
-def test_a_row_has_at_most_the_whole_vocabulary() -> None:
-    search = BeamSearch(BeamSearchParams(4), 3, 10, frozenset({END}), vocab_size=5)
-
-    assert search.num_candidates == 5
-
-
 # Live beams ----------------------------------------------------------------------------------------
-
-
-def test_the_prompt_is_the_first_live_beam() -> None:
-    search = start(BeamSearchParams(2))
-
-    assert outputs(search) == [[]]
-    assert search.live[0].score == 0.0
-    assert search.finished_hypotheses() == []
-    assert not search.is_over
-
-
-def test_the_first_step_branches_the_prompt() -> None:
-    search = start(BeamSearchParams(2))
-
-    assert search.advance([candidates((5, -1.0), (6, -2.0), (7, -3.0))]) == [(0, 5), (0, 6)]
-    assert outputs(search) == [[5], [6]]
-
-
-def test_beams_are_ranked_by_the_sum_of_their_logprobs() -> None:
-    search = start(BeamSearchParams(2))
-    search.advance([candidates((5, -1.0), (6, -2.0))])
-
-    chosen = search.advance([candidates((1, -3.0), (2, -4.0)), candidates((3, -0.5), (4, -8.0))])
-
-    assert chosen == [(1, 3), (0, 1)]
-    assert outputs(search) == [[6, 3], [5, 1]]
-    assert [beam.score for beam in search.live] == [-2.5, -4.0]
-    assert [beam.logprobs.tolist() for beam in search.live] == [[-2.0, -0.5], [-1.0, -3.0]]
-
-
-def test_a_parent_may_have_all_children() -> None:
-    search = start(BeamSearchParams(2))
-    search.advance([candidates((5, -1.0), (6, -9.0))])
-
-    chosen = search.advance([candidates((1, -1.0), (2, -1.5)), candidates((3, -0.1), (4, -0.2))])
-
-    assert chosen == [(0, 1), (0, 2)]
-    assert outputs(search) == [[5, 1], [5, 2]]
 
 
 def test_equal_sums_go_by_parent_rank_then_token_id() -> None:
@@ -126,84 +82,12 @@ def test_sums_that_are_equal_only_after_rounding_go_by_token_id() -> None:
     assert chosen == [(0, 3), (0, 8)]
 
 
-def test_a_token_that_cannot_come_is_no_continuation() -> None:
-    search = start(BeamSearchParams(3))
-
-    assert search.advance([candidates((5, -1.0), (6, -2.0), (7, -math.inf))]) == [(0, 5), (0, 6)]
-
-
 def test_candidates_for_another_number_of_beams_are_refused() -> None:
     with pytest.raises(AssertionError, match="each live beam has its candidates"):
         start(BeamSearchParams(2)).advance([candidates((5, -1.0))] * 2)
 
 
 # Hypotheses ----------------------------------------------------------------------------------------
-
-
-def test_an_end_token_makes_a_hypothesis_and_the_next_ones_stay_live() -> None:
-    search = start(BeamSearchParams(2, num_outputs=2))
-
-    chosen = search.advance([candidates((END, -1.0), (5, -2.0), (6, -3.0))])
-
-    assert chosen == [(0, 5), (0, 6)]
-    (hypothesis,) = search.finished_hypotheses()
-    assert hypothesis.token_ids.tolist() == [END]
-    assert hypothesis.logprobs.tolist() == [-1.0]
-    assert hypothesis.finish_reason is FinishReason.STOP
-
-
-def test_an_end_token_below_the_first_width_is_dropped() -> None:
-    search = start(BeamSearchParams(2, num_outputs=2))
-
-    chosen = search.advance([candidates((5, -1.0), (6, -2.0), (END, -2.1), (7, -3.0))])
-
-    assert chosen == [(0, 5), (0, 6)]
-    assert search.finished_hypotheses() == []
-
-
-def test_every_end_token_ends_a_beam() -> None:
-    params = BeamSearchParams(2, num_outputs=2, early_stopping=EarlyStopping.NEVER)
-    search = start(params, ends=frozenset({8, 9}))
-
-    assert search.advance([candidates((8, -1.0), (9, -2.0), (5, -3.0), (6, -4.0))]) == [(0, 5), (0, 6)]
-    assert [hypothesis.token_ids.tolist() for hypothesis in search.finished_hypotheses()] == [[8], [9]]
-
-
-@each_row((-1.0, -6.0), (0.0, -3.0), (1.0, -1.5), (2.0, -0.75))
-def test_the_score_counts_the_end_token_in_the_length_and_the_prompt_not(length_penalty: float, score: float) -> None:
-    search = start(BeamSearchParams(2, length_penalty=length_penalty))
-    search.advance([candidates((5, -1.0), (6, -9.0))])
-    search.advance([candidates((END, -2.0), (7, -3.0)), candidates((7, -1.0))])
-
-    assert scores(search.finished_hypotheses()) == [score]
-
-
-def test_a_better_hypothesis_takes_the_place_of_the_worst() -> None:
-    search = start(BeamSearchParams(2, num_outputs=2, length_penalty=2.0, early_stopping=EarlyStopping.NEVER))
-    search.advance([candidates((5, -1.0), (END, -4.0), (6, -5.0))])
-    search.advance([candidates((6, -1.0), (END, -2.0)), candidates((6, -1.0))])
-    before = scores(search.finished_hypotheses())
-
-    search.advance([candidates((END, -0.25), (6, -1.0)), candidates((6, -1.0))])
-
-    assert before == [-0.75, -4.0]
-    assert scores(search.finished_hypotheses()) == [-0.25, -0.75]
-
-
-def test_of_equal_hypotheses_the_older_one_is_first() -> None:
-    search = start(BeamSearchParams(2, num_outputs=2, early_stopping=EarlyStopping.NEVER))
-    search.advance([candidates((END, -1.0), (5, -1.0), (6, -5.0))])
-    search.advance([candidates((END, -1.0), (5, -1.5)), candidates((5, -1.0))])
-
-    assert scores(search.finished_hypotheses()) == [-1.0, -1.0]
-    assert [hypothesis.token_ids.tolist() for hypothesis in search.finished_hypotheses()] == [[END], [5, END]]
-
-
-def test_only_the_wanted_number_of_hypotheses_is_returned() -> None:
-    search = start(BeamSearchParams(3, num_outputs=2), max_new_tokens=1)
-    search.advance([candidates((5, -1.0), (6, -2.0), (7, -3.0))])
-
-    assert [hypothesis.token_ids.tolist() for hypothesis in search.finished_hypotheses()] == [[5], [6]]
 
 
 @each_row(-400.0, 400.0)
@@ -217,25 +101,6 @@ def test_an_extreme_length_penalty_loses_no_hypothesis(length_penalty: float) ->
 
 
 # The end of a search -------------------------------------------------------------------------------
-
-
-def test_at_the_limit_the_first_width_beams_end() -> None:
-    search = start(BeamSearchParams(2, num_outputs=2), max_new_tokens=1)
-
-    assert search.advance([candidates((5, -1.0), (END, -2.0), (6, -3.0))]) == []
-    assert search.is_over
-    assert search.live == []
-    assert [
-        (hypothesis.token_ids.tolist(), hypothesis.finish_reason) for hypothesis in search.finished_hypotheses()
-    ] == [([5], FinishReason.LENGTH), ([END], FinishReason.STOP)]
-
-
-def test_a_search_without_a_beam_left_is_over() -> None:
-    search = start(BeamSearchParams(2, num_outputs=2))
-
-    assert search.advance([candidates((END, -0.1))]) == []
-    assert search.is_over
-    assert scores(search.finished_hypotheses()) == pytest.approx([-0.1])
 
 
 def is_over_with_two_hypotheses(best_live: float, length_penalty: float, early_stopping: EarlyStopping) -> bool:

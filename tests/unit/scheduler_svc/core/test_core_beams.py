@@ -5,7 +5,7 @@ from itertools import product
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
-from tests.support.driving import Bench, chunks, delivered, max_tokens, small_limits, with_logprobs
+from tests.support.driving import Bench, max_tokens, small_limits, with_logprobs
 from tests.support.each_row import each_row
 from tests.support.toy_executor import hashed_next_token, search_alone
 
@@ -39,82 +39,6 @@ def expected(bench: Bench, group: SequenceGroup) -> list[tuple[list[int], float]
 
 
 # One step after the other ------------------------------------------------------------------------
-
-
-def test_the_prompt_is_computed_once_by_a_row_that_asks_for_candidates() -> None:
-    bench = bench_of()
-    bench.add(0, [1, 2, 3], max_tokens(4), beam_search=WIDTH_3)
-
-    step = bench.schedule()
-
-    assert chunks(step) == {0: 3}
-    assert step.delta.admissions[0].sampling.num_candidates == 6
-    assert step.delta.forks == ()
-    assert bench.results[0].candidate_token_ids is not None
-    assert len(bench.results[0].candidate_token_ids) == 6
-
-
-def test_the_first_candidates_fork_the_prompt_into_as_many_beams() -> None:
-    bench = bench_of()
-    a = bench.add(0, [1, 2, 3], max_tokens(4), beam_search=WIDTH_3)
-    bench.step()
-
-    step = bench.schedule()
-
-    assert [(fork.parent_slot, fork.slot) for fork in step.delta.beam_forks] == [(0, 1), (0, 2)]
-    assert a.beams is not None
-    assert sorted(step.delta.appended_tokens.tolist()) == [
-        [slot, int(beam.token_ids[0])] for slot, beam in enumerate(a.beams.live)
-    ]
-    assert step.delta.activated_slots.tolist() == [0, 1, 2]
-
-
-def test_beams_share_the_prompt_and_copy_its_last_block_but_once() -> None:
-    bench = bench_of()
-    a = bench.add(0, [1, 2, 3, 4, 5, 6], max_tokens(4), beam_search=WIDTH_3)
-    bench.step()
-
-    step = bench.schedule()
-
-    assert len(step.blocks_to_copy) == 2
-    tables = [bench.blocks_of(sequence) for sequence in a.sequences]
-    assert (len({table[0] for table in tables}), len({table[1] for table in tables})) == (1, 3)
-
-
-def test_beams_copy_nothing_at_a_block_boundary() -> None:
-    bench = bench_of()
-    bench.add(0, [1, 2, 3, 4], max_tokens(4), beam_search=WIDTH_3)
-    bench.step()
-
-    step = bench.schedule()
-
-    assert len(step.blocks_to_copy) == 0
-    assert sorted(step.delta.appended_blocks[:, 0].tolist()) == [0, 1, 2]
-
-
-def test_a_beam_that_dies_leaves_its_slot_and_its_own_blocks() -> None:
-    bench = bench_of(max_num_seqs=3)
-    a = bench.add(0, [1, 2, 3], max_tokens(12), beam_search=WIDTH_3)
-    released: list[int] = []
-    while a.live_sequences:
-        step = bench.schedule()
-        bench.process()
-        released += step.delta.released_slots.tolist()
-        assert len(a.live_sequences) <= 3
-
-    assert released
-    assert bench.num_free_blocks == 24
-
-
-def test_nothing_of_a_search_is_delivered_before_its_end() -> None:
-    bench = bench_of()
-    a = bench.add(0, [1, 2, 3], max_tokens(3), beam_search=WIDTH_3)
-
-    updates = [bench.step() for _ in range(3)]
-
-    assert [delivered(update) for update in updates] == [{}, {}, {}]
-    assert [update.finished_searches for update in updates] == [[], [], [a]]
-    assert a.live_sequences == []
 
 
 @each_row(*product([1, 2, 3], EarlyStopping))
@@ -158,23 +82,6 @@ def test_a_search_waits_for_its_candidates_while_others_go_on() -> None:
     assert bench.planner.in_flight[-1].layout.slots.tolist() == [1]
     bench.process()
     assert len(bench.schedule().delta.beam_forks) == 1
-
-
-def test_searches_and_sampled_requests_mix_in_one_step() -> None:
-    bench = bench_of(max_num_seqs=8)
-    a = bench.add(0, [1, 2, 3], max_tokens(6), beam_search=WIDTH_3)
-    bench.add(1, [4, 5, 6], max_tokens(6))
-    bench.step()
-
-    bench.schedule()
-    layout = bench.planner.in_flight[-1].layout
-    bench.process()
-
-    assert layout.num_candidates is not None
-    assert sorted(layout.num_candidates.tolist()) == [0, 6, 6, 6]
-    bench.run()
-    assert len(bench.outputs["b"]) == 6
-    assert hypotheses(a) == expected(bench, a)
 
 
 def test_the_logprobs_of_a_mixed_step_are_those_of_the_sampled_rows() -> None:
@@ -256,18 +163,6 @@ def test_a_search_that_lacks_blocks_waits_for_one_in_flight_that_cannot_be_preem
     assert hypotheses(b) == expected(bench, b)
 
 
-def test_abort_of_a_search_in_flight_drops_its_candidates() -> None:
-    bench = bench_of()
-    a = bench.add(0, [1, 2, 3], beam_search=WIDTH_3)
-    bench.step()
-    bench.schedule()
-
-    bench.planner.abort(a)
-
-    assert bench.process().finished_searches == []
-    assert bench.num_free_blocks == 24
-
-
 def test_abort_of_a_search_that_is_ready_frees_the_blocks_of_its_forks() -> None:
     bench = bench_of()
     a = bench.add(0, [1, 2, 3, 4, 5], beam_search=WIDTH_3)
@@ -277,29 +172,3 @@ def test_abort_of_a_search_that_is_ready_frees_the_blocks_of_its_forks() -> None
 
     assert bench.num_free_blocks == 24
     bench.run()
-
-
-def test_an_evacuated_search_goes_on_elsewhere_where_it_was() -> None:
-    bench, elsewhere = bench_of(), bench_of(block_size=2)
-    a = bench.add(0, [1, 2, 3, 4, 5], max_tokens(8), beam_search=WIDTH_3)
-    for _ in range(4):
-        bench.step()
-    bench.schedule()
-
-    for moved in bench.planner.evacuate():
-        elsewhere.queue.add(moved)
-    elsewhere.run()
-
-    assert hypotheses(a) == expected(bench, a)
-
-
-def test_a_lone_search_that_cannot_grow_fails() -> None:
-    bench = bench_of(blocks=4, max_model_len=16)
-    a = bench.add(0, [1, 2, 3, 4, 5, 6, 7, 8], beam_search=BeamSearchParams(beam_width=2))
-
-    while bench.try_schedule() is not None:
-        bench.process()
-
-    (failure,) = bench.failures
-    assert failure.group is a
-    assert bench.num_free_blocks == 4

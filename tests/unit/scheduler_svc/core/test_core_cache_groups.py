@@ -23,27 +23,10 @@ def two_groups(*, blocks: int = 12, window_blocks: int = 8, budget: int = 4, max
     return replace(limits, more_groups=(PoolLimits(window_blocks, WINDOW),))
 
 
-def held(bench: Bench, slot: int = 0) -> list[int]:
-    return [len(of.held(slot)) for of in bench.planner.blocks.groups]
-
-
 def keep_going(bench: Bench) -> list[Step]:
     """Run another request, whose steps tell the names of what the ones before registered last."""
     bench.add(1, 3, max_tokens(2))
     return bench.run()
-
-
-def test_each_group_holds_what_the_next_token_of_its_layers_sees() -> None:
-    bench = Bench(two_groups())
-    a, most = bench.add(0, 14, max_tokens(8)), 0
-
-    while a.live_sequences:
-        bench.step()
-        if a.live_sequences:
-            most = max(most, held(bench)[1])
-
-    assert most <= -(-(WINDOW + 4) // BLOCK) + 1, "the window and a chunk"
-    assert bench.outputs["a"] == list(range(114, 122))
 
 
 def test_a_prefix_ends_where_both_groups_have_it() -> None:
@@ -197,22 +180,6 @@ def test_windows_at_the_ends_of_prompts_outlast_what_decodes_beside_them() -> No
         bench.run()
 
     assert [request.num_cached_tokens for request in rounds[1]] == [48] * 10
-
-
-@pytest.mark.parametrize("num_tokens", [2048, 8000])
-def test_the_memory_of_a_long_sequence(num_tokens: int) -> None:
-    """A shape like Gemma 3's: 22 of 26 layers see 512 tokens."""
-    limits = small_limits(blocks=600, budget=512, block_size=16, max_model_len=9000, prefix_caching=True)
-    bench = Bench(replace(limits, more_groups=(PoolLimits(200, 512),)))
-    bench.add(0, num_tokens, max_tokens(4))
-    while not bench.planner.batch.is_decoding.any():
-        bench.step()
-    bench.step()
-
-    whole, of_window = held(bench)
-    assert of_window <= 512 // 16 + 1
-    if num_tokens == 8000:
-        assert whole * 4 + of_window * 22 <= 0.3 * whole * 26
 
 
 FULL = CacheGroup(CacheKind.FULL, (0,), 16, 1000, 50)

@@ -11,8 +11,7 @@ from octavo_shared.step_wire.step import RowFlag, Step
 from scheduler_svc.core.blocks.block_manager import Scarcest
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.step.demand import Obstacle, Wait
-from scheduler_svc.request.parameters import BeamSearchParams
-from tests.support.driving import Bench, admitted, delivered, group, max_tokens, only_admission, small_limits
+from tests.support.driving import Bench, admitted, delivered, group, max_tokens, small_limits
 from tests.support.each_row import each_row
 
 ONE, TWO, THREE = (Grammar(b"grammar %d" % number) for number in range(3))
@@ -129,18 +128,6 @@ def test_an_executor_that_cannot_follow_a_grammar_takes_no_group_with_it(why: st
     assert admissions.must_not_go_on(asking)
 
 
-def test_an_output_goes_on_with_the_matcher_that_it_began_with() -> None:
-    bench = Bench(small_limits(grammar_slots=1))
-    guided, plain = bench.add(0, 2, grammar=ONE), bench.add(1, 2)
-    bench.step()
-    assert (guided.matcher_id, plain.matcher_id) == ("toy", "")
-
-
-def test_beams_follow_no_grammar() -> None:
-    with pytest.raises(AssertionError, match="beams follow no grammar"):
-        group(0, 2, beam_search=BeamSearchParams(2), grammar=ONE)
-
-
 # Flags ------------------------------------------------------------------------------------------------
 
 
@@ -176,14 +163,3 @@ def test_flags_of_grammars_are_a_fault_of_an_executor_that_agreed_on_none() -> N
     flag(bench, 0, RowFlag.GRAMMAR_LIMIT)
     with pytest.raises(ExecutorFaultError, match="the row flag 2, which was not negotiated"):
         bench.process()
-
-
-def test_an_admission_names_the_slot_after_a_loss_of_the_executor() -> None:
-    bench = Bench(small_limits(grammar_slots=1))
-    bench.add(0, 3, grammar=ONE)
-    bench.step()
-    [lost] = bench.planner.evacuate()
-    other = Bench(small_limits(grammar_slots=1))
-    other.queue.add(lost)
-    admission = only_admission(step := other.schedule())
-    assert (admission.resources.grammar_slot, len(step.delta.grammar_loads), len(admission.token_ids)) == (0, 1, 4)

@@ -2,11 +2,9 @@
 
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceStatus
-from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import StopConditions
 from tests.support.driving import (
     Bench,
-    admitted,
     delivered,
     max_tokens,
     only_admission,
@@ -23,61 +21,6 @@ def two_that_outgrow_the_pool(conditions_of_b: StopConditions | None = None) -> 
     return bench
 
 
-def test_inflight_token_of_a_preempted_sequence_is_delivered_once() -> None:
-    bench = two_that_outgrow_the_pool()
-    _, b = bench.queue
-    bench.schedule()
-    bench.schedule()  # preempts b, whose first token is on its way
-
-    assert b.sequences[0].num_inflight_rows == 1
-    assert delivered(bench.process()) == {"a": 112, "b": 212}
-    assert b.sequences[0].num_inflight_rows == 0
-    assert b.sequences[0].token_ids.tolist() == list(range(200, 213))
-    assert delivered(bench.process()) == {"a": 113}
-
-
-def test_two_inflight_tokens_are_both_waited_for() -> None:
-    bench = Bench(small_limits(blocks=6, budget=24))
-    _, b = bench.add(0, 11), bench.add(1, 11)
-    for _ in range(3):
-        bench.schedule()
-
-    assert b.sequences[0].num_inflight_rows == 2
-    assert delivered(bench.process()) == {"a": 111, "b": 211}
-    assert bench.waiting == ""
-    assert delivered(bench.process()) == {"a": 112, "b": 212}
-    assert bench.waiting == "b"
-
-
-def test_a_sequence_with_inflight_tokens_is_not_admitted_before_the_last_of_them() -> None:
-    bench = two_that_outgrow_the_pool()
-    bench.schedule()
-    bench.schedule()
-    (a,) = bench.planner.batch.running
-    bench.planner.finish(a.sequences[0])  # now the pool is empty
-
-    released_only = bench.schedule()
-    bench.process()
-    admitting = bench.schedule()
-
-    assert admitted(released_only) == []
-    assert admitted(admitting) == [200]
-
-
-def test_inflight_token_that_stops_its_sequence_ends_it() -> None:
-    bench = two_that_outgrow_the_pool(StopConditions(stop_token_ids=frozenset({212})))
-    _, b = bench.queue
-    bench.schedule()
-    bench.schedule()
-
-    updates = bench.process()
-
-    assert updates.finished == {1: FinishReason.STOP}
-    assert updates.sequences[1] is b.sequences[0]
-    assert b.sequences[0].status is SequenceStatus.FINISHED
-    assert bench.waiting == ""
-
-
 def test_inflight_token_has_its_logprob() -> None:
     bench = two_that_outgrow_the_pool()
     bench.schedule()
@@ -85,18 +28,6 @@ def test_inflight_token_has_its_logprob() -> None:
     bench.results[0] = with_logprobs(bench.results[0], [-1.0, -2.0])
 
     assert bench.process().logprobs == [-1.0, -2.0]
-
-
-def test_inflight_token_of_a_sequence_that_was_finished_is_dropped() -> None:
-    bench = two_that_outgrow_the_pool()
-    _, b = bench.queue
-    bench.schedule()
-    bench.schedule()
-
-    bench.planner.finish(b.sequences[0])
-
-    assert delivered(bench.process()) == {"a": 112}
-    assert len(bench.planner.groups) == 1
 
 
 def test_finishing_a_moved_sequence_loses_no_inflight_token_of_another() -> None:
@@ -137,21 +68,6 @@ def test_the_end_of_a_moved_group_loses_no_inflight_token_of_another() -> None:
     assert delivered(bench.process())["c"] == 312
 
 
-def test_evacuate_forgets_inflight_tokens_which_are_made_again_elsewhere() -> None:
-    bench, elsewhere = two_that_outgrow_the_pool(), Bench(small_limits())
-    bench.schedule()
-    bench.schedule()
-
-    groups = bench.planner.evacuate()
-    for moved in groups:
-        elsewhere.queue.add(moved)
-    elsewhere.step()
-    elsewhere.step()
-
-    assert elsewhere.outputs["b"][0] == 212
-    assert groups[1].sequences[0].num_inflight_rows == 0
-
-
 # With the blocks in the host pool ----------------------------------------------------------------
 
 
@@ -178,29 +94,6 @@ def test_inflight_token_of_a_swapped_sequence_is_delivered_and_computed_when_it_
     assert bench.outputs == {"a": [112, 113, 114, 115], "b": [212, 213, 214]}
 
 
-def test_a_swapped_sequence_is_not_swapped_in_before_its_inflight_token() -> None:
-    bench = two_of_which_one_is_swapped_out()
-    (a,) = bench.planner.batch.running
-    bench.planner.finish(a.sequences[0])
-
-    released_only = bench.schedule()
-    bench.process()
-    back = bench.schedule()
-
-    assert len(released_only.blocks_to_swap_in) == 0
-    assert len(back.blocks_to_swap_in) == 3
-
-
-def test_inflight_token_that_stops_a_swapped_sequence_frees_its_host_blocks() -> None:
-    bench = two_of_which_one_is_swapped_out(StopConditions(stop_token_ids=frozenset({212})))
-
-    updates = bench.process()
-
-    assert updates.finished == {1: FinishReason.STOP}
-    assert bench.planner.swapped.host.num_free_blocks == 8
-    assert len(bench.planner.swapped) == 0
-
-
 def test_inflight_token_that_stops_one_of_a_swapped_group_frees_its_host_blocks_only() -> None:
     bench = Bench(small_limits(blocks=7, budget=24, host_blocks=8))
     bench.add(0, 8, max_tokens(6))
@@ -217,13 +110,3 @@ def test_inflight_token_that_stops_one_of_a_swapped_group_frees_its_host_blocks_
     assert (num_used, bench.planner.swapped.host.num_used_blocks) == (4, 3)
     bench.run(2)
     assert (bench.outputs["b0"], bench.outputs["b1"]) == ([208, 209, 210, 211, 212, 213], [209, 211, 213])
-
-
-def test_abort_forgets_the_inflight_tokens_of_a_swapped_group() -> None:
-    bench = two_of_which_one_is_swapped_out()
-    (b,) = bench.planner.swapped
-
-    bench.planner.abort(b)
-
-    assert delivered(bench.process()) == {"a": 112}
-    assert bench.planner.swapped.host.num_free_blocks == 8

@@ -6,21 +6,11 @@ import pytest
 
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.sequence import SequenceStatus
-from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
+from scheduler_svc.core.waiting.policy import PriorityPolicy
 from tests.support.driving import Bench, admitted, chunks, max_tokens, small_limits
 from tests.support.each_row import each_row
 
 # Priorities --------------------------------------------------------------------------------------
-
-
-def test_the_urgent_level_is_admitted_first() -> None:
-    bench = Bench(small_limits(max_num_seqs=1), policy=PriorityPolicy())
-    bench.add(0, 2, priority=1)
-    bench.add(1, 2, priority=0)
-
-    bench.schedule()
-
-    assert (bench.running, bench.waiting) == ("b", "a")
 
 
 def test_the_victim_is_of_the_least_urgent_level_though_it_came_first() -> None:
@@ -33,17 +23,6 @@ def test_the_victim_is_of_the_least_urgent_level_though_it_came_first() -> None:
 
     assert bench.running == "b"
     assert a.num_preemptions == 1
-
-
-def test_without_priorities_the_victim_came_last() -> None:
-    bench = Bench(small_limits(blocks=6, budget=24), policy=FcfsPolicy())
-    bench.add(0, 12, priority=1)
-    bench.add(1, 12, priority=0)
-    bench.step()
-
-    bench.schedule()
-
-    assert bench.running == "a"
 
 
 def test_an_urgent_group_passes_swapped_ones() -> None:
@@ -123,18 +102,6 @@ def test_tokens_are_charged_when_they_are_scheduled() -> None:
     assert charged == [("x", 2), ("y", 1)]
 
 
-def test_the_numbers_of_tenants_that_left_are_used_again() -> None:
-    bench = Bench(small_limits())
-    for arrival, tenant in enumerate("xyz"):
-        bench.add(arrival, 2, max_tokens(2 + arrival), tenant=tenant)
-    bench.run()
-    bench.add(3, 2, max_tokens(2), tenant="w")
-    bench.add(4, 2, max_tokens(2), tenant="x")
-    bench.run()
-
-    assert bench.outputs["e"] == [502, 503]
-
-
 # The watermark -----------------------------------------------------------------------------------
 
 
@@ -148,20 +115,3 @@ def test_admissions_leave_the_watermark_free(watermark: float, expected: str) ->
     bench.schedule()
 
     assert bench.running == expected
-
-
-def test_a_group_that_has_the_pool_for_itself_may_use_all_of_it() -> None:
-    bench = Bench(small_limits(blocks=6, budget=24, watermark=0.5))
-    bench.add(0, 23, max_tokens(1))
-
-    assert admitted(bench.schedule()) == [100]
-
-
-def test_running_groups_may_use_the_watermark() -> None:
-    bench = Bench(small_limits(blocks=4, budget=16, watermark=0.5, max_model_len=16))
-    bench.add(0, 4, max_tokens(12))
-
-    bench.run()
-
-    assert bench.planner.preemption.num_preemptions[PreemptionMode.RECOMPUTE] == 0
-    assert len(bench.outputs["a"]) == 12

@@ -93,15 +93,6 @@ def test_a_text_as_long_as_the_model_takes_is_computed() -> None:
     assert pooled_lengths(bench.schedule()) == [24]
 
 
-def test_a_text_needs_no_slot() -> None:
-    bench = bench_with(limits(), *(group(arrival, 2) for arrival in range(4)))
-    bench.schedule()
-    bench.process()
-    assert not bench.planner.batch.num_free_slots
-    bench.planner.queue.add(text(5, 3))
-    assert pooled_lengths(bench.schedule()) == [3]
-
-
 def test_texts_take_what_decodes_leave_and_one_that_does_not_fit_has_every_other_step_at_most() -> None:
     bench = bench_with(limits(budget=8), *(group(arrival, 2) for arrival in range(4)))
     bench.step()

@@ -1,7 +1,5 @@
 """Long prefills, and the two ways in which prompts and decodes share steps."""
 
-from itertools import product
-
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, PrefillMode
 from tests.support.driving import Bench, admitted, chunks, max_tokens, small_limits
 from tests.support.each_row import each_row
@@ -23,27 +21,12 @@ def long_prompts_bench(max_long_prefills: int = 1, budget: int = 16) -> Bench:
     )
 
 
-def test_a_long_prefill_gets_only_its_threshold_in_a_step() -> None:
-    bench = long_prompts_bench()
-    bench.add(0, 20)
-
-    assert [chunks(bench.schedule()) for _ in range(3)] == [{0: 8}, {0: 8}, {0: 4}]
-
-
 def test_prefills_that_end_in_the_step_come_first() -> None:
     bench = long_prompts_bench(max_long_prefills=2, budget=10)
     bench.add(0, 24)
     bench.add(1, 12)
 
     assert [chunks(bench.schedule()) for _ in range(2)] == [{0: 8, 1: 2}, {1: 8, 0: 2}]
-
-
-def test_a_prompt_of_just_the_threshold_is_not_long() -> None:
-    bench = long_prompts_bench()
-    bench.add(0, 8)
-    bench.add(1, 8)
-
-    assert chunks(bench.schedule()) == {0: 8, 1: 8}
 
 
 def test_a_short_prompt_passes_a_second_long_one() -> None:
@@ -64,14 +47,6 @@ def test_a_second_long_prefill_starts_in_the_step_of_the_last_chunk_of_the_first
     bench.add(1, 20)
 
     assert [admitted(bench.schedule()) for _ in range(3)] == [[100], [], [200]]
-
-
-def test_as_many_long_prefills_run_at_once_as_may() -> None:
-    bench = long_prompts_bench(max_long_prefills=2)
-    for arrival in range(3):
-        bench.add(arrival, 20)
-
-    assert chunks(bench.schedule()) == {0: 8, 1: 8}
 
 
 @each_row(1, 2, 3)
@@ -103,24 +78,6 @@ def test_only_tokens_that_are_not_cached_make_a_prompt_long() -> None:
 # Prefill first -----------------------------------------------------------------------------------
 
 
-def prefill_first_bench(budget: int = 8) -> Bench:
-    """`a` decodes; `b` has just come."""
-    bench = Bench(small_limits(budget=budget, prefill_mode=PrefillMode.FIRST))
-    bench.add(0, 3)
-    bench.step()
-    bench.add(1, 12)
-    return bench
-
-
-def test_prefill_first_computes_prompts_in_steps_without_decodes() -> None:
-    bench = prefill_first_bench()
-
-    first, second, third = (bench.schedule() for _ in range(3))
-
-    assert [chunks(step) for step in (first, second, third)] == [{1: 8}, {1: 4}, {}]
-    assert [sent.layout.num_decodes for sent in bench.planner.in_flight] == [0, 0, 2]
-
-
 def test_prefill_first_lets_decodes_run_after_so_many_steps_of_prefills() -> None:
     """However many prompts come, `a` gets a token in every fifth step."""
     bench = Bench(small_limits(budget=8, blocks=20, max_num_seqs=8, prefill_mode=PrefillMode.FIRST))
@@ -148,38 +105,6 @@ def test_prefill_first_goes_on_with_prefills_when_nobody_is_left_who_decodes() -
     bench.planner.abort(a)
 
     assert chunks(bench.schedule()) == {1: 4}
-
-
-def test_chunked_computes_prompts_beside_decodes() -> None:
-    bench = Bench(small_limits(budget=8, prefill_mode=PrefillMode.CHUNKED))
-    bench.add(0, 3)
-    bench.step()
-    bench.add(1, 12)
-
-    assert chunks(bench.schedule()) == {1: 7}
-    assert bench.planner.in_flight[-1].layout.num_decodes == 1
-
-
-def test_prefill_first_admits_before_it_decodes() -> None:
-    bench = prefill_first_bench(budget=16)
-    bench.add(2, 4)
-
-    step = bench.schedule()
-
-    assert admitted(step) == [200, 300]
-    assert bench.planner.in_flight[-1].layout.num_decodes == 0
-
-
-@each_row(*product([1, 2], PrefillMode))
-def test_the_outputs_do_not_depend_on_the_mode(depth: int, mode: PrefillMode) -> None:
-    bench = Bench(small_limits(budget=6, prefill_mode=mode, blocks=9))
-    for arrival in range(4):
-        bench.add(arrival, 3 + 2 * arrival, max_tokens(5))
-
-    bench.run(depth)
-
-    assert bench.outputs["a"] == [103, 104, 105, 106, 107]
-    assert bench.outputs["d"] == [409, 410, 411, 412, 413]
 
 
 def test_prefill_first_swaps_in_when_no_prompt_is_computed() -> None:

@@ -11,7 +11,7 @@ from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.step.batch import Batch
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping
-from tests.support.driving import Bench, chunks, group, max_tokens, only_admission, small_limits
+from tests.support.driving import Bench, chunks, group, max_tokens, small_limits
 from tests.support.each_row import each_row
 from tests.support.toy_executor import hashed_next_token
 
@@ -36,19 +36,6 @@ def window_limits(
         preemption_mode=mode,
         prefix_caching=True,
     )
-
-
-def test_blocks_that_fell_out_of_the_window_are_freed() -> None:
-    bench = Bench(window_limits())
-    a = bench.add(0, 1, max_tokens(20))
-    used = []
-
-    while a.live_sequences:
-        bench.step()
-        used.append(6 - bench.num_free_blocks)
-
-    assert max(used) == 3
-    assert bench.outputs["a"] == list(range(101, 121))
 
 
 @each_row((9, 0), (10, 0), (11, 1), (14, 1), (15, 2))
@@ -79,64 +66,6 @@ def test_the_windows_of_the_named_slots_slide(window: int, is_cached: bool, firs
     )
 
 
-def test_a_prompt_frees_its_blocks_while_it_is_computed() -> None:
-    bench = Bench(window_limits())
-    bench.add(0, 20, max_tokens(2))
-    used = []
-
-    for _ in range(5):
-        bench.step()
-        used.append(6 - bench.num_free_blocks)
-
-    assert max(used) == 3
-    bench.run()
-    assert bench.outputs["a"] == [120, 121]
-
-
-def test_an_admission_takes_blocks_for_window_and_chunk_only() -> None:
-    bench = Bench(window_limits())
-    bench.add(0, 20)
-
-    assert len(only_admission(bench.schedule()).block_ids) == 3  # 6 + 4 tokens of 4
-
-
-def test_a_sequence_longer_than_its_share_of_the_pool_goes_on() -> None:
-    bench = Bench(window_limits(max_num_seqs=2))
-    bench.add(0, 1, max_tokens(23))
-    bench.add(1, 1, max_tokens(23))
-
-    bench.run()
-
-    assert sum(bench.planner.preemption.num_preemptions.values()) == 0
-    assert len(bench.outputs["a"]) == len(bench.outputs["b"]) == 23
-
-
-def test_two_prompts_longer_than_the_pool_run_at_once() -> None:
-    bench = Bench(window_limits(max_num_seqs=2))
-    bench.add(0, 20, max_tokens(3))
-    bench.add(1, 20, max_tokens(3))
-
-    bench.run()
-
-    assert sum(bench.planner.preemption.num_preemptions.values()) == 0
-    assert bench.outputs == {"a": [120, 121, 122], "b": [220, 221, 222]}
-
-
-@each_row(1, 2, 3)
-def test_the_window_slides_while_a_preempted_sequence_is_recomputed(depth: int) -> None:
-    bench = Bench(window_limits(max_num_seqs=3))
-    for arrival in range(3):
-        bench.add(arrival, 4 + arrival, max_tokens(12))
-
-    bench.run(depth)
-
-    assert bench.planner.preemption.num_preemptions[PreemptionMode.RECOMPUTE] > 0
-    assert bench.outputs["a"] == list(range(104, 116))
-    assert bench.outputs["b"] == list(range(205, 217))
-    assert bench.outputs["c"] == list(range(306, 318))
-    assert bench.num_free_blocks == 6
-
-
 @each_row(1, 2, 3)
 def test_swapping_moves_only_what_is_in_the_window(depth: int) -> None:
     bench = Bench(window_limits(budget=15, max_num_seqs=3, host_blocks=8, mode=PreemptionMode.SWAP))
@@ -150,17 +79,6 @@ def test_swapping_moves_only_what_is_in_the_window(depth: int) -> None:
     assert max(moved) <= 3
     assert bench.outputs["a"] == list(range(104, 116))
     assert bench.outputs["c"] == list(range(306, 318))
-
-
-def test_forks_share_the_blocks_of_the_window() -> None:
-    bench = Bench(window_limits(budget=8))
-    bench.add(0, 14, max_tokens(8), num_sequences=2)
-
-    bench.run()
-
-    assert bench.outputs["a0"] == list(range(114, 122))
-    assert bench.outputs["a1"] == list(range(115, 131, 2))
-    assert bench.num_free_blocks == 6
 
 
 def test_a_prefix_is_found_wherever_its_last_window_is() -> None:
@@ -189,17 +107,6 @@ def test_blocks_that_nobody_sees_may_be_gone(registered: set[int], longest: int)
     cache.register([names[block] for block in registered], sorted(registered))
 
     assert cache.ends(names, lambda end: max(0, end - 2)).nonzero()[0][-1] == longest
-
-
-def test_what_left_the_window_is_found_until_it_is_evicted() -> None:
-    """An answer goes on behind its own prompt, whose first blocks fell out while it was made."""
-    bench = Bench(window_limits(blocks=12))
-    a = bench.add(0, 5, max_tokens(12))
-    while a.live_sequences:
-        bench.step()
-    cache = bench.planner.blocks.prefix_cache
-    assert cache is not None
-    assert len(cache) == 4, "16 tokens are computed"
 
 
 def test_a_group_whose_windows_fit_nowhere_is_never_taken() -> None:

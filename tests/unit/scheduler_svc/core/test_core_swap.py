@@ -1,8 +1,7 @@
 """Preemption by SWAP: when it is chosen, what moves, and the way back."""
 
 from scheduler_svc.core.limits import PreemptionMode
-from scheduler_svc.core.sequence import SequenceStatus
-from tests.support.driving import Bench, admitted, chunks, max_tokens, names, only_admission, small_limits
+from tests.support.driving import Bench, max_tokens, names, small_limits
 from tests.support.each_row import each_row
 
 SWAP, RECOMPUTE = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
@@ -43,16 +42,6 @@ def test_one_sequence_is_recomputed_and_several_are_swapped_unless_a_mode_is_for
     assert (len(step.blocks_to_swap_out) > 0) is (expected is SWAP)
 
 
-def test_only_live_sequences_count_for_the_mode() -> None:
-    bench = bench_with_victim(num_sequences=2, num_tokens=6)
-    _, b = bench.planner.batch.running
-    bench.planner.finish(b.sequences[1])
-
-    bench.run()
-
-    assert bench.planner.preemption.num_preemptions == {RECOMPUTE: 1, SWAP: 0}
-
-
 @each_row((0, RECOMPUTE), (2, RECOMPUTE), (3, SWAP))
 def test_a_host_pool_that_is_too_full_falls_back_to_recompute(host_blocks: int, expected: PreemptionMode) -> None:
     bench = bench_with_victim(SWAP, host_blocks)
@@ -78,29 +67,6 @@ def test_a_group_that_has_not_caught_up_is_recomputed_even_if_swap_is_forced() -
 
 
 # What moves --------------------------------------------------------------------------------------
-
-
-def test_the_blocks_go_to_the_host_and_the_slot_is_left() -> None:
-    bench = bench_with_victim(SWAP)
-    (_, b) = bench.planner.batch.running
-    blocks = bench.blocks_of(b.sequences[0])
-
-    step = bench.schedule()
-
-    assert step.blocks_to_swap_out.tolist() == [[block, host] for host, block in enumerate(sorted(blocks))]
-    assert step.delta.released_slots.tolist() == [1]
-    assert b.sequences[0].status is SequenceStatus.SWAPPED
-    assert bench.waiting == ""
-
-
-def test_the_freed_device_blocks_are_used_in_the_same_step() -> None:
-    bench = bench_with_victim(SWAP)
-
-    step = bench.schedule()
-
-    ((slot, block),) = step.delta.appended_blocks.tolist()
-    assert slot == 0
-    assert block in step.blocks_to_swap_out[:, 0]
 
 
 def test_shared_blocks_of_a_group_move_once_and_come_back_once() -> None:
@@ -136,40 +102,6 @@ def test_a_shared_partial_block_is_copied_on_the_way_back() -> None:
 
 
 # The way back ------------------------------------------------------------------------------------
-
-
-def test_a_swapped_group_goes_on_without_computing_anything_again() -> None:
-    bench = bench_with_victim(SWAP)
-
-    steps = bench.run()
-
-    (back,) = [step for step in steps if len(step.blocks_to_swap_in)]
-    assert only_admission(back).num_computed_tokens == 12
-    assert list(chunks(back).values()) == [1]
-    assert bench.outputs["b"] == [212, 213, 214, 215]
-
-
-def test_swapped_groups_come_back_before_newcomers_are_admitted() -> None:
-    bench = bench_with_victim(SWAP)
-    bench.schedule()
-    bench.process()
-    bench.add(2, 1, max_tokens(1))
-
-    order = [name for step in bench.run() for name in admitted(step)]
-
-    assert order == [200, 300]
-
-
-def test_swapped_groups_come_back_in_order() -> None:
-    bench = Bench(small_limits(blocks=9, budget=36, host_blocks=9, preemption_mode=SWAP))
-    for arrival in range(3):
-        bench.add(arrival, 12, max_tokens(6 if arrival else 8))
-    while len(bench.planner.swapped) < 2:
-        bench.step()
-
-    order = [name for step in bench.run() for name in admitted(step)]
-
-    assert order == [200, 300]
 
 
 def test_swap_in_leaves_the_watermark_to_what_runs() -> None:
@@ -209,41 +141,6 @@ def test_a_swapped_group_that_the_empty_pool_cannot_hold_fails_with_numbers() ->
 
 
 # Ends while swapped ------------------------------------------------------------------------------
-
-
-def test_abort_of_a_swapped_group_frees_both_pools() -> None:
-    bench = bench_with_victim(SWAP)
-    bench.step()
-    (b,) = bench.planner.swapped
-
-    bench.planner.abort(b)
-
-    assert bench.planner.swapped.host.num_free_blocks == 8
-    bench.run()
-    assert bench.num_free_blocks == 6
-    assert bench.outputs["b"] == [212]
-
-
-def test_finish_of_the_only_sequence_of_a_swapped_group_ends_it() -> None:
-    bench = bench_with_victim(SWAP)
-    bench.step()
-    (b,) = bench.planner.swapped
-
-    bench.planner.finish(b.sequences[0])
-
-    assert len(bench.planner.groups) == 1
-    assert bench.planner.swapped.host.num_free_blocks == 8
-
-
-def test_evacuate_takes_swapped_groups_along() -> None:
-    bench = bench_with_victim(SWAP)
-    bench.step()
-
-    a, b = bench.planner.evacuate()
-
-    assert b.sequences[0].status is SequenceStatus.WAITING
-    assert b.sequences[0].token_ids.tolist() == [*range(200, 212), 212]
-    assert (a.request_id, b.request_id) == ("a", "b")
 
 
 def test_the_swapped_group_of_a_tenant_that_had_less_does_not_wait_for_a_larger_one() -> None:

@@ -55,20 +55,6 @@ def test_blocks_that_swapped_groups_share_on_the_device_are_given_up_for_one_tha
     assert bench.outputs["c"] == list(range(5, 13))
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_outputs_are_the_same_whatever_was_swapped(depth: int) -> None:
-    bench = Bench(small_limits(blocks=7, budget=28, host_blocks=20, preemption_mode=SWAP))
-    for arrival in range(4):
-        bench.add(arrival, 5 + arrival, max_tokens(9), num_sequences=1 + arrival % 2)
-
-    bench.run(depth)
-
-    assert bench.planner.preemption.num_preemptions[SWAP] > 1
-    assert bench.outputs["a"] == list(range(105, 114))
-    assert bench.outputs["b1"] == list(range(207, 225, 2))
-    assert bench.outputs["d0"] == list(range(408, 417))
-
-
 # Beside more urgent groups -----------------------------------------------------------------------
 
 

@@ -31,14 +31,6 @@ def test_an_admission_is_noted_once() -> None:
     assert taken(bench) == [], "a decode is nothing to note"
 
 
-def test_an_admission_says_how_much_was_in_the_prefix_cache() -> None:
-    bench = Bench(small_limits(prefix_caching=True, blocks=16))
-    for arrival in (0, 1):
-        bench.add(arrival, [*range(100, 110)], max_tokens(1))
-        bench.run()
-    assert taken(bench) == [("a", EventKind.ADMITTED, 10, 0), ("b", EventKind.ADMITTED, 10, 8)]
-
-
 def test_a_preemption_and_the_second_admission() -> None:
     bench = crowded(PreemptionMode.RECOMPUTE)
     bench.run()
@@ -54,25 +46,3 @@ def test_a_swap_there_and_back() -> None:
     bench = crowded(PreemptionMode.SWAP)
     bench.run()
     assert taken(bench)[2:] == [("b", EventKind.SWAPPED_OUT, 13, 0), ("b", EventKind.SWAPPED_IN, 13, 12)]
-
-
-def test_a_swap_for_which_the_host_pool_is_too_small_is_a_preemption() -> None:
-    bench = crowded(PreemptionMode.SWAP, host_blocks=1)
-    bench.run()
-    assert [kind for _, kind, _, _ in taken(bench)[2:]] == [EventKind.PREEMPTED, EventKind.ADMITTED]
-
-
-def test_outputs_that_share_a_prompt_are_one_admission() -> None:
-    bench = Bench(small_limits())
-    bench.add(0, 6, max_tokens(2), num_sequences=3)
-    bench.run()
-    assert taken(bench) == [("a", EventKind.ADMITTED, 6, 0)]
-
-
-def test_what_is_noted_agrees_with_what_is_counted() -> None:
-    bench = crowded(PreemptionMode.SWAP)
-    bench.run()
-    counts = bench.planner.preemption.num_preemptions
-    kinds = [kind for _, kind, _, _ in taken(bench)]
-    assert kinds.count(EventKind.SWAPPED_OUT) == counts[PreemptionMode.SWAP] == 1
-    assert kinds.count(EventKind.PREEMPTED) == counts[PreemptionMode.RECOMPUTE] == 0

@@ -48,19 +48,6 @@ def test_a_running_and_a_waiting_sequence_end_for_the_same_reason(case: str) -> 
     assert checker.finished_without_slot(token_ids, 3, conditions) is expected
 
 
-def test_each_row_ends_by_the_conditions_of_its_own_slot() -> None:
-    checker = StopChecker(max_num_seqs=4, max_model_len=MAX_MODEL_LEN, eos_token_ids=(EOS,))
-    checker.set_slot(0, 3, StopConditions(ignore_eos=True))
-    checker.set_slot(2, 3, StopConditions())
-    checker.set_slot(3, 3, StopConditions(max_tokens=2))
-
-    finished = checker.finished(
-        np.array([3, 0, 2], np.int32), np.array([4, 4, 4], np.int32), np.array([1, EOS, EOS], np.int32)
-    )
-
-    assert finished == {0: LENGTH, 2: STOP}
-
-
 def test_a_slot_forgets_the_conditions_of_its_last_user() -> None:
     checker = StopChecker(max_num_seqs=1, max_model_len=MAX_MODEL_LEN, eos_token_ids=(EOS,))
     checker.set_slot(0, 3, StopConditions(max_tokens=1, stop_token_ids=frozenset({5}), ignore_eos=True))
@@ -71,21 +58,3 @@ def test_a_slot_forgets_the_conditions_of_its_last_user() -> None:
     assert checker.finished(slots, positions, np.array([5, EOS], np.int32)) == {1: STOP}
     checker.set_slot(0, 3, StopConditions(stop_token_ids=frozenset({6})))
     assert checker.finished(slots, positions, np.array([5, 6], np.int32)) == {1: STOP}
-
-
-def test_a_model_without_eos_tokens_ends_by_length_only() -> None:
-    checker = StopChecker(max_num_seqs=1, max_model_len=MAX_MODEL_LEN, eos_token_ids=())
-    checker.set_slot(0, 3, StopConditions(max_tokens=2))
-
-    slots, tokens = np.zeros(2, np.int32), np.array([0, 0], np.int32)
-    assert checker.finished(slots, np.array([3, 4], np.int32), tokens) == {1: LENGTH}
-
-
-def test_at_length_limit_counts_tokens_that_are_on_their_way() -> None:
-    checker = StopChecker(max_num_seqs=3, max_model_len=MAX_MODEL_LEN, eos_token_ids=())
-    for slot in range(3):
-        checker.set_slot(slot, 3, StopConditions(max_tokens=2))
-
-    limited = checker.at_length_limit(np.array([4, 5, 6], np.int32))
-
-    assert limited.tolist() == [False, True, True]

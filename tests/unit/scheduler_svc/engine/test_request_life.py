@@ -2,7 +2,7 @@
 
 from octavo_shared.errors import UnavailableError
 from scheduler_svc.engine.ended_requests import EndedRequests
-from scheduler_svc.engine.request_life import MAX_EVENTS, RequestLife
+from scheduler_svc.engine.live_request import MAX_EVENTS, RequestLife
 from scheduler_svc.request.life import EventKind, LifeEvent
 from tests.support.live_requests import ended_request
 

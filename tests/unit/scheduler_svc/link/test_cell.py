@@ -13,7 +13,7 @@ from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.link.cell import Cell
 from scheduler_svc.link.engines_in_use import Joined
 from scheduler_svc.link.remote_engine import RemoteEngine
-from scheduler_svc.link.state import UNREACHABLE, CoreState
+from scheduler_svc.link.state import UNREACHABLE, EngineState
 from scheduler_svc.request.continuation import Continuation, ContinuedOutput
 from scheduler_svc.request.engine_client import EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
@@ -36,7 +36,7 @@ async def nothing(*_: object) -> None:
     """Stand for what is of no interest here."""
 
 
-def cell_of(*states: CoreState) -> Cell:
+def cell_of(*states: EngineState) -> Cell:
     """Return a cell that has joined an engine in each of these states."""
     cell = Cell(Mock(), Mock(), nothing, nothing, has_own_tokenizer=True)
     for number, state in enumerate(states):
@@ -73,10 +73,10 @@ def test_a_full_queue_refuses_whom_all_engines_name_and_who_fills_it_with_what_i
 async def test_whichever_engine_answers_first_what_most_serve_is_used_until_its_engines_are_gone() -> None:
     """A front that starts while a model is changed for another one."""
 
-    def serves(weights: str) -> CoreState:
+    def serves(weights: str) -> EngineState:
         return replace(FULL, model=replace(MODEL, reproducibility=Reproducibility(("n",), weights, "")))
 
-    def tell(cell: Cell, number: int, state: CoreState) -> str:
+    def tell(cell: Cell, number: int, state: EngineState) -> str:
         engine = cell.engines[number]
         engine.state, engine.model = state, state.model
         cell._on_change()
@@ -97,7 +97,7 @@ async def test_whichever_engine_answers_first_what_most_serve_is_used_until_its_
 async def test_whoever_cannot_be_placed_hears_why() -> None:
     draining = replace(FULL, is_draining=True, why_not_ready="the scheduler is draining")
     alone = replace(FULL, has_executor=False, why_not_ready="no executor is attached", last_trouble="refused")
-    rows: list[tuple[tuple[CoreState, ...], type[Exception], str]] = [
+    rows: list[tuple[tuple[EngineState, ...], type[Exception], str]] = [
         ((UNREACHABLE,), UnavailableError, "the engine does not answer; retry in a moment"),
         ((), UnavailableError, "the engine does not answer; retry in a moment"),
         ((draining, draining), UnavailableError, "draining; retry with another scheduler"),

@@ -34,7 +34,7 @@ from scheduler_svc.link.ends import (
     encode_span,
 )
 from scheduler_svc.link.failures import decode_failure, encode_failure
-from scheduler_svc.link.state import UNREACHABLE, CoreState, decode_state, encode_state
+from scheduler_svc.link.state import UNREACHABLE, EngineState, decode_state, encode_state
 from scheduler_svc.link.submissions import decode_submission, encode_submission
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_client import EngineLoad
@@ -187,6 +187,6 @@ def test_the_state_of_a_core() -> None:
     info = FakeWorker().info
     model = ServedModel(info, 99, 8, "mine", Reproducibility(("id",), "digest", "why"))
     load = EngineLoad(1, 2, 3, 4, 5, 6, 7)
-    told = CoreState(model, "", False, "trouble", True, 3, 9, 1.5, load, 12, tenants_at_share=frozenset({"", "red"}))
+    told = EngineState(model, "", False, "trouble", True, 3, 9, 1.5, load, 12, tenants_at_share=frozenset({"", "red"}))
     for state in (told, UNREACHABLE):
         assert decode_state(pb.CoreState.FromString(encode_state(state).SerializeToString())) == state

@@ -81,7 +81,7 @@ async def test_a_front_asks_for_its_core_ever_less_often_until_it_has_one(monkey
     with pytest.raises(asyncio.CancelledError):
         await core.run()
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.05, 0.1]
-    assert core.core_trouble == "the file is broken"
+    assert core.engine_trouble == "the file is broken"
 
 
 class Welcoming:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo_shared.step_wire.step import SamplingRow
-from scheduler_svc.link.core_batch import CoreBatch
+from scheduler_svc.link.answer_batch import AnswerBatch
 from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.link.remote_request import RemoteRequest, TokenGapError
 from scheduler_svc.request.continuation import Continuation, ContinuedOutput
@@ -78,7 +78,7 @@ def front_of(
 
 def message(tokens: list[tuple[int, int, Token]]) -> pb.JoinResponse:
     """Return what an engine sends: (output, position, token)."""
-    batch = CoreBatch()
+    batch = AnswerBatch()
     for index, position, (token_id, logprob, alternatives) in tokens:
         likeliest = Alternatives(list(alternatives), [-1.0] * len(alternatives)) if alternatives else None
         batch.add_token(1, index, position, token_id, logprob, likeliest)

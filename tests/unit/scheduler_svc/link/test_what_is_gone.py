@@ -15,10 +15,10 @@ from octavo_shared.errors import OctavoServiceError, RequestAbortedError, Reques
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import PoolingTask, SamplingRow
 from scheduler_svc.engine.tenants import TenantQuota, Tenants
-from scheduler_svc.link.core_batch import CoreBatch
-from scheduler_svc.link.core_servicer import core_state
+from scheduler_svc.link.answer_batch import AnswerBatch
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.ends import encode_pooled, encode_search_end, encode_span
+from scheduler_svc.link.engine_servicer import engine_state
 from scheduler_svc.link.failures import encode_failure
 from scheduler_svc.link.front_session import FrontSession
 from scheduler_svc.link.remote_engine import RemoteEngine
@@ -81,7 +81,7 @@ class Front:
         engine = core.idle.engine
         self.front._outbox.clear()
         arguments = self.front.front_id, 1, UNUSED, nothing, 1.0, core.early_aborts
-        self.session = FrontSession(engine, lambda: core_state(engine), *arguments)
+        self.session = FrontSession(engine, lambda: engine_state(engine), *arguments)
 
     async def say(self) -> None:
         """Carry what the front says."""
@@ -91,7 +91,7 @@ class Front:
     async def hear(self) -> None:
         """Carry what the engine says."""
         self.session.tell_state()
-        batch, self.session._batch = self.session._batch, CoreBatch()
+        batch, self.session._batch = self.session._batch, AnswerBatch()
         await self.front.take(pb.JoinResponse.FromString(batch.message().SerializeToString()), UNUSED)
         for _ in range(3):  # whoever waits for that goes on
             await asyncio.sleep(0)
@@ -262,7 +262,7 @@ async def test_what_a_front_says_of_what_is_gone_concerns_nobody_else(kind: str,
 
 
 def tokens(message: pb.JoinResponse, numbers: list[int]) -> None:
-    batch = CoreBatch()
+    batch = AnswerBatch()
     for number in numbers:
         batch.add_token(
             number, 0, 0, 10 + number, -0.5, Alternatives([20 + number, 30 + number], [-0.5, -float(number)])

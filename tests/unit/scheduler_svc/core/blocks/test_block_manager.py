@@ -20,59 +20,6 @@ def with_output(created: SequenceGroup, *outputs: list[int]) -> SequenceGroup:
     return created
 
 
-@each_row((0, 0), (1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 3))
-def test_num_blocks_for_block_boundaries(num_tokens: int, num_blocks: int) -> None:
-    assert manager_of().num_blocks_for(num_tokens) == num_blocks
-
-
-@each_row(1, 4, 5)
-def test_a_plan_that_is_ok_hands_out_as_many_blocks_as_the_tokens_need(num_tokens: int) -> None:
-    manager = manager_of()
-
-    plan = manager.plan_admission(group(0, num_tokens))
-    ((blocks,),) = manager.allocate(plan)
-
-    assert plan.scarcest.num_needed <= plan.scarcest.num_free
-    assert blocks.tolist() == list(range(manager.num_blocks_for(num_tokens)))
-
-
-def test_a_plan_takes_nothing() -> None:
-    manager = manager_of()
-
-    manager.plan_admission(group(0, 12))
-
-    assert manager.allocator.num_free_blocks == 8
-
-
-def test_later_says_what_lacks() -> None:
-    manager = manager_of(blocks=3)
-    manager.allocator.allocate(2)
-
-    plan = manager.plan_admission(group(0, 5))
-
-    assert (plan.scarcest.num_needed, plan.scarcest.num_free) == (2, 1)
-
-
-@each_row((7, True), (8, False))
-def test_the_empty_pool_must_hold_the_group_and_its_first_fork(num_tokens: int, expected: bool) -> None:
-    manager = manager_of(blocks=3)
-    manager.allocator.allocate(3)  # a full pool does not matter
-
-    assert manager.can_ever_allocate(group(0, num_tokens, num_sequences=2)) is expected
-
-
-def test_watermark_keeps_blocks_back_from_admissions() -> None:
-    manager = manager_of(blocks=10, watermark=0.15)
-    manager.allocator.allocate(1)
-
-    assert manager.num_watermark_blocks == 2
-    assert manager.plan_admission(group(0, 7 * 4)).scarcest.num_free == 7
-
-
-def test_watermark_does_not_hold_back_a_group_alone() -> None:
-    assert manager_of(blocks=10, watermark=0.5).plan_admission(group(0, 40)).scarcest.num_free == 10
-
-
 # Groups ------------------------------------------------------------------------------------------
 
 
@@ -117,21 +64,6 @@ def with_cached_prefix(token_ids: list[int], blocks: int = 8) -> BlockManager:
     return manager
 
 
-def test_cached_blocks_that_nobody_uses_count_as_needed() -> None:
-    manager = with_cached_prefix([1, 2, 3, 4])
-
-    plan = manager.plan_admission(group(1, [1, 2, 3, 4, 5]))
-
-    assert plan.scarcest.num_needed == 2
-
-
-def test_cached_blocks_that_somebody_uses_cost_nothing() -> None:
-    manager = with_cached_prefix([1, 2, 3, 4])
-    manager.allocate(manager.plan_admission(group(1, [1, 2, 3, 4, 5])))
-
-    assert manager.plan_admission(group(2, [1, 2, 3, 4, 5])).scarcest.num_needed == 1
-
-
 def test_sequences_of_a_group_find_more_than_they_share() -> None:
     manager = with_cached_prefix([1, 2, 3, 4, 5, 6, 7, 8])
     returned = with_output(group(1, [1, 2, 3], num_sequences=2), [4, 5, 6, 7, 8, 9], [4, 5, 6, 7, 8, 10])
@@ -142,17 +74,6 @@ def test_sequences_of_a_group_find_more_than_they_share() -> None:
     assert [blocks.num_cached for blocks in plan.sequences] == [2, 2]
     assert plan.scarcest.num_needed == 4
     assert lead[:2].tolist() == other[:2].tolist()
-
-
-def test_full_blocks_are_registered_once() -> None:
-    manager = manager_of(prefix_caching=True)
-    running = group(0, 9)
-    ((blocks,),) = manager.allocate(manager.plan_admission(running))
-    (sequence,) = running.sequences
-
-    assert manager.register(sequence, running.prompt_token_ids[:7], [blocks], first=0) == 1
-    assert manager.register(sequence, running.prompt_token_ids[:7], [blocks], first=1) == 1
-    assert manager.register(sequence, running.prompt_token_ids, [blocks], first=1) == 2
 
 
 def test_hashes_are_made_again_for_another_block_size() -> None:

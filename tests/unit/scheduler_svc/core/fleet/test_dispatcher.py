@@ -47,17 +47,6 @@ def test_a_more_urgent_group_takes_the_place_of_one_that_was_dispatched() -> Non
     assert [running.request_id for running in bench.members[0].planner.batch.running] == ["c", "a"]
 
 
-def test_a_group_that_ran_before_takes_the_place_of_a_newcomer() -> None:
-    bench = FleetBench(small_limits(max_num_seqs=1))
-    bench.add(group(0, 2))
-    assert dispatch(bench) == [["a"]]
-    returned = group(1, 2)
-    returned.has_run = True
-    bench.add(returned)
-
-    assert dispatch(bench) == [["b"]]
-
-
 def test_a_tenant_that_had_less_takes_the_place_of_one_that_was_dispatched_more() -> None:
     bench = FleetBench(small_limits(max_num_seqs=3, budget=64, blocks=24), tenant_weights={"x": 1.0, "y": 1.0})
     for arrival in range(3):
@@ -67,15 +56,6 @@ def test_a_tenant_that_had_less_takes_the_place_of_one_that_was_dispatched_more(
     bench.add(group(3, 4, tenant="y"))
 
     assert dispatch(bench) == [["a", "d", "b"]]
-
-
-def test_who_finds_room_takes_nobodys_place() -> None:
-    bench = FleetBench(*[small_limits(max_num_seqs=1)] * 2, policy=PriorityPolicy())
-    bench.add(group(0, 2, priority=5))
-    dispatch(bench)
-    bench.add(group(1, 2, priority=1))
-
-    assert dispatch(bench) == [["a"], ["b"]]
 
 
 def test_who_makes_way_in_vain_has_its_place_again_and_wakes_nobody() -> None:
@@ -110,21 +90,6 @@ def test_the_room_of_one_that_made_way_is_for_one_that_was_passed_over_before() 
     assert dispatch(bench) == [["d"], []]
 
 
-def test_what_a_step_does_not_admit_stands_in_line_again_where_it_stood() -> None:
-    bench = FleetBench(small_limits(budget=4))
-    [member] = bench.members
-    bench.add(group(0, 3))
-    bench.add(group(1, 3))
-    bench.add(group(2, 3))
-    dispatch(bench)
-
-    bench.step(member)
-
-    assert [running.request_id for running in member.planner.batch.running] == ["a", "b"]
-    assert inboxes_of(bench) == [[]]
-    assert bench.queue.num_in_line == 1
-
-
 # Elsewhere ---------------------------------------------------------------------------------------
 
 
@@ -141,13 +106,6 @@ def busy_bench() -> FleetBench:
     return bench
 
 
-def test_an_idle_core_takes_what_another_one_is_too_busy_for() -> None:
-    bench = busy_bench()
-    bench.step(bench.members[1])
-
-    assert {bench.fleet.planner_of(bench.groups[arrival]) for arrival in (1, 2)} == {bench.members[1].planner}
-
-
 def test_a_core_leaves_to_another_one_what_has_its_first_token_no_later_there() -> None:
     bench = busy_bench()
     bench.add(group(3, 12))
@@ -155,13 +113,6 @@ def test_a_core_leaves_to_another_one_what_has_its_first_token_no_later_there() 
 
     assert {bench.fleet.planner_of(bench.groups[arrival]) for arrival in (1, 3)} == {bench.members[1].planner}
     assert inboxes_of(bench) == [["c"], []]
-
-
-def test_a_lost_core_gives_back_what_was_dispatched_to_it() -> None:
-    bench = busy_bench()
-    bench.lose(bench.members[0])
-
-    assert dispatch(bench) == [["a", "b", "c"]], "who has run goes first"
 
 
 def test_a_stalled_core_gives_back_what_was_dispatched_to_it() -> None:
@@ -178,22 +129,6 @@ def test_a_leaving_core_gives_back_what_was_dispatched_to_it() -> None:
     bench.add(group(3, 2))
 
     assert dispatch(bench) == [[], ["b", "c", "d"]]
-
-
-def test_an_aborted_group_leaves_its_inbox() -> None:
-    bench = busy_bench()
-    bench.abort(bench.groups[1])
-
-    assert inboxes_of(bench) == [["c"], []]
-    inbox = bench.fleet.dispatcher.inboxes[0]
-    assert (inbox.num_slots, inbox.num_tokens) == (1, 8)
-
-
-def test_cores_are_told_once_that_they_have_something_to_admit() -> None:
-    bench = FleetBench(ROOMY, ROOMY)
-    bench.add(group(0, 2))
-    assert bench.fleet.dispatcher.dispatch(0.0) == {bench.members[0].planner}
-    assert bench.fleet.dispatcher.dispatch(0.0) == set()
 
 
 def test_a_core_that_decides_tells_the_others_what_it_dispatched_to_them() -> None:

@@ -30,14 +30,6 @@ def test_a_group_goes_where_its_prefix_is_cached() -> None:
     assert bench.fleet.place(group(3, [7, *common, 2]), now_s=0.0) is first.planner
 
 
-def test_a_group_goes_where_less_is_to_be_computed_before_it() -> None:
-    bench, first, second = two_planners()
-    bench.add(group(0, 20))
-    bench.step(first)  # 16 of its 20 tokens
-
-    assert bench.fleet.place(group(1, 2), now_s=0.0) is second.planner
-
-
 def test_a_chunk_in_flight_counts_though_its_request_has_ended() -> None:
     bench, first, second = two_planners()
     bench.add(group(0, 20))
@@ -48,20 +40,6 @@ def test_a_chunk_in_flight_counts_though_its_request_has_ended() -> None:
 
     bench.process(first)
     assert (first.planner.load, second.planner.load) == (0, 0)
-
-
-def test_each_decode_of_a_core_counts() -> None:
-    bench, first, second = two_planners()
-    bench.add(group(0, 2, num_sequences=2))
-    bench.step(first)
-
-    assert bench.fleet.place(group(1, 2), now_s=0.0) is second.planner
-
-
-def test_of_two_cores_of_equal_load_the_one_with_more_free_blocks_takes_it() -> None:
-    bench = FleetBench(small_limits(blocks=8), small_limits(blocks=12))
-
-    assert bench.fleet.place(group(0, 2), now_s=0.0) is bench.members[1].planner
 
 
 @each_row(1, 2, 3, 4)
@@ -103,41 +81,6 @@ def test_a_core_that_cannot_take_it_now_is_passed_over() -> None:
     assert bench.fleet.place(group(3, 8), now_s=0.0) is small.planner
 
 
-def test_a_group_that_no_core_can_take_now_waits_in_line() -> None:
-    bench, first, second = two_planners()
-    for arrival, member in enumerate([first, second]):
-        bench.add(group(arrival, 16))
-        bench.step(member)
-        bench.process(member)
-
-    assert bench.fleet.place(group(2, 20), now_s=0.0) == Obstacle(Wait.IN_LINE, "needs 5 blocks, 4 free")
-
-
-def test_a_core_leaves_to_the_other_what_is_better_placed_there() -> None:
-    bench, first, second = two_planners()
-    bench.add(group(0, 12))
-    bench.step(first)
-    waiting = bench.add(group(1, 2))
-
-    bench.step(first)
-    assert bench.fleet.planner_of(waiting) is None
-
-    bench.step(second)
-    assert bench.fleet.planner_of(waiting) is second.planner
-
-
-def test_a_burst_is_spread_over_the_cores() -> None:
-    bench, first, second = two_planners()
-    for arrival in range(4):
-        bench.add(group(arrival, 4, max_tokens(3)))
-
-    bench.run()
-
-    assert first.planner.last_scheduled_step_id > 1
-    assert second.planner.last_scheduled_step_id > 1
-    assert bench.tokens["d"] == [404, 405, 406]
-
-
 def test_a_stalled_core_gets_nothing_while_another_one_can_take_it() -> None:
     bench, first, second = two_planners()
     bench.add(group(0, 2))
@@ -151,29 +94,6 @@ def test_a_stalled_core_gets_nothing_while_another_one_can_take_it() -> None:
     waiting = bench.add(group(2, 2))
     bench.step(second, now_s=5.0)
     assert bench.fleet.planner_of(waiting) is second.planner
-
-
-def test_the_head_waits_and_nobody_passes_it_on_any_core() -> None:
-    bench, first, second = two_planners()
-    for member, arrival in ((first, 0), (second, 1)):
-        bench.add(group(arrival, 16))
-        bench.step(member)
-        bench.process(member)
-        bench.step(member)  # takes a block for its next token
-    head, small = bench.add(group(2, 20)), bench.add(group(3, 1))
-
-    bench.step(first)
-    bench.step(second)
-
-    assert list(bench.fleet.queue) == [head, small]
-    assert bench.fleet.place(small, now_s=0.0) is first.planner
-
-
-def test_one_whose_prefix_is_on_its_way_goes_to_another_core() -> None:
-    bench, first, second = two_planners(prefix_caching=True)
-    bench.add(group(0, [1, 2, 3, 4, 5]))
-    bench.step(first)
-    assert bench.fleet.place(group(1, [1, 2, 3, 4, 6]), now_s=0.0) is second.planner
 
 
 def test_one_that_waits_for_its_prefix_lets_others_pass() -> None:
@@ -210,97 +130,6 @@ def test_what_fits_nowhere_waits_for_another_core_and_keeps_nobody_waiting() -> 
     assert not any(bench.is_live(waiting) for waiting in too_long)
 
 
-def test_what_has_outgrown_the_fleet_fails_once() -> None:
-    bench, _, _ = two_planners()
-    too_long = group(0, 24)
-    too_long.has_run = True
-    bench.add(too_long)
-    after = bench.add(group(1, 2))
-
-    failures = [failure for planner in bench.fleet.planners for failure in planner.schedule(now_s=0.0).failures]
-
-    assert [failure.group for failure in failures] == [too_long]
-    assert bench.fleet.planner_of(after) is not None
-
-
-def test_a_group_that_fits_one_core_only_waits_for_it() -> None:
-    bench = FleetBench(small_limits(max_model_len=8), small_limits(max_model_len=24))
-    small, large = bench.members
-    wanted = bench.add(group(0, 12))
-
-    bench.step(small)
-
-    assert not bench.failures
-    assert bench.fleet.can_ever_take(wanted)
-    bench.step(large)
-    assert bench.fleet.planner_of(wanted) is large.planner
-
-
-def test_what_no_core_can_ever_take_is_known_beforehand() -> None:
-    bench, _, _ = two_planners()
-
-    assert not bench.fleet.can_ever_take(group(0, 24))
-    assert "24 tokens" in bench.fleet.why_never(group(0, 24))
-
-
-def test_a_core_that_is_leaving_counts_only_while_all_are() -> None:
-    bench = FleetBench(small_limits(max_model_len=8), small_limits(max_model_len=24))
-    small, large = bench.members
-    large.planner.takes_groups = False
-
-    assert not bench.fleet.can_ever_take(group(0, 12))
-
-    small.planner.takes_groups = False
-    assert bench.fleet.can_ever_take(group(0, 12))
-
-
-def test_a_lone_core_takes_the_groups_in_order() -> None:
-    bench = FleetBench(small_limits(max_num_seqs=1))
-    (member,) = bench.members
-    later, earlier = bench.add(group(1, 2)), bench.add(group(0, 2))
-
-    bench.step(member)
-
-    assert bench.fleet.planner_of(earlier) is member.planner
-    assert list(bench.fleet.queue) == [later]
-
-
-def test_a_lone_core_takes_in_one_step_what_fits() -> None:
-    bench = FleetBench(small_limits())
-    (member,) = bench.members
-    for arrival in range(2):
-        bench.add(group(arrival, 2))
-
-    bench.step(member)
-
-    assert len(bench.fleet.queue) == 0
-
-
-def test_a_lone_core_that_takes_no_groups_takes_none() -> None:
-    bench = FleetBench(small_limits())
-    (member,) = bench.members
-    waiting = bench.add(group(0, 2))
-    member.planner.takes_groups = False
-
-    bench.step(member)
-
-    assert list(bench.fleet.queue) == [waiting]
-
-
-def test_a_core_that_takes_no_groups_finishes_what_it_has() -> None:
-    bench, first, second = two_planners()
-    bench.add(group(0, 2, max_tokens(3)))
-    bench.step(first)
-    first.planner.takes_groups = False
-
-    bench.add(group(1, 2, max_tokens(1)))
-    bench.step(second)
-    bench.run()
-
-    assert bench.tokens == {"a": [102, 103, 104], "b": [202]}
-    assert bench.fleet.planners == [first.planner, second.planner]
-
-
 def test_each_core_says_what_keeps_a_group_from_it() -> None:
     bench, first, second = two_planners()
     bench.add(group(0, 16))
@@ -309,15 +138,6 @@ def test_each_core_says_what_keeps_a_group_from_it() -> None:
     obstacles = dict(bench.fleet.obstacles(group(1, 20), now_s=0.0))
 
     assert obstacles == {first.planner: Obstacle(Wait.IN_LINE, "needs 5 blocks, 4 free"), second.planner: None}
-
-
-def test_an_overdue_step_is_no_obstacle_where_there_is_no_other_core() -> None:
-    bench = FleetBench(small_limits())
-    (member,) = bench.members
-    bench.add(group(0, 2))
-    bench.step(member)
-
-    assert bench.fleet.obstacles(group(1, 2), now_s=100.0) == [(member.planner, None)]
 
 
 # Tenants -----------------------------------------------------------------------------------------
@@ -339,21 +159,6 @@ def test_a_core_that_is_lost_is_free_at_once_without_the_garbage_collector() -> 
         assert (len(groups), table()) == (1, None)
     finally:
         gc.enable()
-
-
-def test_shares_of_tenants_are_kept_over_all_cores() -> None:
-    limits = small_limits(max_num_seqs=1)
-    bench = FleetBench(limits, limits, tenant_weights={"x": 1.0, "y": 1.0})
-    first, second = bench.members
-    for arrival in range(2):
-        bench.add(group(arrival, 4, tenant="x"))
-    y = bench.add(group(2, 4, tenant="y"))
-
-    bench.step(first)
-    bench.step(second)
-
-    assert bench.fleet.planner_of(y) is not None
-    assert [waiting.tenant for waiting in bench.fleet.queue] == ["x"]
 
 
 # Stop strings -------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.each_row import each_row
-from tests.support.fleet_driving import FleetBench, two_planners
+from tests.support.fleet_driving import FleetBench
 
 
 def test_a_preempted_group_may_go_on_elsewhere() -> None:
@@ -23,41 +23,6 @@ def test_a_preempted_group_may_go_on_elsewhere() -> None:
     assert bench.fleet.planner_of(preempted) is roomy.planner
     bench.run()
     assert bench.tokens["b"] == [212, 213, 214, 215]
-
-
-def test_the_groups_of_a_lost_core_go_first_and_elsewhere_without_a_token_lost() -> None:
-    bench, first, second = two_planners()
-    moved = bench.add(group(0, 4, max_tokens(4)))
-    place = bench.fleet.place(moved, now_s=0.0)
-    lost, kept = (first, second) if place is first.planner else (second, first)
-    bench.step(lost)
-    bench.process(lost)
-    bench.step(lost)  # its answer never comes
-    bench.add(group(1, 4, max_tokens(1)))
-
-    groups = bench.lose(lost)
-
-    assert groups == [moved]
-    assert [waiting.request_id for waiting in bench.fleet.queue.in_order()] == ["a", "b"]
-    assert bench.fleet.planners == [kept.planner]
-    bench.run()
-    assert bench.tokens == {"a": [104, 105, 106, 107], "b": [204]}
-
-
-def test_groups_of_a_lost_core_wait_for_another_one_to_join() -> None:
-    bench = FleetBench(small_limits())
-    (lost,) = bench.members
-    bench.add(group(0, 4, max_tokens(3), num_sequences=2))
-    bench.step(lost)
-    bench.process(lost)
-
-    bench.lose(lost)
-    bench.run()
-    assert bench.tokens == {"a0": [104], "a1": [105]}
-
-    bench.attach(small_limits(block_size=2, blocks=12))
-    bench.run()
-    assert bench.tokens == {"a0": [104, 105, 106], "a1": [105, 107, 109]}
 
 
 # Shorter limits ----------------------------------------------------------------------------------
@@ -91,22 +56,3 @@ def test_a_search_on_a_core_with_another_length_limit_ends_where_a_sampled_reque
 def test_a_search_that_is_too_long_for_the_only_core_ends_with_the_numbers() -> None:
     bench = bench_with_short_successor(7, beam_width=2)
     assert bench.failures == {0: "7 tokens plus one output token exceed max_model_len, 7"}
-
-
-# Abort -------------------------------------------------------------------------------------------
-
-
-def test_abort_finds_a_group_wherever_it_is() -> None:
-    bench, first, _ = two_planners()
-    running = bench.add(group(0, 4))
-    for member in bench.members:
-        bench.step(member)
-    waiting = bench.add(group(1, 4))
-
-    bench.fleet.abort(running)
-    bench.fleet.abort(waiting)
-    bench.fleet.abort(waiting)  # has ended already
-
-    assert running.live_sequences == waiting.live_sequences == []
-    assert len(bench.fleet.queue) == 0
-    assert len(first.planner.groups) == 0

@@ -39,10 +39,6 @@ def cost_of(bench: FleetBench, newcomer: SequenceGroup) -> int:
     return offer.placed.cost
 
 
-def test_an_empty_core_costs_the_prompt() -> None:
-    assert cost_of(FleetBench(small_limits()), group(0, 7)) == 7
-
-
 @each_row(([1, 2, 3, 4, 5, 6], 2), ([1, 2, 3, 4], 4), ([1, 2, 3, 9, 5], 5))
 def test_a_cached_prefix_is_free_of_cost_but_for_the_last_token(prompt: list[int], cost: int) -> None:
     bench = FleetBench(small_limits(prefix_caching=True))
@@ -100,18 +96,6 @@ def test_a_core_gets_what_its_next_step_can_admit(limits: CoreLimits, num_prompt
 
     assert num_dispatched == num_taken
     assert offer is (Wait.SKIPPED if limits.long_prefill_threshold else Wait.IN_LINE)
-
-
-def test_what_is_taken_back_makes_room_again() -> None:
-    bench = FleetBench(small_limits(max_num_seqs=1))
-    [inbox] = bench.fleet.dispatcher.inboxes
-    placement = placement_of(bench)
-    placement.give(offered(placement, group(0, 3)))
-    assert placement.choose(turn_of(group(1, 3))) is Wait.IN_LINE
-
-    assert placement.take_back(inbox, -1).group.arrival == 0
-    assert offered(placement, group(1, 3)).assignment.num_tokens == 3
-    assert (len(inbox), inbox.num_slots, inbox.num_blocks, inbox.num_tokens) == (0, 0, [0], 0)
 
 
 def test_a_group_may_have_the_whole_pool_once_what_was_dispatched_before_is_taken_back() -> None:
@@ -176,15 +160,6 @@ def test_what_a_lost_core_had_cached_is_not_looked_for_on_the_next_one() -> None
 
     assert cost_of(bench, group(1, [1, 2, 3, 4, 5, 6])) == 6
     assert not bench.fleet.dispatcher.holders.holders_of
-
-
-def test_a_probing_core_gets_one_group() -> None:
-    bench = FleetBench(small_limits())
-    [member] = bench.members
-    member.planner.is_probing = True
-    placement = placement_of(bench)
-    placement.give(offered(placement, group(0, 2)))
-    assert placement.choose(turn_of(group(1, 2))) is Wait.IN_LINE
 
 
 def test_a_group_is_not_dispatched_to_the_core_it_was_lost_on_while_another_one_could_take_it() -> None:
@@ -263,11 +238,3 @@ def test_explanations_name_the_cache_group() -> None:
     [(_, obstacle)] = bench.fleet.obstacles(group(0, 8), 0.0)
 
     assert obstacle == Obstacle(Wait.IN_LINE, "needs 2 blocks of cache group 1 (window of 6 tokens), 1 free")
-
-
-def test_a_group_takes_of_each_kind_what_its_windows_say() -> None:
-    bench = FleetBench(with_window(8, window=3), with_window(8, window=3), with_window(8), small_limits())
-    narrow, twin, wide, alone = (inbox.kind for inbox in bench.fleet.dispatcher.inboxes)
-
-    assert narrow is twin
-    assert len({narrow, wide, alone}) == 3

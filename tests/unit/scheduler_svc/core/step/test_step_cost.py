@@ -7,7 +7,7 @@ import pytest
 
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.step import Int32Array
-from scheduler_svc.core.step.step_cost import COLD_START_S, LEAST_SLACK, StepCost
+from scheduler_svc.core.step.step_cost import COLD_START_S, LEAST_SLACK, StepCost, StepPace
 from tests.support.each_row import each_row
 
 
@@ -98,7 +98,6 @@ def test_what_a_row_costs_beside_a_token_of_a_prompt_is_learned(row_s: float, ro
         num_decodes, chunk = chance.randrange(1, 65), chance.choice([0, 0, 0, 300, 1500])
         cost.learn(step(num_decodes, chunk), (5e-3 + row_s * num_decodes + 1e-4 * chunk) * chance.uniform(1.0, 1.1))
     assert cost.row_tokens == pytest.approx(row_tokens, rel=0.3)
-    assert cost.copy().row_tokens == cost.row_tokens
 
 
 def test_a_lone_conversation_teaches_nothing_of_rows() -> None:
@@ -119,3 +118,27 @@ def test_each_verdict_gives_the_next_step_twice_the_time_until_results_come() ->
     for _ in range(60):
         cost.learn(step(4), 1.0)
     assert cost.slack == LEAST_SLACK
+
+
+# Pace ------------------------------------------------------------------------------------------------
+
+
+def test_the_first_step_of_a_kind_says_nothing_of_the_pace() -> None:
+    pace = StepPace(16)
+    pace.learn(step(1), 10.0)
+    pace.learn(step(0, 4), 10.0)
+    pace.learn(step(0, 16), 10.0)
+    assert (pace.step_s, pace.large_step_s) == (None, None)
+
+
+def test_the_shortest_of_the_recent_steps_counts() -> None:
+    pace = StepPace(16)
+    for duration_s in (9.0, 0.01, 0.03):
+        pace.learn(step(1), duration_s)
+    assert (pace.step_s, pace.large_step_s) == (0.01, 0.01)
+    for duration_s in (9.0, 0.5, 0.4):
+        pace.learn(step(2, 8), duration_s)
+    assert (pace.step_s, pace.large_step_s) == (0.01, 0.4)
+    for _ in range(16):
+        pace.learn(step(4), 0.02)
+    assert pace.step_s == 0.02

@@ -5,60 +5,14 @@ import math
 import pytest
 
 from octavo_shared.errors import InvalidFieldError
-from scheduler_svc.core.waiting.policy import MAX_IDLE_COUNTERS, FairShare, FcfsPolicy, Policy, PriorityPolicy
-from tests.support.waiting import shares_of, waiting_group
-
-
-@pytest.mark.parametrize(("policy", "levels"), [(FcfsPolicy(), [0, 0, 0]), (PriorityPolicy(), [-3, 0, 7])])
-def test_levels_of_the_policies(policy: Policy, levels: list[int]) -> None:
-    groups = [waiting_group(arrival, priority=priority) for arrival, priority in enumerate([-3, 0, 7])]
-
-    assert [policy.level(group) for group in groups] == levels
-
-
-def test_a_counter_is_tokens_per_weight() -> None:
-    share = FairShare(shares_of({"a": 2.0, "b": 0.5}))
-    counters = [share.enter(0, tenant) for tenant in ("a", "b", "unnamed")]
-
-    for tenant in ("a", "b", "unnamed"):
-        share.charge(tenant, 100)
-
-    assert [counter.value for counter in counters] == [50.0, 200.0, 100.0]
-
-
-def test_a_counter_tells_its_value_after_more_tokens_without_counting_them() -> None:
-    share = FairShare(shares_of({"a": 4.0}))
-    counter = share.enter(0, "a")
-    share.charge("a", 8)
-
-    assert counter.value_after(20) == 7.0
-    assert counter.value == 2.0
+from scheduler_svc.core.waiting.policy import MAX_IDLE_COUNTERS, FairShare
+from tests.support.waiting import shares_of
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.inf, math.nan])
 def test_a_weight_that_is_no_share_is_refused_by_name(weight: float) -> None:
     with pytest.raises(InvalidFieldError, match=r"^weight is .*; it must be a finite number above 0$"):
         FairShare(shares_of({"a": 1.0, "b": weight}))
-
-
-def test_a_newcomer_is_lifted_to_the_least_counter_of_those_who_wait() -> None:
-    share = FairShare()
-    share.enter(0, "a")
-    share.enter(0, "b")
-    share.charge("a", 70)
-    share.charge("b", 50)
-
-    assert share.enter(0, "c").value == 50.0
-
-
-def test_a_tenant_that_leaves_for_a_moment_keeps_its_counter() -> None:
-    share = FairShare()
-    share.enter(0, "a")
-    share.enter(0, "b")
-    share.charge("a", 70)
-    share.leave(0, "a")
-
-    assert share.enter(0, "a").value == 70.0
 
 
 def test_when_nobody_waits_a_newcomer_is_lifted_to_the_counter_of_the_last_one_to_leave() -> None:
@@ -70,16 +24,6 @@ def test_when_nobody_waits_a_newcomer_is_lifted_to_the_counter_of_the_last_one_t
     share.charge("b", 30)  # while it ran, after it had left
 
     assert share.enter(0, "c").value == 30.0
-
-
-def test_tokens_count_while_a_tenant_waits_for_nothing() -> None:
-    share = FairShare()
-    share.enter(0, "a")
-    share.enter(0, "b")
-    share.leave(0, "a")
-    share.charge("a", 12)
-
-    assert share.enter(0, "a").value == 12.0
 
 
 def test_who_starves_on_a_low_level_lends_its_counter_to_nobody_above() -> None:
@@ -100,22 +44,6 @@ def test_lifting_on_one_level_leaves_the_counter_on_another_alone() -> None:
     high = share.enter(0, "both")
 
     assert (high.value, low.value) == (900.0, 0.0)
-
-
-def test_tokens_count_on_every_level_of_the_tenant() -> None:
-    share = FairShare()
-    counters = [share.enter(0, "a"), share.enter(5, "a")]
-
-    share.charge("a", 10)
-
-    assert [counter.value for counter in counters] == [10.0, 10.0]
-
-
-def test_tokens_of_an_unknown_tenant_are_not_counted() -> None:
-    share = FairShare()
-    share.charge("a", 10)
-
-    assert share.enter(0, "a").value == 0.0
 
 
 def test_a_lifted_counter_is_equal_to_the_last_bit() -> None:

@@ -7,7 +7,7 @@ from octavo.core.v1 import core_service_pb2 as pb
 from scheduler_svc.request.outputs import Alternatives
 
 
-class CoreBatch:
+class AnswerBatch:
     """Collects answers; a protobuf message takes whole lists faster than single numbers.
 
     Attributes:

@@ -19,7 +19,7 @@ from octavo_shared.grpc.interceptor import Context, Handler, HandlerInterceptor,
 from octavo_shared.grpc.tls import ServerTls
 from octavo_shared.process.events import Event
 from scheduler_svc.config.scheduler_config import SchedulerConfig
-from scheduler_svc.link.core_servicer import CoreServicer
+from scheduler_svc.link.engine_servicer import EngineServicer
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class FrontAccess(HandlerInterceptor):
         return rebuild(guarded, handler.request_deserializer, handler.response_serializer)
 
 
-def core_port(config: SchedulerConfig, listen: str, servicer: CoreServicer, health: Health) -> GrpcServer:
+def engine_port(config: SchedulerConfig, listen: str, servicer: EngineServicer, health: Health) -> GrpcServer:
     """Return the port.
 
     Args:

@@ -20,7 +20,7 @@ from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_metrics import FrontMetrics
 from scheduler_svc.link.front_session import FrontSession
-from scheduler_svc.link.state import CoreState
+from scheduler_svc.link.state import EngineState
 from scheduler_svc.link.tokenizer_files import TokenizerFiles
 from scheduler_svc.processes.incarnation import Incarnation
 
@@ -59,7 +59,7 @@ class _Past:
         self.num_sessions, self._pid = self.num_sessions + 1, pid
 
 
-class CoreServicer(pb_grpc.CoreServiceServicer):
+class EngineServicer(pb_grpc.CoreServiceServicer):
     """Serves fronts. Errors of the service's tree become statuses outside.
 
     Args:
@@ -164,7 +164,7 @@ class CoreServicer(pb_grpc.CoreServiceServicer):
         number = next(self._numbers)
         session = FrontSession(
             self._engine,
-            lambda: core_state(self._engine),
+            lambda: engine_state(self._engine),
             hello.front_id,
             hello.pid,
             self._changed.set,
@@ -268,9 +268,9 @@ def agreed_version(hello: pb.FrontHello) -> int:
     return version
 
 
-def core_state(engine: Engine) -> CoreState:
+def engine_state(engine: Engine) -> EngineState:
     """Return how the engine is."""
-    return CoreState(
+    return EngineState(
         model=engine.model,
         why_not_ready=engine.why_not_ready,
         is_draining=engine.is_draining,
