@@ -27,7 +27,7 @@ from octavo.bench.openai_target import OpenAIApi, OpenAITarget
 from octavo.bench.plan import plan_load
 from octavo.bench.record import Outcome
 from octavo.values.outputs import Delta
-from scheduler_svc.processes.kept_process import LONGEST_PAUSE_S
+from scheduler_svc.processes.supervisor import LONGEST_PAUSE_S
 from tests.support.processes import Service, children_of, running_service, start_service
 from tests.unit.octavo.bench.settings import bench_config
 

@@ -153,7 +153,7 @@ class CoreReplay:
         """Make a call, given its message."""
         fleet = self.fleet
         match kind:
-            case "core_joined":
+            case "engine_joined":
                 self.planners[call.core] = records.join(fleet, call)
                 self.joined[call.core] = call
             case "core_left":

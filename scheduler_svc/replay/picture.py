@@ -93,8 +93,8 @@ def _require_one(run: ReplayRun, choice: StepChoice) -> None:
             names |= {planner.core: planner.name for planner in file.header.cores}
             for record in file.records():
                 call = record.WhichOneof("call")
-                if call == "core_joined":
-                    names[record.core_joined.core] = record.core_joined.name
+                if call == "engine_joined":
+                    names[record.engine_joined.core] = record.engine_joined.name
                 elif call == "step_decided" and record.step_decided.HasField("step"):
                     planner, step_id = record.step_decided.core, record.step_decided.step.step_id
                     last[planner] = max(last.get(planner, 0), step_id)

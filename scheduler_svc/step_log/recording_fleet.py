@@ -80,7 +80,7 @@ class RecordingFleet(Fleet):
         planner.blocks.hasher = NotingHasher(self._prefix_key, limits.block_size, self._named)
         self._num_cores += 1
         number = self._number_of[planner] = self._num_cores
-        self._note(lambda mask: pb.LogRecord(core_joined=records.encode_planner(mask, number, planner)))
+        self._note(lambda mask: pb.LogRecord(engine_joined=records.encode_planner(mask, number, planner)))
         return planner
 
     def adopt_blocks(self, planner: ExecutorPlanner, block_ids: Int32Array, names: bytes) -> None:

@@ -204,9 +204,9 @@ async def test_another_kind_of_executor_is_named_at_its_attachment(
     shutil.copytree(log_of_a_loss, changed := tmp_path / "changed")
 
     def of_another_kind(record: steplog.LogRecord) -> None:
-        if record.WhichOneof("call") == "core_joined" and record.core_joined.core == 2:
-            info = json.loads(record.core_joined.info_json)
-            record.core_joined.info_json = json.dumps({**info, "numerics_id": "another"})
+        if record.WhichOneof("call") == "engine_joined" and record.engine_joined.core == 2:
+            info = json.loads(record.engine_joined.info_json)
+            record.engine_joined.info_json = json.dumps({**info, "numerics_id": "another"})
 
     for path in files_in(changed):
         rewrite(path, of_another_kind)

@@ -43,15 +43,7 @@ FRONT_FAULTS = (
 CELL_FAULTS = ("forget_engine",)
 # Of which no client learns whose request was accepted: fronts and executors live, and their core is there again soon.
 SEAMLESS_FAULTS = ("kill_engine", "stall_scheduler", "stall_front", "slow_front", "reset_front")
-FAULTS = (
-    *EXECUTOR_FAULTS,
-    *SCHEDULER_FAULTS,
-    *LINK_FAULTS,
-    *CLIENT_FAULTS,
-    *ENGINE_FAULTS,
-    *FRONT_FAULTS,
-    *CELL_FAULTS,
-)
+FAULTS = (*EXECUTOR_FAULTS, *SCHEDULER_FAULTS, *LINK_FAULTS, *CLIENT_FAULTS, *ENGINE_FAULTS, *FRONT_FAULTS, *CELL_FAULTS)
 
 # How the fronts of a cell find its schedulers: each front joins all of them. NO_CELL: each has a scheduler of its own.
 NO_CELL = ""
