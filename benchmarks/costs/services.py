@@ -26,7 +26,7 @@ from octavo.bench.openai_target import OpenAIApi, OpenAITarget
 from octavo.bench.plan import Plan, Prompts
 from octavo.bench.record import Outcome
 from octavo.values.outputs import Delta
-from scheduler_svc.processes.kept_process import LONGEST_PAUSE_S
+from scheduler_svc.processes.supervisor import LONGEST_PAUSE_S
 from tests.support.processes import Service, children_of, running_service, start_service
 
 QUIET = ("--log-level", "warning")

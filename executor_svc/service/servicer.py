@@ -32,12 +32,11 @@ from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family
 from octavo_shared.step_wire import wire, wire_info
-from octavo_shared.step_wire.attach_agreement import agreed_capabilities, agreed_parameters
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.capability import Capability, names_of
+from octavo_shared.step_wire.executor_info import Capability, names_of
 from octavo_shared.step_wire.incarnation import require_believable
 from octavo_shared.step_wire.step import SamplingRow
-from octavo_shared.step_wire.wire_agreement import WireAgreement
+from octavo_shared.step_wire.wire_agreement import WireAgreement, agreed_capabilities, agreed_parameters
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExecutionService"].full_name
 

@@ -27,8 +27,7 @@ from octavo.execution.v1 import step_pb2
 from octavo_shared.errors import DeviceLostError, FencedError, InvalidStepError, StepFailedError, UnavailableError
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire import wire
-from octavo_shared.step_wire.capability import Capability
-from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.executor_info import Capability, ExecutorInfo
 from octavo_shared.step_wire.step import BoolArray, Step, StepResult, TableDelta
 from octavo_shared.step_wire.wire_agreement import WireAgreement
 

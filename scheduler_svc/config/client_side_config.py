@@ -10,14 +10,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from octavo_shared.process.service_config import ADDRESS_PATTERN, ServiceConfig
+from octavo_shared.process.service_config import ADDRESS_PATTERN, ServiceConfig, check_pair
 
 # A name in a certificate.
 CertificateName = Annotated[str, Field(min_length=1)]
-
-# In place of an address: the port is not opened.
-OFF = "off"
-
 
 # Longest name that a front gives to a model.
 MAX_MODEL_NAME_CHARS = 128
@@ -38,11 +34,6 @@ def check_engine(target: str) -> str:
         return target
     rule = f"; NAME is at most {MAX_MODEL_NAME_CHARS} characters without spaces" if has_name else ""
     raise ValueError(f"{'NAME=' if has_name else ''}host:port, with a port from 0 to 65535{rule}")
-
-
-def none_if_off(value: object) -> object:
-    """Return None for `off`: a file may have set an address, and a flag or a variable takes it back."""
-    return None if value == OFF else value
 
 
 class ClientSideConfig(ServiceConfig):
@@ -164,10 +155,11 @@ class ClientSideConfig(ServiceConfig):
         host, port = socket.gethostname(), self.listen.rpartition(":")[2]
         return f"{host}/{secrets.token_hex(8)}" if int(port) == 0 else f"{host}/{self.listen}"
 
-    @field_validator("openai_listen", mode="before")
+    @field_validator("openai_listen", "page_listen", mode="before", check_fields=False)
     @classmethod
-    def _serve_nothing_if_off(cls, value: object) -> object:
-        return none_if_off(value)
+    def _open_no_port_if_off(cls, value: object) -> object:
+        """Take `off` for None: a file may have set an address, and a flag or a variable takes it back."""
+        return None if value == "off" else value
 
     @model_validator(mode="after")
     def _check_trusted_clients(self) -> Self:
@@ -263,10 +255,7 @@ class FrontConfig(ClientSideConfig):
 
     @model_validator(mode="after")
     def _check_engine_tls(self) -> Self:
-        if (self.engine_tls_cert is None) != (self.engine_tls_key is None):
-            raise ValueError(
-                "--engine-tls-cert and --engine-tls-key must be set together: a certificate and its private key"
-            )
+        check_pair("--engine-tls", self.engine_tls_cert, self.engine_tls_key)
         if self.engine_tls_ca is None and (self.engine_tls_cert or self.engine_tls_server_name):
             raise ValueError(
                 "--engine-tls-cert and --engine-tls-server-name require --engine-tls-ca: without it the front uses "

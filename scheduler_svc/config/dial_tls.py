@@ -1,9 +1,29 @@
 """TLS of a connection that this process opens: the files are read at that moment."""
 
+from collections.abc import Sequence
+
 import grpc
 
 from octavo.calls.tls import TlsOptions
 from octavo_shared.grpc.certificates import PemFile, read_authorities, read_pair
+from octavo_shared.grpc.membership import host_of_name
+from scheduler_svc.config.client_side_config import FrontConfig
+from scheduler_svc.config.scheduler_config import SchedulerConfig
+
+# The beginnings of the names of the settings.
+EXECUTOR_FLAGS, ENGINE_FLAGS = "--executor-tls", "--engine-tls"
+
+
+def executor_tls(config: SchedulerConfig) -> TlsOptions | None:
+    """Return how to speak TLS with executors; None: plaintext."""
+    ca, server_name = config.executor_tls_ca, config.executor_tls_server_name
+    return None if ca is None else TlsOptions(ca, config.executor_tls_cert, config.executor_tls_key, server_name)
+
+
+def engine_tls(config: FrontConfig, targets: Sequence[str]) -> TlsOptions | None:
+    """Return how to speak TLS with the engines at these addresses; None: plaintext."""
+    ca, server_name = config.engine_tls_ca, config.engine_tls_server_name or host_of_name(targets)
+    return None if ca is None else TlsOptions(ca, config.engine_tls_cert, config.engine_tls_key, server_name)
 
 
 def read_credentials(tls: TlsOptions, flags: str) -> grpc.ChannelCredentials:

@@ -5,10 +5,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from octavo_shared.process.service_config import ADDRESS_PATTERN
-from scheduler_svc.config.client_side_config import CertificateName, ClientSideConfig, none_if_off
+from octavo_shared.process.service_config import ADDRESS_PATTERN, check_pair
+from scheduler_svc.config.client_side_config import CertificateName, ClientSideConfig
 
 ExecutorTarget = Annotated[str, Field(pattern=ADDRESS_PATTERN)]
 
@@ -312,17 +312,9 @@ class SchedulerConfig(ClientSideConfig):
         ),
     )
 
-    @field_validator("page_listen", mode="before")
-    @classmethod
-    def _serve_no_page_if_off(cls, value: object) -> object:
-        return none_if_off(value)
-
     @model_validator(mode="after")
     def _check_identities(self) -> Self:
-        if (self.executor_tls_cert is None) != (self.executor_tls_key is None):
-            raise ValueError(
-                "--executor-tls-cert and --executor-tls-key must be set together: a certificate and its private key"
-            )
+        check_pair("--executor-tls", self.executor_tls_cert, self.executor_tls_key)
         if self.executor_tls_ca is None and (self.executor_tls_cert or self.executor_tls_server_name):
             raise ValueError(
                 "--executor-tls-cert and --executor-tls-server-name require --executor-tls-ca: without it the "

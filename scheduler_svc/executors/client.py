@@ -22,22 +22,13 @@ from octavo_shared.grpc.certificates import TlsFileError
 from octavo_shared.grpc.grpc_status import failure_text
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.cache_group import why_unusable
-from octavo_shared.step_wire.capability import Capability, common, names_of
-from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN, ExecutorInfo
+from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN, Capability, ExecutorInfo, common, names_of
 from octavo_shared.step_wire.message_bytes import CheckedAnswers
 from octavo_shared.step_wire.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION
 from octavo_shared.step_wire.wire_agreement import WireAgreement
-from octavo_shared.step_wire.wire_info import (
-    decode_draft_parameters,
-    decode_grammar_parameters,
-    decode_group_parameters,
-    decode_info,
-    decode_pooling_parameters,
-    encode_capabilities,
-)
-from scheduler_svc.config.dial_tls import read_credentials
+from octavo_shared.step_wire.wire_info import decode_info, decode_parameters, encode_capabilities
+from scheduler_svc.config.dial_tls import EXECUTOR_FLAGS, read_credentials
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
-from scheduler_svc.executors.tls import FLAGS
 from scheduler_svc.processes.incarnation import Incarnation
 
 log = logging.getLogger(__name__)
@@ -184,7 +175,7 @@ class ExecutorClient:
         if self._tls is None:
             return grpc.aio.insecure_channel(address, options=self._options)
         try:
-            credentials = read_credentials(self._tls, FLAGS)
+            credentials = read_credentials(self._tls, EXECUTOR_FLAGS)
         except TlsFileError as error:
             raise ExecutorLostError(str(error)) from error
         return grpc.aio.secure_channel(address, credentials, options=[*self._options, *self._tls.channel_options])
@@ -210,7 +201,7 @@ class ExecutorClient:
             attached = await stub.Attach(request, timeout=self._timings.connect_timeout_s)
         except grpc.aio.AioRpcError as error:
             kind = ExecutorLostError if error.code() in _NO_ANSWER else ExecutorRefusedError
-            trouble = handshake_trouble(error.details() or "", self._tls, FLAGS)
+            trouble = handshake_trouble(error.details() or "", self._tls, EXECUTOR_FLAGS)
             raise kind(trouble or failure_text(error)) from error
         if not MIN_WIRE_VERSION <= attached.wire_version <= MAX_WIRE_VERSION:
             raise ExecutorRefusedError(
@@ -283,12 +274,7 @@ def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorIn
     info = decode_info(attached.info)
     cache_format = info.kv_cache_dtype if info.kv_cache_dtype in _CACHE_FORMATS else ""
     info = replace(info, kv_cache_dtype=cache_format, warning=_one_line(info.warning))
-    of_grammars = attached.capability_parameters if Capability.GRAMMARS in agreement.capabilities else None
-    of_pooling = attached.capability_parameters if Capability.POOLING in agreement.capabilities else None
-    of_drafts = attached.capability_parameters if Capability.VARIABLE_TOKENS in agreement.capabilities else None
-    info = replace(info, **decode_grammar_parameters(of_grammars), **decode_pooling_parameters(of_pooling))
-    of_groups = attached.capability_parameters if Capability.CACHE_GROUPS in agreement.capabilities else None
-    info = replace(info, **decode_draft_parameters(of_drafts), **decode_group_parameters(of_groups))
+    info = replace(info, **decode_parameters(attached.capability_parameters, agreement.capabilities))
     if why := why_unusable(info.cache_groups):
         raise ExecutorRefusedError(why)
     if Capability.NUMERICS in agreement.capabilities:

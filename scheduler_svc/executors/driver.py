@@ -23,12 +23,11 @@ from octavo_shared.step_wire.step import StepResult
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_updates import StepUpdates
-from scheduler_svc.executors.circuit_breaker import CircuitBreaker
+from scheduler_svc.executors.circuit_breaker import CircuitBreaker, RetryPace
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings, FaultPoint, OtherDrivers
 from scheduler_svc.executors.in_flight_limit import InFlightLimit
 from scheduler_svc.executors.probe import probe
-from scheduler_svc.executors.retry_pace import RetryPace
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
 from scheduler_svc.executors.step_watch import StepWatch, largest_grammar
 from scheduler_svc.request.outputs import FinishReason

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from octavo_shared.process.events import Event
-from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from octavo_shared.step_wire.executor_info import Capability, ExecutorInfo, TokenizerFile
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
@@ -81,9 +81,12 @@ class FleetModel:
             self.update_limits()
             numerics = Numerics(session.info.numerics_id, session.info.weights_digest)
             self._report_numerics(numerics, address, session.info.kv_cache_dtype)
-            names_blocks = session.names_blocks and limits.prefix_caching
+            agreed = session.agreement.capabilities
             limits = replace(
-                limits, names_blocks=names_blocks, flags_rows=session.flags_rows, tells_loads=session.tells_loads
+                limits,
+                names_blocks=Capability.NAMED_BLOCKS in agreed and limits.prefix_caching,
+                flags_rows=Capability.ROW_FLAGS in agreed,
+                tells_loads=Capability.GRAMMARS_READY in agreed,
             )
             planner = self._fleet.join(limits, session.epoch, address, numerics, session.info)
             block_ids, names = session.kept_blocks

@@ -25,7 +25,6 @@ from octavo_shared.grpc.grpc_status import failure_text
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.cache_group import firsts_of
-from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import Int32Array, Step, StepResult, find_repeated, no_slots
 from octavo_shared.step_wire.wire import decode_registered_blocks, decode_result, encode_step, feature_bits_of
@@ -73,10 +72,12 @@ class ExecutorSession:
     One task at a time may send, and one may receive.
 
     Attributes:
+        is_resuming: Whether the stream broke, and another one is being opened.
         on_heartbeat: Called with the round trip of each answered heartbeat, in seconds.
         on_leaving: Awaited at each answer of a heartbeat that says that the executor leaves.
         arrived_at_s: When the last message was read from the stream: monotonic time in seconds.
         write_began_at_s: When the write of the last step began, likewise.
+        agreement: What was agreed on at Attach.
         kept_blocks: Cached device blocks that the executor has kept, and their names, one after the other.
     """
 
@@ -91,7 +92,7 @@ class ExecutorSession:
     ) -> None:
         self.epoch = epoch
         self.info = info
-        self._agreement = agreement
+        self.agreement = agreement
         self._address = address  # for the log
         self._stub = stub
         self._timings = timings
@@ -103,21 +104,16 @@ class ExecutorSession:
         self._stream_lock = asyncio.Lock()
         self._num_resumes_in_a_row = 0
         self._heartbeat_answered_at_s = monotonic_s()
-        self._is_resuming = False
+        self.is_resuming = False
         self.arrived_at_s = 0.0
         self.write_began_at_s = 0.0
         self.on_heartbeat: Callable[[float], None] = lambda _: None
         self.on_leaving: Callable[[], Awaitable[None]] = stays
         self.kept_blocks: tuple[Int32Array, bytes] = no_slots(), b""
 
-    @property
-    def is_resuming(self) -> bool:
-        """Whether the stream broke, and another one is being opened."""
-        return self._is_resuming
-
     def trouble(self, now_s: float) -> str:
         """Return what is wrong with the connection, in words; empty: no trouble is known. `now_s` is monotonic."""
-        if self._is_resuming:
+        if self.is_resuming:
             return f"its step stream broke; it is lost unless it answers within {self._timings.resume_timeout_s:g} s"
         silent_s = now_s - self._heartbeat_answered_at_s
         if silent_s <= 2 * self._timings.heartbeat_interval_s:
@@ -136,21 +132,6 @@ class ExecutorSession:
                 return ()
             raise ExecutorLostError(f"GetTokenizer failed: {error.details()}") from error
         return tuple(TokenizerFile(file.name, file.content) for file in response.files)
-
-    @property
-    def names_blocks(self) -> bool:
-        """Whether the executor keeps names of blocks."""
-        return Capability.NAMED_BLOCKS in self._agreement.capabilities
-
-    @property
-    def flags_rows(self) -> bool:
-        """Whether the executor says which outputs cannot go on."""
-        return Capability.ROW_FLAGS in self._agreement.capabilities
-
-    @property
-    def tells_loads(self) -> bool:
-        """Whether the executor loads grammars beside the steps, and reports when a load ends."""
-        return Capability.GRAMMARS_READY in self._agreement.capabilities
 
     async def list_kept_blocks(self) -> None:
         """Read the cached blocks that the executor has kept of an earlier attachment into `kept_blocks`.
@@ -187,7 +168,7 @@ class ExecutorSession:
 
         Raises: ExecutorLostError: the session ended while the executor did not read.
         """
-        bits = feature_bits_of(step) if self._agreement.has_feature_bits else None
+        bits = feature_bits_of(step) if self.agreement.has_feature_bits else None
         message = encode_step(step, feature_bits=bits)
         async with self._stream_lock:  # a resume sends all unanswered steps; none may be added meanwhile
             assert self._stream is not None, "open() comes first"
@@ -298,7 +279,7 @@ class ExecutorSession:
         self._num_resumes_in_a_row = 0
         sent_bits = self._unanswered.popleft().feature_bits if self._unanswered else 0
         self._restart_step_timer()
-        self._agreement.check_answer(response.step, sent_bits)
+        self.agreement.check_answer(response.step, sent_bits)
         try:
             return decode_result(response.step)
         except InvalidStepError as error:
@@ -334,14 +315,14 @@ class ExecutorSession:
             step_id = self._unanswered[0].step_id
             raise ExecutorLostError(f"the stream broke {self._num_resumes_in_a_row} times at step {step_id}: {broken}")
         log.warning(Event("step_stream_broke", executor=self._address, epoch=self.epoch, cause=str(broken)))
-        self._is_resuming = True
+        self.is_resuming = True
         try:
             async with asyncio.timeout(self._timings.resume_timeout_s), self._stream_lock:
                 self._stream = await self._retry_start()
         except TimeoutError as error:
             raise ExecutorLostError(f"no answer within {self._timings.resume_timeout_s:g} s") from error
         finally:
-            self._is_resuming = False
+            self.is_resuming = False
         if self._reason_to_give_up:  # the session was given up while there was no stream to cancel
             raise ExecutorLostError(self._reason_to_give_up)
         progress = {"epoch": self.epoch, "last_step_id": self._last_received_step_id}

@@ -14,8 +14,7 @@ from google.protobuf.message import Message
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
 from octavo_shared.grpc import grpc_server
 from octavo_shared.grpc.grpc_metrics import CallMetrics
-from octavo_shared.grpc.grpc_server import GrpcServer
-from octavo_shared.grpc.health import Health
+from octavo_shared.grpc.grpc_server import GrpcServer, Health
 from octavo_shared.grpc.tls import server_tls
 from octavo_shared.process.metric import Family
 from octavo_shared.process.tracing import Tracing, start_tracing
@@ -32,7 +31,7 @@ from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.grammars.grammar_checks import GrammarChecks, GrammarMeter
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.front.text.text_threads import LOST_THREADS
-from scheduler_svc.processes.client_services import GENERATION_SERVICE
+from scheduler_svc.processes.process import GENERATION_SERVICE
 from scheduler_svc.request.engine_client import EngineClient
 
 if TYPE_CHECKING:  # these import aiohttp and opentelemetry

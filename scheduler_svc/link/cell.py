@@ -3,7 +3,7 @@
     Generation ──> Cell ──┬─> RemoteEngine ══ Join ══> engine process of a scheduler
                           └─> RemoteEngine ══ Join ══> engine process of another one
 
-A request runs at one of those in use (`engines_in_use.py`), which `rendezvous.py` chooses. Where that engine goes away,
+A request runs at one of those in use (`engines_in_use.py`). Where that engine goes away,
 or loses its last executor, its requests go on at another engine that computes the same bits, else they wait.
 Nothing that runs is moved. Where no engine is left, as while all schedulers are restarted, new requests wait as long as
 requests that ran.
@@ -18,15 +18,14 @@ from dataclasses import astuple
 
 from octavo_shared.errors import DrainingError, NoExecutorError, OctavoServiceError, QueueFullError, UnavailableError
 from octavo_shared.grpc.membership import Membership
-from octavo_shared.process.asking import any_says_yes
+from octavo_shared.process.concurrency import any_says_yes
 from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family, LabelValues, Metric
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from scheduler_svc.link.absence import LIMIT_S, Absence
-from scheduler_svc.link.engines_in_use import EnginesInUse, Joined
+from scheduler_svc.link.engines_in_use import EnginesInUse, Joined, choose_place, prefix_of
+from scheduler_svc.link.messages import UNREACHABLE
 from scheduler_svc.link.remote_engine import LOADING, ReadTokenizer, RemoteEngine
-from scheduler_svc.link.rendezvous import choose_place, prefix_of
-from scheduler_svc.link.state import UNREACHABLE
 from scheduler_svc.request.engine_client import AnswerSink, EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.served_model import ServedModel

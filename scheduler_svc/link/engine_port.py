@@ -11,11 +11,17 @@ from grpc_health.v1 import health as health_names
 from octavo.core.v1 import core_service_pb2_grpc
 from octavo_shared.errors import MalformedMessageError, PermissionDeniedError
 from octavo_shared.grpc.certificates import PemFile
-from octavo_shared.grpc.grpc_peer import certificate_names, peer_address
-from octavo_shared.grpc.grpc_server import GrpcServer
+from octavo_shared.grpc.grpc_server import GrpcServer, Health
 from octavo_shared.grpc.grpc_status import abort
-from octavo_shared.grpc.health import Health
-from octavo_shared.grpc.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
+from octavo_shared.grpc.interceptor import (
+    Context,
+    Handler,
+    HandlerInterceptor,
+    certificate_names,
+    handler_parts,
+    peer_address,
+    run_handler,
+)
 from octavo_shared.grpc.tls import ServerTls
 from octavo_shared.process.events import Event
 from scheduler_svc.config.scheduler_config import SchedulerConfig

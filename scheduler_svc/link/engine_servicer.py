@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import grpc.aio
@@ -14,14 +14,15 @@ from octavo.admin.v1 import admin_pb2
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from octavo_shared.errors import CallerError, FencedError, UnavailableError
-from octavo_shared.grpc.grpc_peer import peer_address
+from octavo_shared.grpc.interceptor import peer_address
 from octavo_shared.process.events import Event
+from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.executors.fleet_model import LoadTokenizer
 from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.front_metrics import FrontMetrics
 from scheduler_svc.link.front_session import FrontSession
-from scheduler_svc.link.state import EngineState
-from scheduler_svc.link.tokenizer_files import TokenizerFiles
+from scheduler_svc.link.messages import EngineState
 from scheduler_svc.processes.incarnation import Incarnation
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class EngineServicer(pb_grpc.CoreServiceServicer):
     def __init__(
         self,
         engine: Engine,
-        tokenizer: TokenizerFiles,
+        tokenizer: "TokenizerFiles",
         incarnation: Incarnation,
         state_interval_s: float = STATE_INTERVAL_S,
         prefix_key_fingerprint: bytes = b"",
@@ -285,3 +286,35 @@ def engine_state(engine: Engine) -> EngineState:
         orphan_timeout_s=engine.settings.orphan_timeout_s,
         tenants_at_share=engine.waiting.tenants_at_share,
     )
+
+
+class TokenizerFiles:
+    """Keeps the files that the first executor of the fleet has, and reads none of them.
+
+    Args:
+        load: Reads them for a front in the engine's own process; None: there is none.
+    """
+
+    def __init__(self, load: LoadTokenizer | None = None) -> None:
+        self._load = load
+        self._files: tuple[TokenizerFile, ...] | None = None
+
+    async def load(self, info: ExecutorInfo, fetch: Callable[[], Awaitable[Sequence[TokenizerFile]]]) -> None:
+        """Another executor process is the first one of the fleet: its model is about to be served."""
+        files = tuple(await fetch())
+        if self._load is not None:
+            await self._load(info, _given(files))
+        self._files = files
+
+    def files(self) -> tuple[TokenizerFile, ...]:
+        """Return them. Raises UnavailableError: no executor has been attached yet."""
+        if self._files is None:
+            raise UnavailableError("no executor has been attached yet; retry in a moment")
+        return self._files
+
+
+def _given(files: tuple[TokenizerFile, ...]) -> Callable[[], Awaitable[tuple[TokenizerFile, ...]]]:
+    async def fetch() -> tuple[TokenizerFile, ...]:
+        return files
+
+    return fetch

@@ -2,20 +2,26 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
-from octavo_shared.errors import MalformedMessageError, OctavoServiceError
+from octavo_shared.errors import InvalidFieldError, MalformedMessageError, OctavoServiceError, UnavailableError
+from octavo_shared.grpc.grpc_status import failure_text
 from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family
+from octavo_shared.step_wire.executor_info import TokenizerFile
+from octavo_shared.step_wire.incarnation import require_believable
 from octavo_shared.step_wire.message_bytes import CheckedAnswers
 from scheduler_svc.link.front_metrics import encode_families
-from scheduler_svc.link.outbox import Outbox
+
+if TYPE_CHECKING:
+    from scheduler_svc.link.remote_engine import RemoteEngine
 
 log = logging.getLogger(__name__)
 
@@ -37,26 +43,6 @@ class EngineFaultError(OctavoServiceError):
     """The engine sent what no engine sends: the session ends, and its requests go on behind what there is."""
 
 
-class Joining(Protocol):
-    """What is joined to the engine by a stream."""
-
-    front_id: str
-    is_joined_elsewhere: Callable[[], bool]
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the engine was there, and is expected back."""
-
-    def hello(self) -> pb.FrontHello:
-        """Return the first word of a session, which begins."""
-
-    async def take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
-        """Take a message of the engine. Raises OctavoServiceError, or what is in `_UNREADABLE`: the session ends."""
-
-    async def lose(self, trouble: str) -> None:
-        """The stream broke, or did not begin, for this reason."""
-
-
 class EngineStream:
     """Keeps a front joined to the engine at an address.
 
@@ -74,9 +60,9 @@ class EngineStream:
 
     def __init__(
         self,
-        owner: Joining,
+        owner: "RemoteEngine",
         open_channel: Callable[[], grpc.aio.Channel],
-        outbox: Outbox,
+        outbox: "Outbox",
         collect: Callable[[], Iterable[Family]],
         loop_lag_s: Callable[[], float],
         explain: Callable[[grpc.aio.AioRpcError], str],
@@ -171,3 +157,99 @@ class EngineStream:
             self._outbox.message.loop_lag_us = round(1e6 * self._loop_lag_s())
             self._outbox.wake()
             await asyncio.sleep(METRICS_INTERVAL_S)
+
+
+# Prompts in one message, in bytes, but for the last of them: a message has a limit.
+MAX_PROMPT_BYTES = 4 * 2**20
+
+
+class Outbox:
+    """Belongs to one front, over all of its sessions.
+
+    Attributes:
+        message: The message that grows; after adding to it, call `wake`.
+    """
+
+    def __init__(self) -> None:
+        self.message = pb.JoinRequest()
+        self._num_prompt_bytes = 0  # in `message`
+        self._full: deque[pb.JoinRequest] = deque()  # before `message`
+        self._has_news = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is something to write."""
+        self._has_news.set()
+
+    def submit(self, submission: pb.Submission) -> None:
+        """Add a request; the message is closed behind it if its prompts are large enough."""
+        self.message.submissions.append(submission)
+        self._num_prompt_bytes += len(submission.prompt_token_ids)
+        if self._num_prompt_bytes >= MAX_PROMPT_BYTES:
+            self._full.append(self._take())
+        self.wake()
+
+    def clear(self) -> None:
+        """A session begins: what was for the last session is void."""
+        self._take()
+        self._full.clear()
+
+    async def write_to(self, call: "grpc.aio.StreamStreamCall[pb.JoinRequest, pb.JoinResponse]") -> None:
+        """Write to a stream whatever there is, until cancelled."""
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            while self._full:
+                await call.write(self._full.popleft())
+            await call.write(self._take())
+
+    def _take(self) -> pb.JoinRequest:
+        message, self.message, self._num_prompt_bytes = self.message, pb.JoinRequest(), 0
+        return message
+
+
+class StaleEngineError(OctavoServiceError):
+    """The engine that answers is an older one, or says nonsense of its place."""
+
+
+class Incarnations:
+    """The largest incarnation of each scheduler."""
+
+    def __init__(self) -> None:
+        self._latest_of: dict[str, int] = {}
+
+    def latest_of(self, scheduler_id: str) -> int:
+        """Return the incarnation of the latest engine of a scheduler; 0: none was joined."""
+        return self._latest_of.get(scheduler_id, 0)
+
+    def require_latest(self, scheduler_id: str, incarnation: int, unix_s: float) -> None:
+        """Keep the incarnation of an engine that is joined. Raises StaleEngineError: a later engine was joined."""
+        if not incarnation:  # it is new, and waits for its executors
+            return
+        try:
+            require_believable(incarnation, unix_s)
+        except InvalidFieldError as error:
+            raise StaleEngineError(
+                f"the engine of scheduler {scheduler_id!r} sent an invalid incarnation: {error}"
+            ) from error
+        if incarnation < (former := self.latest_of(scheduler_id)):
+            raise StaleEngineError(
+                f"the engine of scheduler {scheduler_id!r} has the incarnation {incarnation}; this front has joined a "
+                f"later one, {former}"
+            )
+        self._latest_of[scheduler_id] = incarnation
+
+
+async def fetch_tokenizer(stub: "pb_grpc.CoreServiceAsyncStub") -> tuple[TokenizerFile, ...]:
+    """Fetch the files. Raises UnavailableError: the engine does not give them."""
+    contents: dict[str, bytearray] = {}
+    chunk: Any
+    try:
+        async for chunk in stub.GetTokenizer(pb.GetTokenizerRequest()):
+            if isinstance(chunk, MalformedMessageError):
+                raise UnavailableError(
+                    "the engine answered GetTokenizer with a message that cannot be decoded"
+                ) from chunk
+            contents.setdefault(chunk.name, bytearray()).extend(chunk.content)
+    except grpc.aio.AioRpcError as error:
+        raise UnavailableError(f"the engine did not send the tokenizer files: {failure_text(error)}") from error
+    return tuple(TokenizerFile(name, bytes(content)) for name, content in contents.items())

@@ -1,17 +1,120 @@
-"""Which engines of a cell take new requests, for which model, and with which tokenizer; `agreement.py` has the rule."""
+"""Which engines of a cell take new requests, for which model and with which tokenizer; at which one a request runs.
+
+All engines are used that serve one model, with one tokenizer, under one name (`agree`). A request runs at the same one
+of them on every front, unless that has too much to do (`choose_place`): consistent hashing with bounded loads
+(Mirrokni, Thorup, Zadimoghaddam: arXiv 1608.01350), by rendezvous hashing (Thaler, Ravishankar, 1998). An engine that
+comes or goes changes the place of its share of the prompts only.
+"""
 
 import asyncio
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Protocol, TypeVar
 
 from octavo_shared.errors import OctavoServiceError
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.executor_info import TokenizerFile
-from scheduler_svc.link.agreement import Candidate, Kind, agree, merged
 from scheduler_svc.link.remote_engine import ReadTokenizer, RemoteEngine
-from scheduler_svc.request.served_model import ServedModel
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.served_model import Reproducibility, ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What all engines that are used have in common."""
+
+    name: str
+    model_hash: str
+    weights_digest: str
+    tokenizer_digest: str
+
+
+_WORDS = {
+    "name": "another name",
+    "model_hash": "another model",
+    "weights_digest": "other weights",
+    "tokenizer_digest": "another tokenizer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine process that takes requests."""
+
+    kind: Kind
+    scheduler_id: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Which engines are used.
+
+    Attributes:
+        kind: What they serve; None: no engine takes requests.
+        used: Addresses of the engines that get new requests.
+        odd: Why the other engines are not used, by address.
+    """
+
+    kind: Kind | None
+    used: tuple[str, ...]
+    odd: Mapping[str, str]
+
+
+def agree(candidates: Mapping[str, Candidate], in_use: Kind | None) -> Agreement:
+    """Return which engines are used, by their addresses.
+
+    A kind stays in use while an engine of it takes requests: so a new model comes into use when the engines of the old
+    model are drained. Else it is the kind of most engines; among equals, of the engine that has served longest.
+    """
+    odd: dict[str, str] = {}
+    latest: dict[str, str] = {}  # address of the latest engine of each scheduler
+    for address in sorted(candidates, key=lambda one: (candidates[one].incarnation, one), reverse=True):
+        scheduler_id = candidates[address].scheduler_id
+        if (later := latest.setdefault(scheduler_id, address)) != address:
+            odd[address] = (
+                f"its scheduler id {scheduler_id!r} is also that of the engine at {later}, which came later; give each "
+                "scheduler a --scheduler-id of its own"
+            )
+    ready = {address: one for address, one in candidates.items() if address not in odd}
+    kinds = Counter(one.kind for one in ready.values())
+    kind = in_use if in_use in kinds else None
+    if kind is None and kinds:
+        first = {one.kind: one.incarnation for one in sorted(ready.values(), key=lambda one: -one.incarnation)}
+        kind = max(kinds, key=lambda kind: (kinds[kind], -first[kind]))
+    for address, one in ready.items():
+        if kind is not None and one.kind != kind:
+            differs = [
+                _WORDS[field.name]
+                for field in fields(Kind)
+                if getattr(one.kind, field.name) != getattr(kind, field.name)
+            ]
+            odd[address] = (
+                f"it serves {' and '.join(differs)} than the engines in use; drain those to change over to it"
+            )
+    return Agreement(kind, tuple(sorted(ready.keys() - odd.keys())), odd)
+
+
+def merged(models: Sequence[ServedModel]) -> ServedModel:
+    """Return what each of several engines of one kind serves."""
+    first = models[0]
+    if all(model is first for model in models):
+        return first
+    promises = [model.reproducibility for model in models]
+    ids = tuple(sorted({one for promise in promises for one in promise.numerics_ids}))
+    why_not = next((promise.why_not for promise in promises if promise.why_not), "")
+    if not why_not and len(ids) > 1:
+        why_not = f"the schedulers' executors have {len(ids)} different numerics ids"
+    return replace(
+        first,
+        max_model_len=min(model.max_model_len for model in models),
+        max_num_seqs=min(model.max_num_seqs for model in models),
+        reproducibility=Reproducibility(ids, first.reproducibility.weights_digest, why_not),
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -129,3 +232,57 @@ class EnginesInUse:
             schedulers = ",".join(sorted(keys.values()))
             fix = "give them one --prefix-key-file, so that executors keep their blocks when they change schedulers"
             log.warning(Event("prefix_keys_differ", schedulers=schedulers, fix=fix))
+
+
+# What an engine may have to do at most, as a multiple of its share by its slots, as a front sees it. Fronts hear late
+# of each other's requests, so an engine may really have up to 1.25 times its share.
+LOAD_BOUND = 1.1
+
+# Tokens of a prompt that decide where it goes, in whole blocks: as a rule the beginning of a system prompt.
+NUM_PREFIX_TOKENS = 64
+
+
+class Place(Protocol):
+    """An engine process where requests can run."""
+
+    @property
+    def scheduler_id(self) -> str:
+        """Its name, which stays over its restarts."""
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that run there at once."""
+
+    @property
+    def num_taken(self) -> int:
+        """Sequences that run or wait there."""
+
+
+_Place = TypeVar("_Place", bound=Place)
+
+
+def prefix_of(request: EngineRequest, block_size_tokens: int) -> bytes:
+    """Return what requests have in common that should run at one place, as they can share blocks there."""
+    num_tokens = min(NUM_PREFIX_TOKENS, len(request.prompt_token_ids))
+    num_tokens -= num_tokens % block_size_tokens if num_tokens > block_size_tokens else 0
+    prompt = request.prompt_token_ids[:num_tokens].astype("<i4", copy=False).tobytes()
+    return b"%d:%s:%d:%s" % (len(request.tenant), request.tenant.encode(), request.cache_salt, prompt)
+
+
+def choose_place(prefix: bytes, width: int, places: Sequence[_Place]) -> _Place:
+    """Return where `width` sequences with a prompt of this prefix run.
+
+    The first place by its hash that stays within the bound, and has free slots if any place has; else the least loaded.
+    """
+    ranked = sorted(places, key=lambda place: _score(place.scheduler_id, prefix), reverse=True)
+    num_taken = width + sum(place.num_taken for place in ranked)
+    num_slots = max(1, sum(place.num_slots for place in ranked))
+    free = [place for place in ranked if place.num_taken + width <= place.num_slots] or ranked
+    for place in free:
+        if place.num_taken + width <= max(width, LOAD_BOUND * num_taken * place.num_slots / num_slots):
+            return place
+    return min(free, key=lambda place: (place.num_taken + width) / max(1, place.num_slots))
+
+
+def _score(scheduler_id: str, prefix: bytes) -> bytes:
+    return hashlib.blake2b(prefix, digest_size=8, key=hashlib.sha256(scheduler_id.encode()).digest()).digest()

@@ -26,15 +26,9 @@ from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from scheduler_svc.link.absence import LIMIT_S, Absence
-from scheduler_svc.link.delivery import deliver
-from scheduler_svc.link.ends import REASONS
-from scheduler_svc.link.engine_stream import EngineStream
-from scheduler_svc.link.failures import encode_failure
-from scheduler_svc.link.incarnations import Incarnations
-from scheduler_svc.link.outbox import Outbox
-from scheduler_svc.link.remote_request import RemoteRequest
-from scheduler_svc.link.state import UNREACHABLE, EngineState, decode_state
-from scheduler_svc.link.tokenizer_fetch import fetch_tokenizer
+from scheduler_svc.link.engine_stream import EngineStream, Incarnations, Outbox, fetch_tokenizer
+from scheduler_svc.link.messages import REASONS, UNREACHABLE, EngineState, decode_state, encode_failure
+from scheduler_svc.link.remote_request import RemoteRequest, deliver
 from scheduler_svc.request.engine_client import AnswerSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import FinishReason
@@ -277,7 +271,7 @@ class RemoteEngine:
         await self._stream.run()
 
     def hello(self) -> pb.FrontHello:
-        """See `Joining`."""
+        """Return the first word of a session, which begins."""
         self._is_front_ready = None
         return pb.FrontHello(
             min_version=MIN_VERSION,
@@ -290,7 +284,7 @@ class RemoteEngine:
         )
 
     async def lose(self, trouble: str) -> None:
-        """The engine is gone: what was asked of it waits for the next one."""
+        """The stream broke, or did not begin: what was asked of the engine waits for the next one."""
         if self.is_reachable:
             self._trouble = trouble
             self._absence.begin()
@@ -340,7 +334,7 @@ class RemoteEngine:
     # What the engine says ----------------------------------------------------------------------------------------
 
     async def take(self, message: pb.JoinResponse, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
-        """Take a message. Raises: see `Joining`; TokenGapError, StaleEngineError: see there."""
+        """Take a message of the engine. Raises OctavoServiceError, or what no engine sends does: the session ends."""
         if message.HasField("welcome"):
             welcome = message.welcome
             self.scheduler_id, self.incarnation = welcome.scheduler_id, welcome.incarnation

@@ -1,40 +1,42 @@
 """A request as a front in a process of its own has it."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
+from itertools import repeat
+from typing import TYPE_CHECKING
 
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo_shared.errors import DrainingError, OctavoServiceError, UnavailableError
 from octavo_shared.process.clock import monotonic_s
-from scheduler_svc.link.ends import decode_ended
-from scheduler_svc.link.failures import decode_failure
-from scheduler_svc.link.submissions import encode_submission
+from scheduler_svc.link.messages import (
+    decode_ended,
+    decode_failure,
+    decode_losses,
+    decode_pooled,
+    decode_reason,
+    decode_search_end,
+    decode_span,
+    encode_submission,
+)
 from scheduler_svc.request.engine_client import AnswerSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array
 from scheduler_svc.request.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from scheduler_svc.link.remote_engine import RemoteEngine
 
 
 class TokenGapError(OctavoServiceError):
     """Tokens of an output are missing on the link: the session ends, and the request goes on behind what there is."""
 
 
-class RequestsOfEngine(Protocol):
-    """What an engine is told of the requests of a front."""
-
-    def finish_output(self, number: int, output_index: int, num_tokens: int, reason: FinishReason) -> None:
-        """A request says with how many tokens an output ends."""
-
-    def abort(self, number: int, error: OctavoServiceError) -> None:
-        """A request is to end."""
-
-
 class RemoteRequest:
     """A live request of a front; its own handle.
 
     Args:
-        engine: The engine where it runs.
+        core: The engine where it runs.
         number: Its number in the session.
         request: What was submitted.
         sink: Takes what comes.
@@ -48,7 +50,7 @@ class RemoteRequest:
 
     __slots__ = (
         "_checked_for",
-        "_engine",
+        "_core",
         "_num_tokens_of",
         "_number",
         "aborted_with",
@@ -60,7 +62,7 @@ class RemoteRequest:
     )
 
     def __init__(
-        self, engine: RequestsOfEngine, number: int, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel
+        self, core: "RemoteEngine", number: int, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel
     ) -> None:
         self.request = request
         self.sink = sink
@@ -69,7 +71,7 @@ class RemoteRequest:
         self.aborted_with: OctavoServiceError | None = None
         self.is_put_back = False
         self.losses = request.losses
-        self._engine = engine
+        self._core = core
         self._number = number
         self._num_tokens_of = request.num_known_tokens
 
@@ -114,9 +116,9 @@ class RemoteRequest:
                 if reason is not None:
                     self.sink.finish_output(index, reason)
 
-    def move_to(self, engine: RequestsOfEngine, number: int) -> None:
+    def move_to(self, core: "RemoteEngine", number: int) -> None:
         """It goes on at another engine, which knows it by a number of its own."""
-        self._engine, self._number = engine, number
+        self._core, self._number = core, number
 
     def begin(self) -> None:
         """An engine has queued it."""
@@ -164,12 +166,12 @@ class RemoteRequest:
 
     def finish_output(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
         """See `RequestHandle`."""
-        self._engine.finish_output(self._number, output_index, num_tokens, reason)
+        self._core.finish_output(self._number, output_index, num_tokens, reason)
 
     def abort(self, error: OctavoServiceError) -> None:
         """See `RequestHandle`."""
         self.aborted_with = error
-        self._engine.abort(self._number, error)
+        self._core.abort(self._number, error)
 
     def end(self, message: pb.RequestEnd) -> None:
         """The engine has ended it, or refused it; a queued one that another engine may take is put back."""
@@ -203,3 +205,67 @@ class RemoteRequest:
             trace_id=request.trace_id,
         )
         self.sink.end(ended, error)
+
+
+def deliver(message: pb.JoinResponse, requests: Mapping[int, RemoteRequest]) -> None:
+    """Tell requests what a message says of them, but not which have ended; requests that are gone hear nothing.
+
+    Raises: TokenGapError: tokens are missing. ArithmeticError, LookupError, TypeError, ValueError: no engine sends it.
+    """
+    for number in message.accepted:
+        if (request := requests.get(number)) is not None:
+            request.begin()
+    for prompt in message.prompt_logprobs:
+        if (request := requests.get(prompt.number)) is not None:
+            alternatives = Alternatives(list(prompt.alternative_token_ids), list(prompt.alternative_logprobs))
+            request.sink.push_prompt(list(prompt.logprobs), alternatives)
+    for begin in message.span_begins:
+        if (request := requests.get(begin.number)) is not None:
+            request.sink.begin_span(decode_span(begin.span))
+    for told in message.losses:
+        if (request := requests.get(told.number)) is not None:
+            request.losses = decode_losses(told.losses)
+    if message.HasField("tokens"):
+        _deliver_tokens(message.tokens, requests)
+    for end in message.output_ends:
+        if (request := requests.get(end.number)) is not None:
+            request.end_output(end.output_index, end.num_tokens, decode_reason(end.reason))
+    for search in message.search_ends:
+        if (request := requests.get(search.number)) is not None:
+            request.sink.finish_search(decode_search_end(search))
+    for pooled in message.pooled_answers:
+        if (request := requests.get(pooled.number)) is not None:
+            request.take_pooled(decode_pooled(pooled))
+
+
+def _deliver_tokens(tokens: pb.Tokens, requests: Mapping[int, RemoteRequest]) -> None:
+    """Give tokens to their requests, in the order in which they came.
+
+    Raises: TokenGapError: some are missing. ValueError: columns do not fit each other.
+    """
+    num_tokens = len(tokens.numbers)
+    num_alternatives = sum(tokens.alternative_counts)
+    if {len(tokens.alternative_token_ids), len(tokens.alternative_logprobs)} != {num_alternatives}:
+        raise ValueError(f"{num_alternatives} alternatives were counted")
+    rows = zip(
+        tokens.numbers,
+        tokens.output_indexes or repeat(0, num_tokens),
+        tokens.positions,
+        tokens.token_ids,
+        tokens.logprobs or repeat(None, num_tokens),
+        tokens.alternative_counts or repeat(0, num_tokens),
+        strict=True,
+    )
+    first = 0
+    for number, output_index, position, token_id, logprob, num_alternatives in rows:
+        alternatives = None
+        if num_alternatives:
+            ends = first + num_alternatives
+            alternatives = Alternatives(
+                list(tokens.alternative_token_ids[first:ends]), list(tokens.alternative_logprobs[first:ends])
+            )
+            first = ends
+        request = requests.get(number)
+        if request is not None:
+            known = None if logprob is None or logprob != logprob else logprob  # NaN: not computed
+            request.push(output_index, position, token_id, known, alternatives)

@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from octavo_shared.grpc.announce import Announcements
 from octavo_shared.grpc.exposure import warn_if_exposed
 from octavo_shared.grpc.grpc_metrics import CallMetrics, service_families
 from octavo_shared.grpc.grpc_server import (
+    Health,
     Port,
     Ports,
     announce_listening,
@@ -30,27 +31,21 @@ from octavo_shared.grpc.grpc_server import (
     shut_down,
 )
 from octavo_shared.grpc.grpc_status import failure_text
-from octavo_shared.grpc.health import Health
-from octavo_shared.grpc.membership import Membership, host_of_name
+from octavo_shared.grpc.membership import Membership
 from octavo_shared.process.config import load_config_or_exit
 from octavo_shared.process.garbage_collection import IdleCollection, settle
 from octavo_shared.process.metric import Family
 from octavo_shared.process.metrics_server import MetricsServer
 from octavo_shared.process.stop_request import StopRequest
 from scheduler_svc.config.client_side_config import FrontConfig
-from scheduler_svc.config.dial_tls import read_credentials
+from scheduler_svc.config.dial_tls import ENGINE_FLAGS, engine_tls, read_credentials
 from scheduler_svc.front.front import Front
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link.cell import Cell, cell_families
-from scheduler_svc.link.incarnations import Incarnations
+from scheduler_svc.link.engine_stream import Incarnations
 from scheduler_svc.link.remote_engine import ReadTokenizer, RemoteEngine
-from scheduler_svc.processes.client_services import GENERATION_SERVICE
-from scheduler_svc.processes.loop_lag import LoopLag
-from scheduler_svc.processes.process import SETTINGS_FROM_STDIN, run_to_end
+from scheduler_svc.processes.process import GENERATION_SERVICE, SETTINGS_FROM_STDIN, LoopLag, run_to_end
 from scheduler_svc.telemetry.vllm_metrics import vllm_families
-
-# The prefix of the names of the settings of TLS to the engine.
-FLAGS = "--engine-tls"
 
 # An engine behind a broken network is noticed after both of these, in milliseconds; while we send, after the second.
 KEEPALIVE_TIME_MS = 6_000
@@ -107,7 +102,7 @@ class FrontService:
     def __init__(self, config: FrontConfig) -> None:
         self._config = config
         if (tls := engine_tls(config, config.engine)) is not None:
-            read_credentials(tls, FLAGS)  # unusable files prevent the start, and not only every connection
+            read_credentials(tls, ENGINE_FLAGS)  # unusable files prevent the start, and not only every connection
         self._calls = CallMetrics()
         self._loop_lag = LoopLag()
         self._health = Health([GENERATION_SERVICE])
@@ -243,13 +238,9 @@ class FrontService:
             return
         warn_if_exposed(
             "front",
-            {
-                "--listen": config.listen,
-                **({} if config.openai_listen is None else {"--openai-listen": config.openai_listen}),
-            },
+            {"--listen": config.listen, "--openai-listen": config.openai_listen},
             is_encrypted=self.front.tls is not None,
             knows_clients=bool(config.tokens_file or config.tls_client_ca),
-            how_to_know_clients="set --tokens-file to ask for tokens, or --tls-client-ca to demand client certificates",
         )
 
     def _open_engine(
@@ -291,7 +282,7 @@ class FrontService:
             ]
         if tls is None:
             return grpc.aio.insecure_channel(address, options=options)
-        credentials = read_credentials(tls, FLAGS)
+        credentials = read_credentials(tls, ENGINE_FLAGS)
         return grpc.aio.secure_channel(address, credentials, options=[*options, *tls.channel_options])
 
 
@@ -307,19 +298,7 @@ async def _why_to_stop(stopping: asyncio.Future[str], tasks: Iterable[asyncio.Ta
 
 def _explain(tls: TlsOptions | None, error: grpc.aio.AioRpcError) -> str:
     """Say why an engine could not be joined, or was cut off."""
-    return handshake_trouble(error.details() or "", tls, FLAGS, "--front-tls-ca") or failure_text(error)
-
-
-def engine_tls(config: FrontConfig, targets: Sequence[str]) -> TlsOptions | None:
-    """Return how to speak TLS with the engines at these addresses; None: plaintext."""
-    if config.engine_tls_ca is None:
-        return None
-    return TlsOptions(
-        ca=config.engine_tls_ca,
-        cert=config.engine_tls_cert,
-        key=config.engine_tls_key,
-        server_name=config.engine_tls_server_name or host_of_name(targets),
-    )
+    return handshake_trouble(error.details() or "", tls, ENGINE_FLAGS, "--front-tls-ca") or failure_text(error)
 
 
 if __name__ == "__main__":

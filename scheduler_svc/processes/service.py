@@ -12,15 +12,14 @@ from octavo.admin.v1 import admin_pb2, admin_service_pb2, admin_service_pb2_grpc
 from octavo_shared.grpc.announce import Announcements, Announcer
 from octavo_shared.grpc.exposure import warn_if_exposed
 from octavo_shared.grpc.grpc_metrics import CallMetrics, service_families
-from octavo_shared.grpc.grpc_server import GrpcServer, Port, Ports, leave, probe_server, shut_down
-from octavo_shared.grpc.health import Health
+from octavo_shared.grpc.grpc_server import GrpcServer, Health, Port, Ports, leave, probe_server, shut_down
 from octavo_shared.grpc.membership import Membership
 from octavo_shared.grpc.tls import server_tls
 from octavo_shared.grpc.watched_files import WatchedFiles
 from octavo_shared.process.metric import Family, LabelValues
 from octavo_shared.process.metrics_server import MetricsServer
 from scheduler_svc.admin.servicer import AdminServicer
-from scheduler_svc.config.dial_tls import read_credentials
+from scheduler_svc.config.dial_tls import EXECUTOR_FLAGS, executor_tls, read_credentials
 from scheduler_svc.config.prefix_key import key_fingerprint, prefix_key
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.config.tenants_file import default_quota, read_tenants
@@ -33,15 +32,12 @@ from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver_interface import AtFaultPoint, DriverSettings, no_fault
 from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.executors.session import SessionTimings
-from scheduler_svc.executors.tls import FLAGS, executor_tls
 from scheduler_svc.front.access.access_control import AccessInterceptor, access_control
 from scheduler_svc.http.http_tls import http_tls
 from scheduler_svc.link.engine_port import engine_port
-from scheduler_svc.link.engine_servicer import EngineServicer
-from scheduler_svc.link.tokenizer_files import TokenizerFiles
-from scheduler_svc.processes.client_services import GENERATION_SERVICE
+from scheduler_svc.link.engine_servicer import EngineServicer, TokenizerFiles
 from scheduler_svc.processes.incarnation import Incarnation
-from scheduler_svc.processes.loop_lag import LoopLag
+from scheduler_svc.processes.process import GENERATION_SERVICE, LoopLag
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
 from scheduler_svc.telemetry.metrics import FRONTS, LOOP_LAG, STEP_LOG, scheduler_families
 
@@ -93,7 +89,7 @@ class SchedulerService:
         self._access = access_control(config)
         self._interceptors = [] if self._access is None else [AccessInterceptor(self._access, (ADMIN_SERVICE,))]
         if tls := executor_tls(config):
-            read_credentials(tls, FLAGS)  # unusable files prevent the start, and not only every connection
+            read_credentials(tls, EXECUTOR_FLAGS)  # unusable files prevent the start, and not only every connection
         key = prefix_key(config)
         path = config.tenants_file
         self._tenants_file = (
@@ -152,12 +148,11 @@ class SchedulerService:
             {
                 "--listen": config.listen,
                 "--admin-listen": config.admin_listen,
-                **({} if config.page_listen is None else {"--page-listen": config.page_listen}),
-                **({} if config.openai_listen is None else {"--openai-listen": config.openai_listen}),
+                "--page-listen": config.page_listen,
+                "--openai-listen": config.openai_listen,
             },
             is_encrypted=self.tls is not None,
             knows_clients=bool(self._interceptors) or config.tls_client_ca is not None,
-            how_to_know_clients="set --tokens-file to ask for tokens, or --tls-client-ca to demand client certificates",
         )
         if config.engine_listen is not None:
             warn_if_exposed(

@@ -7,7 +7,7 @@ are known beforehand, or addresses of the fleet's current executors.
 from collections import Counter
 from collections.abc import Iterator
 
-from octavo_shared.process.metric import Family, LabelValues, Metric
+from octavo_shared.process.metric import Family, LabelValues, Metric, metrics_in
 from octavo_shared.step_wire.step import PoolingTask, RowFlag
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
@@ -52,6 +52,10 @@ PREEMPTIONS = Metric(
     "Preemptions, by what happened to the blocks.",
     ("mode",),
 )
+POOLED = Metric(
+    "octavo_pooling_requests_total", "counter", "Requests that got their vector or their scores, by task.", ("task",)
+)
+POOLED_TOKENS = Metric("octavo_pooling_tokens_total", "counter", "Tokens of the texts of these requests.")
 TIME_TO_FIRST_TOKEN = Metric(
     "octavo_time_to_first_token_seconds",
     "histogram",
@@ -61,11 +65,6 @@ INTER_TOKEN_LATENCY = Metric(
     "octavo_inter_token_latency_seconds",
     "histogram",
     "Time between two steps that produced tokens of a request, in seconds; all outputs of a request count together.",
-)
-STEP_TURNAROUND = Metric(
-    "octavo_step_turnaround_seconds",
-    "histogram",
-    "Time from the arrival of a step's result to the start of sending the step based on it, in seconds.",
 )
 QUEUE_TIME = Metric(
     "octavo_request_queue_seconds",
@@ -85,14 +84,15 @@ STEP_DURATION = Metric(
     "and sending the next step.",
     ("phase",),
 )
+STEP_TURNAROUND = Metric(
+    "octavo_step_turnaround_seconds",
+    "histogram",
+    "Time from the arrival of a step's result to the start of sending the step based on it, in seconds.",
+)
 PROMPT_TOKENS = Metric("octavo_prompt_tokens_total", "counter", "Prompt tokens of requests that got their first token.")
 OUTPUT_TOKENS = Metric(
     "octavo_output_tokens_total", "counter", "Tokens sampled, over all outputs; for a beam search those of its answer."
 )
-POOLED = Metric(
-    "octavo_pooling_requests_total", "counter", "Requests that got their vector or their scores, by task.", ("task",)
-)
-POOLED_TOKENS = Metric("octavo_pooling_tokens_total", "counter", "Tokens of the texts of these requests.")
 FINISHED = Metric(
     "octavo_requests_finished_total",
     "counter",
@@ -201,46 +201,7 @@ FRONTS = Metric(
     ("kind",),
 )
 
-METRICS = (
-    WAITING,
-    RUNNING,
-    SWAPPED,
-    KV_USAGE,
-    KV_BLOCKS,
-    QUERIED_TOKENS,
-    HIT_TOKENS,
-    PREEMPTIONS,
-    POOLED,
-    POOLED_TOKENS,
-    TIME_TO_FIRST_TOKEN,
-    INTER_TOKEN_LATENCY,
-    QUEUE_TIME,
-    REQUEST_DURATION,
-    STEP_DURATION,
-    STEP_TURNAROUND,
-    PROMPT_TOKENS,
-    OUTPUT_TOKENS,
-    FINISHED,
-    ERRORS,
-    NOT_FINITE,
-    GRAMMAR_FAILURES,
-    GRAMMAR_SLOTS,
-    GRAMMAR_LOADS,
-    GRAMMAR_WAITS,
-    STEPS_IN_FLIGHT,
-    ROUND_TRIP,
-    VOID_ROWS,
-    DRAFTS,
-    ACCEPTED_DRAFTS,
-    EXECUTORS,
-    LOSSES,
-    RECOVERED,
-    LOOP_LAG,
-    STEP_LOG,
-    TENANT_REQUESTS,
-    TENANT_OUTPUT_TOKENS,
-    FRONTS,
-)
+METRICS = metrics_in(globals())
 
 # Finish reasons and status codes that have series from the start: a rate needs the zero before the first one.
 _FINISH_REASONS = ("stop", "length")

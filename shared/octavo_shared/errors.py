@@ -1,41 +1,8 @@
 """The errors of both services, as one tree.
 
-    OctavoServiceError
-    ├── CallerError                the caller's fault: fix the request, do not retry
-    │   ├── InvalidFieldError      a field is wrong; has field, value, limit
-    │   ├── MalformedMessageError  the bytes are no message of the method
-    │   ├── RequestExistsError     a live request has the same id
-    │   ├── UnknownNameError       the named thing does not exist
-    │   ├── FencedError            a stale epoch, or another scheduler holds the lease
-        │   ├── SlowCallerError        the caller does not read what it asked for
-        │   ├── TooManyUntakenError    the caller does not read its results, and sends more requests
-    │   ├── NothingAllowedError    a grammar and the other rules of a request leave an output no token
-    │   ├── GrammarTooCostlyError  a grammar takes too much time or memory to follow
-        │   ├── UnauthenticatedError   the call has no credentials, or unknown ones
-        │   └── PermissionDeniedError  the caller may not do this
-        ├── WorldError                 no fault of the caller or the service: retry later
-    │   ├── QueueFullError         the waiting queue is full
-    │   ├── TokenQuotaError        a tenant has used up its tokens of this minute
-    │   ├── DeadlineTooShortError  the answer would come long after the deadline of the call
-    │   ├── NoExecutorError        no executor accepts requests; has what operators may know of it
-    │   └── UnavailableError       draining, or not there yet
-    │       ├── AddressError       a port cannot be opened
-    │       ├── DrainingError      it goes away, and takes nothing new
-    │       └── LostTooOftenError  the request seems to break executors; do not send it again
-        ├── RequestAbortedError        a client or an operator ended the request
-    ├── NotFiniteError             the model's logits are no numbers to choose a token by; it will fail again
-    ├── GrammarNotFollowedError    an executor cannot follow a grammar that a front took; it will fail again
-        │   └── GrammarNotLoadedError  the executor says why before the first token
-    ├── InvalidStepError           a step does not fit the batch table; nothing was written
-    ├── StepGapError               a step id was skipped, or its response is not kept any more
-    ├── StepFailedError            a step failed; the cache contents are in doubt
-        │   └── DeviceLostError        the device computes nothing any more
-    ├── ExecutorFaultError         an executor answered nonsense; it counts as lost
-    ├── TokenizerFailedError       the tokenizer fails at a text, or does not come back; it will fail again
-    ├── TokenizerFileError         a tokenizer file is missing or broken
-    └── ModelLoadError             an executor cannot load the model
-        └── UnsupportedModelError  our own code cannot run it; that of transformers may
-            └── UnknownArchitectureError
+    CallerError  the caller's fault: fix the request, do not retry
+    WorldError   no fault of the caller or the service: retry later
+    the others   a request that was ended, a fault of a step, an executor, a tokenizer or a model
 
 Broken invariants are `AssertionError`s. `octavo_shared/grpc/grpc_status.py` is the one table that turns this
 tree into gRPC status codes. This module imports words only, so the scheduler's pure core may use it.

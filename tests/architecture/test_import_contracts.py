@@ -66,7 +66,7 @@ PLANTS = [
         "scheduler_svc/link/remote_engine.py",
         LAZY.format("import scheduler_svc.core.stopping"),
     ),
-    (FRONT_PROCESS_BY_INTERFACE, "scheduler_svc/link/ends.py", "import scheduler_svc.link.front_session"),
+    (FRONT_PROCESS_BY_INTERFACE, "scheduler_svc/link/messages.py", "import scheduler_svc.link.front_session"),
     (TOKENS_ONLY, "scheduler_svc/engine/planted.py", "from scheduler_svc.link import remote_engine"),
     (TOKENS_ONLY, "scheduler_svc/engine/planted.py", "from scheduler_svc.front import response"),
     (TOKENS_ONLY, "scheduler_svc/executors/planted.py", "import scheduler_svc.admin.state"),

@@ -21,8 +21,8 @@ STEP_WIRE = REPOSITORY / "shared/octavo_shared/step_wire"
 PURE_MODULES = [
     *sorted((REPOSITORY / "scheduler_svc" / "core").rglob("*.py")),
     *sorted((REPOSITORY / "scheduler_svc" / "request").rglob("*.py")),
-    *(STEP_WIRE / f"{name}.py" for name in ("batch_table", "table_columns", "table_digest", "delta_check")),
-    *(STEP_WIRE / f"{name}.py" for name in ("step", "sampling_row", "step_layout", "token_rules")),
+    *(STEP_WIRE / f"{name}.py" for name in ("batch_table", "table_columns", "delta_check")),
+    *(STEP_WIRE / f"{name}.py" for name in ("step", "sampling_row", "token_rules")),
     *(REPOSITORY / "shared/octavo_shared/errors.py", REPOSITORY / "octavo/values/sampling_params_table.py"),
 ]
 PURE_IMPORTS = {

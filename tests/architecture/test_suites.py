@@ -37,7 +37,7 @@ def test_each_pattern_names_files_whose_change_selects_the_suite(name: str) -> N
 
 @each_row(
     ("scheduler_svc/core/sequence.py", ["fleet", "simulation"]),
-    ("scheduler_svc/executors/tls.py", ["skew", "tls", "fleet", "processes", "simulation"]),
+    ("scheduler_svc/executors/new_tls.py", ["skew", "tls", "fleet", "processes", "simulation"]),
     ("scheduler_svc/front/openai/new.py", ["docs", "http", "fuzz"]),
     ("executor_svc/triton_kernels/decode.py", ["kernels", "numerics"]),
     ("k8s/base/new.yaml", ["k8s"]),

@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from executor_svc.service.servicer import SERVICE_NAME
 from octavo.execution.v1 import execution_service_pb2 as pb
-from octavo_shared.grpc.health import LIVENESS, READINESS
+from octavo_shared.grpc.grpc_server import LIVENESS, READINESS
 from tests.contract.execution_harness import Executor, first_step, refusal, steps
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

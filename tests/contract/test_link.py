@@ -38,14 +38,12 @@ from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link import absence, engine_servicer, engine_stream, front_session, remote_engine
-from scheduler_svc.link.answer_batch import AnswerBatch
-from scheduler_svc.link.early_aborts import EarlyAborts
 from scheduler_svc.link.engine_servicer import STATE_INTERVAL_S, EngineServicer, engine_state
-from scheduler_svc.link.engine_stream import EngineStream
-from scheduler_svc.link.front_session import FrontSession
+from scheduler_svc.link.early_aborts import EarlyAborts
+from scheduler_svc.link.engine_stream import EngineStream, fetch_tokenizer
+from scheduler_svc.link.front_session import AnswerBatch, FrontSession
+from scheduler_svc.link.messages import encode_submission
 from scheduler_svc.link.remote_engine import RemoteEngine
-from scheduler_svc.link.submissions import encode_submission
-from scheduler_svc.link.tokenizer_fetch import fetch_tokenizer
 from scheduler_svc.processes.service import SchedulerService
 from scheduler_svc.request.continuation import Continuation, ContinuedOutput
 from scheduler_svc.request.continuation_message import encode_continuation
@@ -746,16 +744,16 @@ async def test_a_link_that_breaks_again_and_again_costs_no_token(params: dict[st
         request = token_request(6, 60, **params)
         whole = await collect_outputs(stack, request)
         running = asyncio.create_task(collect_outputs(stack, request))
-        link = stack.link
+        core_link = stack.link
         for num_steps in (2, 1, 10, 0):
             await until(lambda: stack.engine.requests)
             core = stack.driver.planner
             assert core is not None
             await some_steps(core, num_steps)
             assert not running.done()
-            [session] = link.sessions
+            [session] = core_link.sessions
             session.end(ConnectionError("the test cuts it"))  # type: ignore[arg-type]
-            await until_replaced(link, session)
+            await until_replaced(core_link, session)
         assert await running == whole
         await until(lambda: not stack.engine.requests)
 

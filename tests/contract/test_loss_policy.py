@@ -17,7 +17,7 @@ from octavo.errors import LostTooOftenError
 from octavo_shared.errors import StepFailedError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.grammar.matcher import OutputMatcher
-from octavo_shared.step_wire.capability import Capability
+from octavo_shared.step_wire.executor_info import Capability
 from octavo_shared.step_wire.step import Step, StepResult
 from scheduler_svc.executors import circuit_breaker
 from scheduler_svc.executors import client as executor_client

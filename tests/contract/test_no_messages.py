@@ -20,7 +20,7 @@ from octavo.generation.v1 import generation_service_pb2
 from octavo_shared.grpc.grpc_server import GrpcServer
 from octavo_shared.grpc.interceptor import Handler, HandlerInterceptor, handler_parts
 from scheduler_svc.link import engine_port
-from scheduler_svc.processes.client_services import GENERATION_SERVICE
+from scheduler_svc.processes.process import GENERATION_SERVICE
 from tests.support import stack as stack_support
 from tests.support.fronts import NUM_FRONTS
 from tests.support.stack import Stack, collect, running_stack, token_request, until

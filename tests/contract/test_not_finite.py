@@ -7,8 +7,7 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo_shared.step_wire.capability import Capability
-from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.executor_info import Capability, ExecutorInfo
 from octavo_shared.step_wire.step import RowFlag
 from tests.support.stack import Stack, collect, running_stack, token_request, until
 

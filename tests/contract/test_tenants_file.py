@@ -20,7 +20,7 @@ from octavo_shared.errors import OctavoServiceError, RequestAbortedError
 from octavo_shared.process.clock import monotonic_s
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.link.failures import encode_failure
+from scheduler_svc.link.messages import encode_failure
 from scheduler_svc.processes import service
 from scheduler_svc.processes.service import SchedulerService
 from scheduler_svc.request.continuation import Continuation, ContinuedOutput

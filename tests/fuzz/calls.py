@@ -23,12 +23,12 @@ from octavo.execution.v1 import execution_service_pb2 as execution
 from octavo.execution.v1 import execution_service_pb2_grpc as execution_grpc
 from octavo.generation.v1 import generation_pb2 as nouns
 from octavo.generation.v1 import generation_service_pb2 as generation
-from octavo_shared.step_wire.capability import Capability
+from octavo_shared.step_wire.executor_info import Capability
 from octavo_shared.step_wire.sampling_row import SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
 from octavo_shared.step_wire.wire import encode_step
 from scheduler_svc.link import front_session
-from scheduler_svc.link.submissions import encode_submission
+from scheduler_svc.link.messages import encode_submission
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from tests.fuzz.messages import changed

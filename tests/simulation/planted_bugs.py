@@ -424,7 +424,7 @@ BUGS = (
     ),
     Bug(
         "the last tokens of a message come behind the ends",
-        f"{LINK}/delivery.py",
+        f"{LINK}/remote_request.py",
         '    if message.HasField("tokens"):\n        _deliver_tokens(message.tokens, requests)\n'
         "    for end in message.output_ends:\n"
         "        if (request := requests.get(end.number)) is not None:\n"

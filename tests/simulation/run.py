@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from unittest import mock
 
-from octavo_shared.step_wire.capability import Capability
+from octavo_shared.step_wire.executor_info import Capability
 from scheduler_svc.executors import client
 from tests.simulation.abort_checks import AbortChecks
 from tests.simulation.cell_checks import CellChecks, has_used_all, watch_fronts

@@ -35,10 +35,9 @@ from scheduler_svc.front.grammars.compiler import CompilerHere
 from scheduler_svc.front.grammars.grammar_checks import GrammarChecks
 from scheduler_svc.front.text.text_model import ModelTokenizer
 from scheduler_svc.link.cell import Cell
-from scheduler_svc.link.engine_servicer import EngineServicer
-from scheduler_svc.link.incarnations import Incarnations
+from scheduler_svc.link.engine_servicer import EngineServicer, TokenizerFiles
+from scheduler_svc.link.engine_stream import Incarnations
 from scheduler_svc.link.remote_engine import ReadTokenizer, RemoteEngine
-from scheduler_svc.link.tokenizer_files import TokenizerFiles
 from scheduler_svc.processes.front_process import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
 from scheduler_svc.processes.incarnation import Incarnation
 from scheduler_svc.processes.service import HEARTBEATS_PER_LEASE, engine_settings

@@ -26,6 +26,10 @@ FRONT = "scheduler_svc.processes.front_process"
 FORMER_MODULES = {FRONT: "scheduler_svc.own_front"}
 # Their names in releases up to 0.2.0.dev0.
 FORMER_FLAGS = {"--engine": "--core", "--engine-listen": "--core-listen", "--engine-insecure": "--core-insecure"}
+CAPABILITIES = (
+    *(f"shared/octavo_shared/step_wire/{name}.py" for name in ("executor_info", "capability")),
+    "shared/capability.py",
+)
 CONFIG = ("scheduler_svc/config/scheduler_config.py", "scheduler_svc/config.py")
 
 WORKING_TREE = Path(__file__).parents[2]
@@ -79,7 +83,7 @@ class Code:
     @property
     def has_row_flags(self) -> bool:
         """Whether an executor says which outputs cannot go on."""
-        return self._has("ROW_FLAGS", ("shared/octavo_shared/step_wire/capability.py", "shared/capability.py"))
+        return self._has("ROW_FLAGS", CAPABILITIES)
 
     @property
     def has_grammars(self) -> bool:
@@ -89,7 +93,7 @@ class Code:
     @property
     def tells_loads(self) -> bool:
         """Whether an executor loads grammars beside the steps."""
-        return self._has("GRAMMARS_READY", ("shared/octavo_shared/step_wire/capability.py", "shared/capability.py"))
+        return self._has("GRAMMARS_READY", CAPABILITIES)
 
     @property
     def has_pooling(self) -> bool:

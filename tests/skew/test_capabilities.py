@@ -19,8 +19,7 @@ from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.execution.v1 import step_pb2
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
-from octavo_shared.step_wire.capability import Capability
-from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.executor_info import Capability, ExecutorInfo
 from octavo_shared.step_wire.step import Step, TableDelta
 from octavo_shared.step_wire.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS
 from scheduler_svc.executors import client as executor_client

@@ -22,14 +22,13 @@ from octavo_shared.errors import OctavoServiceError
 from octavo_shared.grpc.watched_files import WatchedFiles
 from scheduler_svc.engine.suspects import is_suspect
 from scheduler_svc.executors import driver as executor_driver
-from scheduler_svc.executors.circuit_breaker import Backoff, CircuitBreaker
+from scheduler_svc.executors.circuit_breaker import Backoff, CircuitBreaker, RetryPace
 from scheduler_svc.executors.client import ExecutorRefusedError
-from scheduler_svc.executors.retry_pace import RetryPace
 from scheduler_svc.executors.step_watch import StepWatch
 from scheduler_svc.front.openai.chat_outputs import CallsEnding
 from scheduler_svc.front.tool_calls.parser import ToolCallParser
-from scheduler_svc.processes import kept_process
-from scheduler_svc.processes.kept_process import KeptProcess
+from scheduler_svc.processes import supervisor
+from scheduler_svc.processes.supervisor import KeptProcess
 from tests.support.each_row import each_row
 from tests.support.live_requests import live_request
 from tests.unit.scheduler_svc.executors.test_driver import Stage, settle
@@ -155,8 +154,8 @@ async def test_starts_that_fail_are_counted_in_a_row_and_pauses_begin_anew_behin
 async def test_a_process_that_has_run_for_long_is_soon_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kept_process, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(kept_process, "LONGEST_PAUSE_S", 0.004)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.004)
     ran_s = iter([0.0, 0.0, 0.0, 0.0, 9.0, 0.0, 0.0])
 
     class Process(KeptProcess):

@@ -11,9 +11,15 @@ from typing import Any
 from grpc_health.v1 import health
 
 from octavo_shared.errors import OctavoServiceError, PermissionDeniedError, UnauthenticatedError
-from octavo_shared.grpc.grpc_peer import certificate_names
 from octavo_shared.grpc.grpc_status import abort
-from octavo_shared.grpc.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
+from octavo_shared.grpc.interceptor import (
+    Context,
+    Handler,
+    HandlerInterceptor,
+    certificate_names,
+    handler_parts,
+    run_handler,
+)
 from octavo_shared.grpc.watched_files import WatchedFiles
 from octavo_shared.process.events import Event
 from scheduler_svc.config.client_side_config import ClientSideConfig

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import Message
 
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo_shared.process.asking import any_says_yes
+from octavo_shared.process.concurrency import any_says_yes
 from scheduler_svc.front.api.generation import Generation, Metadata
 from scheduler_svc.front.api.message_scan import peek_text
 from scheduler_svc.front.api.request_body import M, RequestBody

@@ -27,8 +27,8 @@ from octavo_shared.errors import (
     SlowCallerError,
     TooManyUntakenError,
 )
+from octavo_shared.process.concurrency import in_turns
 from octavo_shared.process.events import Event
-from octavo_shared.process.turns import in_turns
 from octavo_shared.step_wire.message_bytes import decode
 from scheduler_svc.front.api.generation import Metadata
 from scheduler_svc.front.api.message_scan import MessageScan, cut

@@ -18,7 +18,7 @@ import grpc.aio
 
 from octavo.discovery.v1 import discovery_service_pb2 as pb
 from octavo.discovery.v1 import discovery_service_pb2_grpc as pb_grpc
-from octavo_shared.grpc.grpc_peer import peer_address
+from octavo_shared.grpc.interceptor import peer_address
 from octavo_shared.grpc.membership import DNS_SCHEME, LOOK_UP_S, Membership, Resolve, resolve
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event

@@ -12,6 +12,8 @@ from octavo_shared.process.events import Event, JsonLines
 
 _logger = logging.getLogger(__name__)
 
+ASK_CLIENTS = "set --tokens-file to ask for tokens, or --tls-client-ca to demand client certificates"
+
 
 def warn_if_others_can_read(flag: str, path: Path) -> None:
     """Log that every user of the machine can read a secret. Its group may: in Kubernetes that is the pod."""
@@ -22,13 +24,18 @@ def warn_if_others_can_read(flag: str, path: Path) -> None:
 
 
 def warn_if_exposed(
-    service: str, ports: Mapping[str, str], *, is_encrypted: bool, knows_clients: bool, how_to_know_clients: str
+    service: str,
+    ports: Mapping[str, str | None],
+    *,
+    is_encrypted: bool,
+    knows_clients: bool,
+    how_to_know_clients: str = ASK_CLIENTS,
 ) -> None:
     """Log, and print as a sentence on stderr, which ports lack protection, and what to do.
 
     Args:
         service: Name of the service.
-        ports: Address of each port, host:port, by the flag that sets it.
+        ports: Address of each port, host:port, by the flag that sets it; None: it is not opened.
         is_encrypted: Whether the ports speak TLS.
         knows_clients: Whether the ports take calls of known clients only.
         how_to_know_clients: The advice if not, beginning with a verb.
@@ -36,6 +43,8 @@ def warn_if_exposed(
     if is_encrypted and knows_clients:
         return
     for flag, address in ports.items():
+        if address is None:
+            continue
         if is_encrypted:
             event = "listens_without_authentication"
             lack = "has no authentication: anyone who can reach it can use it"

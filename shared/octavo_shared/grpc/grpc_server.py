@@ -9,9 +9,11 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1 import health as health_names
 from grpc_reflection.v1alpha import reflection
 
@@ -20,7 +22,6 @@ from octavo_shared.errors import AddressError
 from octavo_shared.grpc.announce import Announcements
 from octavo_shared.grpc.grpc_metrics import CallMetrics
 from octavo_shared.grpc.grpc_status import StatusInterceptor
-from octavo_shared.grpc.health import Health
 from octavo_shared.process.events import Event
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class GrpcServer:
         max_message_bytes: int,
         max_request_bytes: int | None = None,
         service_names: Sequence[str],
-        health: Health | None = None,
+        health: "Health | None" = None,
         credentials: grpc.ServerCredentials | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         readers: Sequence[grpc.aio.ServerInterceptor] = (),
@@ -178,7 +179,7 @@ class Ports:
             await server.stop(0)
 
 
-def probe_server(listen: str, health: Health, announcements: Announcements | None = None) -> GrpcServer:
+def probe_server(listen: str, health: "Health", announcements: Announcements | None = None) -> GrpcServer:
     """Return a plaintext server with health, which also takes announcements: probes of Kubernetes speak no TLS."""
     server = GrpcServer(
         listen=listen, max_message_bytes=_PROBE_MESSAGE_BYTES, service_names=(), health=health, flag="--health-listen"
@@ -265,3 +266,57 @@ def _options(max_request_bytes: int, max_message_bytes: int, *, is_shared: bool)
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_pings_without_data", 0),
     ]
+
+
+LIVENESS = "liveness"
+READINESS = "readiness"
+
+
+class Health:
+    """The health of one process. Alive from the start, not ready until `set_ready`.
+
+    Args:
+        service_names: Full names of the process's services.
+    """
+
+    def __init__(self, service_names: Sequence[str]) -> None:
+        self._ready_names = ("", READINESS, *service_names)
+        self._servicer = _Servicer()
+        self._is_leaving = False
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Let a server answer for this process."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)  # type: ignore[no-untyped-call]
+
+    async def leave(self) -> None:
+        """Stop being ready, whatever is set later: the process ends."""
+        self._is_leaving = True
+        await self.set_ready(False)
+
+    async def set_ready(self, ready: bool) -> None:
+        """Set whether the process takes work."""
+        ready &= not self._is_leaving
+        statuses = health_pb2.HealthCheckResponse
+        await self._servicer.set(LIVENESS, statuses.SERVING)
+        for name in self._ready_names:
+            await self._servicer.set(name, statuses.SERVING if ready else statuses.NOT_SERVING)
+
+    def end_watches(self) -> None:
+        """End all calls of Watch, which never end by themselves: a server that stops would wait for them."""
+        self._servicer.is_over.set()
+
+
+class _Servicer(health.aio.HealthServicer):  # type: ignore[name-defined,misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = asyncio.Event()
+
+    async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
+        watching = asyncio.create_task(super().Watch(request, context))
+        ending = asyncio.create_task(self.is_over.wait())
+        try:
+            await asyncio.wait({watching, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watching.cancel()
+            ending.cancel()
+            await asyncio.gather(watching, ending, return_exceptions=True)

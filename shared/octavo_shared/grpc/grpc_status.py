@@ -51,8 +51,14 @@ from octavo_shared.errors import (
     UnknownNameError,
     WorldError,
 )
-from octavo_shared.grpc.grpc_peer import peer_address
-from octavo_shared.grpc.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
+from octavo_shared.grpc.interceptor import (
+    Context,
+    Handler,
+    HandlerInterceptor,
+    handler_parts,
+    peer_address,
+    run_handler,
+)
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.message_bytes import decode

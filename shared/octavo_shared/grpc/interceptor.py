@@ -4,7 +4,6 @@
 calls and streams alike. `HandlerInterceptor` does.
 """
 
-# The stubs of grpc make generic what is not at run time.
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -12,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from types import AsyncGeneratorType
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -65,3 +65,20 @@ async def run_handler(behavior: Callable[..., Any], request: Any, context: Conte
 async def _write_all(responses: AsyncIterator[Any], context: Context) -> None:
     async for response in responses:
         await context.write(response)
+
+
+# The owner's names in a verified client certificate, as gRPC's authentication context calls them.
+_NAME_PROPERTIES = ("x509_common_name", "peer_dns", "peer_uri")
+
+
+def certificate_names(context: Context) -> set[str]:
+    """Return the owner's names in the verified client certificate of a call; empty: none was presented."""
+    properties = context.auth_context()
+    values = [value for name in _NAME_PROPERTIES for value in properties.get(name, ())]
+    return {value.decode("utf-8", "replace") for value in values}
+
+
+def peer_address(context: Context) -> str:
+    """Return the address that a call comes from, host:port; empty: a unix socket, so from this machine."""
+    scheme, _, address = unquote(context.peer()).partition(":")
+    return "" if scheme == "unix" else address

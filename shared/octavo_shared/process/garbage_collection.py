@@ -4,20 +4,14 @@ Python counts new objects and, every 700 of them, looks for cycles; a full look 
 service that makes thousands of objects a step these looks come in the middle of steps. Most find nothing: what requests
 are made of is freed by reference counts, and only exceptions and a few objects of gRPC are cycles.
 
-Measured with a fake executor, steps of 20 ms, on two cores beside much other work (2026-11-22). 1,000 streams of 400
-tokens: the collector took 0.05 s of CPU instead of 3.54 s, with 1 full look instead of 10. 256 streams: the 99th
-percentile of the gap between two tokens was 129 and 108 ms instead of 366 and 237 ms. With 1,000 streams the other work
-decided: 295 and 424 ms without this, 613 and 151 ms with it.
-
-An executor makes few objects, but has 390,000 when torch and transformers are imported, and a full look at them took
-0.76 s on that machine: it only freezes. While it imports and loads it looks rarely too, which saves 0.3 s of CPU in the
-imports and 0.2 s for each tokenizer.json of 262,144 tokens (2026-11-26).
-
 So the objects that exist after the start are frozen (never visited again), young objects are visited a hundred times
-less often, and a full look happens when nothing runs, or after `LONGEST_WAIT_S` if something always runs.
+less often, and a full look happens when nothing runs, soon after the loss of an executor, which leaves a large cycle,
+or after `LONGEST_WAIT_S` if something always runs. An executor makes few objects and only freezes; but a full look at
+the 390,000 of torch and transformers took it 0.76 s, so it looks rarely while it imports and loads, too.
 
-A lost executor leaves a large cycle in a scheduler. A scheduler that was never idle and had a fault every 10 s had
-54 MiB of them after 5 minutes (`make chaos`, 200 streams, 2026-11-23). So it looks soon after a loss.
+Measured with a fake executor, steps of 20 ms, on two cores beside much other work (2026-11-22): with 1,000 streams of
+400 tokens the collector took 0.05 s of CPU instead of 3.54 s; with 256 streams the 99th percentile of the gap between
+two tokens was 129 and 108 ms instead of 366 and 237 ms.
 """
 
 import asyncio

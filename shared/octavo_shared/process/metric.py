@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric as Family
 
 from octavo_shared.process.histogram import Histogram
 
-__all__ = ["Family", "LabelValues", "Metric", "docs_table"]
+__all__ = ["Family", "LabelValues", "Metric", "docs_table", "metrics_in"]
 
 # The values of a metric's labels, in the order of `Metric.labels`.
 LabelValues: TypeAlias = tuple[str, ...]
@@ -55,6 +55,11 @@ class Metric:
     def single(self, value: float) -> Family:
         """Return the one sample of a counter or a gauge without labels."""
         return self.family({(): value})
+
+
+def metrics_in(names: Mapping[str, object]) -> tuple[Metric, ...]:
+    """Return the metrics that a module defines, in their order; `names` are its globals."""
+    return tuple(value for value in names.values() if isinstance(value, Metric))
 
 
 def docs_table(metrics: Iterable[Metric]) -> str:

@@ -11,6 +11,12 @@ _PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d{2}|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
 ADDRESS_PATTERN = rf"^.+:{_PORT}$"
 
 
+def check_pair(flags: str, cert: Path | None, key: Path | None) -> None:
+    """Raise ValueError if only one of a certificate and its key is set; `flags` begins the names of the settings."""
+    if (cert is None) != (key is None):
+        raise ValueError(f"{flags}-cert and {flags}-key must be set together: a certificate and its private key")
+
+
 class ServiceConfig(BaseModel):
     """The settings of every service.
 
@@ -106,8 +112,7 @@ class ServiceConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("--tls-cert and --tls-key must be set together: a certificate and its private key")
+        check_pair("--tls", self.tls_cert, self.tls_key)
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError(
                 "--tls-client-ca requires --tls-cert and --tls-key: without TLS clients present no certificate"

@@ -48,10 +48,9 @@ from octavo_shared.step_wire.step import (
     TableDelta,
     TokenCounts,
 )
-from octavo_shared.step_wire.step_layout import IndexArray as IndexArray
-from octavo_shared.step_wire.step_layout import StepLayout as StepLayout
+from octavo_shared.step_wire.step import IndexArray as IndexArray
+from octavo_shared.step_wire.step import StepLayout as StepLayout
 from octavo_shared.step_wire.table_columns import NO_GRAMMAR, BlockPool, BlockTables, TableColumns
-from octavo_shared.step_wire.table_digest import digest_of
 
 
 @dataclass(slots=True)
@@ -179,13 +178,6 @@ class BatchTable(TableColumns):
         self.num_tokens[slots] -= allowed - num_came
         self.num_scheduled_tokens[slots] -= allowed - num_came
         self.num_open_tokens[slots] -= allowed - 1
-
-    def digest(self) -> int:
-        """Return a 64-bit hash of the columns that the scheduler writes, of all live slots.
-
-        It does not depend on the number of slots: the scheduler may use fewer than the executor has.
-        """
-        return digest_of(self)
 
     def _admit(self, admission: Admission) -> None:
         slot, num_tokens = admission.slot, len(admission.token_ids)

@@ -1,11 +1,47 @@
 """What an executor says about itself: the model, the cache, the limits. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
-from octavo_shared.step_wire.capability import Capability
 from octavo_shared.step_wire.step import PoolingTask
+
+
+class Capability(IntEnum):
+    """The enum of the same name in protos/octavo/execution/v1/capability.proto; its numbers are below 64."""
+
+    NUMERICS = 1
+    NAMED_BLOCKS = 2
+    VARIABLE_TOKENS = 3
+    GRAMMARS = 4
+    ADAPTERS = 5
+    ENCODER = 6
+    WEIGHT_VERSIONS = 7
+    BLOCK_TRANSFER = 8
+    ROW_FLAGS = 9
+    POOLING = 10
+    CACHE_GROUPS = 11
+    GRAMMARS_READY = 13
+
+
+_NAMES = {int(capability): capability.name for capability in Capability}
+
+
+def common(wanted: Iterable[int], offered: Iterable[Capability]) -> frozenset[Capability]:
+    """Return the capabilities that both sides have; numbers of later releases are ignored."""
+    return frozenset(offered).intersection(wanted)
+
+
+def name_of(number: int) -> str:
+    """Return a capability in words; a capability of a later release is its number."""
+    return _NAMES.get(number, str(number))
+
+
+def names_of(numbers: Iterable[int]) -> str:
+    """Return capabilities in words, joined by commas; at most 64 of them, whatever a peer sends."""
+    return ",".join(name_of(number) for number in sorted(numbers)[:64])
+
 
 # Longest sequence that is believed of any peer, far above any machine.
 MAX_MODEL_LEN = 2**27

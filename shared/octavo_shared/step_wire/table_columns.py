@@ -3,21 +3,30 @@
 Pure. Read next: `batch_table.py`, which writes them.
 """
 
+import hashlib
 from collections.abc import Sequence as Seq
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from octavo.values.sampling_params_table import ROW_PARAMS
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
-from octavo_shared.step_wire.step import NO_LOGPROBS, BoolArray, Int32Array
-from octavo_shared.step_wire.step_layout import IndexArray
+from octavo_shared.step_wire.step import NO_LOGPROBS, BoolArray, IndexArray, Int32Array
 
 # A cache group's device pool: tokens in a block, and number of blocks.
 BlockPool: TypeAlias = tuple[int, int]
 
 NO_GRAMMAR = -1
+
+# The columns of release 0.1.0 are always in the digest, a later one only where it has a value, so that a peer of
+# another release gets the same number until the column is used.
+_NUM_FIRST = 13
+_FIRST = [parameter.name for parameter in ROW_PARAMS[:_NUM_FIRST]]
+_FIRST_ROW = np.dtype([(name, SAMPLING_ROW[name]) for name in _FIRST])
+_LATER = ROW_PARAMS[_NUM_FIRST:]
+_INT32 = np.dtype("<i4")
 
 
 class BlockTables:
@@ -140,3 +149,37 @@ class TableColumns:
     def blocks_of(self, slot: int) -> Int32Array:
         """Return a copy of the block table of a slot in the first cache group, [num_blocks]."""
         return self.groups[0].of_slot(slot)
+
+    def digest(self) -> int:
+        """Return a 64-bit hash of what the scheduler writes for all live slots, so that both tiers can compare.
+
+        It does not depend on the number of slots: the scheduler may use fewer than the executor has. Lengths are
+        included until `has_allowances`.
+        """
+        slots = self.live.nonzero()[0]
+        hasher = hashlib.blake2b(slots.astype(_INT32).tobytes(), digest_size=8)
+        lengths = () if self.has_allowances else (self.num_tokens, self.num_scheduled_tokens)
+        counters = (self.num_prompt_tokens, *lengths, self.num_blocks)
+        sampling = self.sampling[slots]
+        for column in (self.generation, *counters, self.active, *(group.counts for group in self.groups[1:])):
+            hasher.update(column[slots].tobytes())
+        hasher.update((sampling[_FIRST].astype(_FIRST_ROW) if _LATER else sampling).tobytes())
+        hasher.update(self.cache_salt[slots].tobytes())
+        for parameter in _LATER:
+            if np.count_nonzero(sampling[parameter.name] != parameter.row_value):
+                hasher.update(parameter.name.encode() + sampling[parameter.name].tobytes())
+        for slot in slots.tolist():
+            for group in self.groups:
+                hasher.update(group.block_ids[slot, : group.counts[slot]].tobytes())
+            if self.token_rules[slot] is not None:
+                hasher.update(self.token_rules[slot].content())
+        if np.count_nonzero(self.num_prompt_logprobs[slots] != NO_LOGPROBS):
+            hasher.update(self.num_prompt_logprobs[slots].tobytes())
+        if np.count_nonzero((grammar_slots := self.grammar_slot[slots]) != NO_GRAMMAR):
+            hasher.update(b"grammar_slot" + grammar_slots.tobytes())
+        if self.has_allowances:
+            hasher.update(b"allowance" + self.allowance[slots].tobytes())
+        for grammar_slot, grammar in enumerate(self.grammars):
+            if grammar is not None:
+                hasher.update(b"grammar" + grammar_slot.to_bytes(4, "little") + grammar.digest)
+        return int.from_bytes(hasher.digest(), "little")

@@ -16,7 +16,7 @@ from octavo.values.sampling_params_table import ROW_PARAMS
 from octavo.values.wording import counted, shown
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.step_wire.capability import Capability
+from octavo_shared.step_wire.executor_info import Capability
 from octavo_shared.step_wire.step import (
     BLOCK_NAME_BYTES,
     NO_LOGPROBS,

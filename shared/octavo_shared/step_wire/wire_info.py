@@ -7,8 +7,7 @@ from typing import Any
 from octavo.execution.v1 import capability_pb2, execution_service_pb2, sampling_params_pb2
 from octavo.values.sampling_params_table import BY_NAME
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
-from octavo_shared.step_wire.capability import Capability
-from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.executor_info import Capability, ExecutorInfo
 from octavo_shared.step_wire.step import PoolingTask
 from octavo_shared.step_wire.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION
 
@@ -41,10 +40,7 @@ def decode_info(message: execution_service_pb2.GetExecutorInfoResponse) -> Execu
     """Turn a message into an executor's description."""
     values = {name: getattr(message, name) for name in _PLAIN_INFO}
     values["sampling_defaults"] = decode_sampling_defaults(message.sampling_defaults)
-    values.update(decode_draft_parameters(message.capability_parameters))
-    values.update(decode_grammar_parameters(message.capability_parameters))
-    values.update(decode_pooling_parameters(message.capability_parameters))
-    values.update(decode_group_parameters(message.capability_parameters))
+    values.update(decode_parameters(message.capability_parameters))
     return ExecutorInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
 
 
@@ -78,51 +74,40 @@ def encode_parameters(
     return capability_pb2.CapabilityParameters(**parameters) if parameters else None
 
 
-def decode_draft_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
-    """Return `ExecutorInfo`'s parameters of drafts; None: they are not agreed on."""
-    parameters = capability_pb2.CapabilityParameters() if message is None else message
-    return {"max_allowance": max(1, parameters.max_allowance), "max_sample_rows": parameters.max_sample_rows}
+def decode_parameters(
+    message: capability_pb2.CapabilityParameters, agreed: AbstractSet[Capability] = frozenset(Capability)
+) -> dict[str, Any]:
+    """Return `ExecutorInfo`'s parameters of capabilities; those of capabilities that are not agreed on are neutral.
 
-
-def decode_grammar_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
-    """Return `ExecutorInfo`'s parameters of grammars; None: they are not agreed on."""
-    parameters = capability_pb2.CapabilityParameters() if message is None else message
-    return {name: getattr(parameters, name) for name in _GRAMMAR_PARAMETERS}
-
-
-def decode_pooling_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
-    """Return `ExecutorInfo`'s parameters of pooling; None: they are not agreed on."""
-    parameters = capability_pb2.CapabilityParameters() if message is None else message
-    return {
-        # Tasks of later releases are left out.
-        "pooling_tasks": frozenset(task for task in PoolingTask if task.value in parameters.pooling_tasks),
-        "embedding_size": parameters.embedding_size,
-        "num_scores": parameters.num_scores,
-        "num_token_types": max(1, parameters.num_token_types),
-        "is_generative": not parameters.pooling_only,
-    }
-
-
-def decode_group_parameters(message: capability_pb2.CapabilityParameters | None) -> dict[str, Any]:
-    """Return `ExecutorInfo`'s parameters of cache groups; None: they are not agreed on.
-
-    If a cache group has a kind of a later release, there are none: the executor goes on with one block table.
+    Pooling tasks of later releases are left out. If a cache group has a kind of a later release, there are none: the
+    executor goes on with one block table.
     """
-    groups = () if message is None else message.cache_groups
-    if any(group.kind not in _CACHE_KINDS for group in groups):
-        groups = ()
-    return {
-        "cache_groups": tuple(
-            CacheGroup(
-                **{
-                    **{name: getattr(group, name) for name in _GROUP_FIELDS},
-                    "kind": CacheKind(group.kind),
-                    "layers": tuple(group.layers),
-                }
-            )
-            for group in groups
+    drafts, grammars, pooling, groups = (
+        message if capability in agreed else capability_pb2.CapabilityParameters()
+        for capability in (
+            Capability.VARIABLE_TOKENS,
+            Capability.GRAMMARS,
+            Capability.POOLING,
+            Capability.CACHE_GROUPS,
         )
+    )
+    is_known = all(group.kind in _CACHE_KINDS for group in groups.cache_groups)
+    return {
+        "max_allowance": max(1, drafts.max_allowance),
+        "max_sample_rows": drafts.max_sample_rows,
+        **{name: getattr(grammars, name) for name in _GRAMMAR_PARAMETERS},
+        "pooling_tasks": frozenset(task for task in PoolingTask if task.value in pooling.pooling_tasks),
+        "embedding_size": pooling.embedding_size,
+        "num_scores": pooling.num_scores,
+        "num_token_types": max(1, pooling.num_token_types),
+        "is_generative": not pooling.pooling_only,
+        "cache_groups": tuple(map(_decode_group, groups.cache_groups)) if is_known else (),
     }
+
+
+def _decode_group(message: capability_pb2.CacheGroup) -> CacheGroup:
+    values = {name: getattr(message, name) for name in _GROUP_FIELDS}
+    return CacheGroup(**{**values, "kind": CacheKind(message.kind), "layers": tuple(message.layers)})
 
 
 def encode_sampling_defaults(defaults: Mapping[str, float]) -> sampling_params_pb2.SamplingDefaults | None:

@@ -10,12 +10,17 @@ from google.protobuf.message import Message
 
 from octavo.execution.v1 import capability_pb2, execution_service_pb2, step_pb2
 from octavo_shared.errors import ExecutorFaultError, InvalidStepError
-from octavo_shared.step_wire.attach_agreement import agreed_capabilities, agreed_parameters
-from octavo_shared.step_wire.capability import Capability, common, names_of
-from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.executor_info import Capability, ExecutorInfo, common, names_of
 from octavo_shared.step_wire.step import PoolingTask
-from octavo_shared.step_wire.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS, WireAgreement
-from octavo_shared.step_wire.wire_info import decode_pooling_parameters
+from octavo_shared.step_wire.wire_agreement import (
+    ADMISSION_FIELDS,
+    ANSWER_FIELDS,
+    STEP_FIELDS,
+    WireAgreement,
+    agreed_capabilities,
+    agreed_parameters,
+)
+from octavo_shared.step_wire.wire_info import decode_parameters
 from tests.support.each_row import each_row
 
 Request = step_pb2.ExecuteModelRequest
@@ -155,13 +160,12 @@ def test_pooling_needs_nothing_else_and_what_is_agreed_on_says_what_the_model_is
     request = execution_service_pb2.AttachRequest(capabilities=[Capability.POOLING.value])  # type: ignore[list-item]
 
     capabilities = agreed_capabilities(request, INFO)
-    found = decode_pooling_parameters(agreed_parameters(request, INFO, capabilities))
+    parameters = agreed_parameters(request, INFO, capabilities)
 
     assert capabilities == {Capability.POOLING}
-    assert found == {
+    assert parameters is not None
+    assert decode_parameters(parameters, capabilities) == decode_parameters(capability_pb2.CapabilityParameters()) | {
         "pooling_tasks": frozenset(PoolingTask), "embedding_size": 384, "num_scores": 3, "num_token_types": 2,
         "is_generative": True,
     }  # fmt: skip
-    assert decode_pooling_parameters(None) == {
-        "pooling_tasks": frozenset(), "embedding_size": 0, "num_scores": 0, "num_token_types": 1, "is_generative": True,
-    }  # fmt: skip
+    assert decode_parameters(parameters, frozenset()) == decode_parameters(capability_pb2.CapabilityParameters())

@@ -13,8 +13,8 @@ from octavo_shared.step_wire.step import SamplingRow
 from octavo_shared.step_wire.wire import encode_step
 from scheduler_svc.engine.live_request import group_of
 from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
+from scheduler_svc.link.messages import decode_submission, encode_submission
 from scheduler_svc.link.submission_check import check_submission
-from scheduler_svc.link.submissions import decode_submission, encode_submission
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from scheduler_svc.request.served_model import ServedModel

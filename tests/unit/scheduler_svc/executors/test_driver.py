@@ -49,7 +49,7 @@ class VirtualSession(ExecutorSession):
         self.sent: list[Step] = []
         self.num_answered = 0
         self.cpu_times_us: Iterator[int | None] = repeat(None)
-        self._is_resuming = False
+        self.is_resuming = False
         self.arrived_at_s = self.write_began_at_s = 0.0
         self._incoming: asyncio.Queue[StepResult | OctavoServiceError] = asyncio.Queue()
 
@@ -724,11 +724,11 @@ async def test_a_step_does_not_hang_while_its_stream_is_being_resumed(monkeypatc
     stage = Stage(1)
     async with stage.running():
         await stage.submit()
-        stage.session._is_resuming = True
+        stage.session.is_resuming = True
         await stage.answer(3)
         await asyncio.sleep(0.1)
         assert stage.driver.num_losses == 0
-        stage.session._is_resuming = False
+        stage.session.is_resuming = False
         await until_lost(stage, 1)
 
 

@@ -28,7 +28,7 @@ from octavo_shared.errors import (
 from scheduler_svc.front.access.identity import Identity, private_deployment, set_identity
 from scheduler_svc.front.api_meter import REASONS, SERVICE_REASONS, refusal_reason
 from scheduler_svc.front.openai.errors import ApiError, api_error, refusal_of
-from scheduler_svc.link.failures import decode_failure, encode_failure
+from scheduler_svc.link.messages import decode_failure, encode_failure
 from tests.monitoring.expressions import rules_with
 from tests.support.each_row import each_row
 

@@ -1,6 +1,6 @@
 """Which engines of a cell are used."""
 
-from scheduler_svc.link.agreement import Candidate, Kind, agree
+from scheduler_svc.link.engines_in_use import Candidate, Kind, agree
 from tests.support.each_row import each_row
 
 OLD, NEW = Kind("chat", "m", "old", "t"), Kind("chat", "m", "new", "t")

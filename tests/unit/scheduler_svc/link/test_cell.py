@@ -12,8 +12,8 @@ from octavo_shared.errors import NoExecutorError, QueueFullError, UnavailableErr
 from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.link.cell import Cell
 from scheduler_svc.link.engines_in_use import Joined
+from scheduler_svc.link.messages import UNREACHABLE, EngineState
 from scheduler_svc.link.remote_engine import RemoteEngine
-from scheduler_svc.link.state import UNREACHABLE, EngineState
 from scheduler_svc.request.continuation import Continuation, ContinuedOutput
 from scheduler_svc.request.engine_client import EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest

@@ -23,19 +23,24 @@ from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.grpc.grpc_status import rpc_status
 from octavo_shared.step_wire.step import PoolingTask, SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
-from scheduler_svc.link.ends import (
+from scheduler_svc.link.messages import (
+    UNREACHABLE,
+    EngineState,
     decode_ended,
+    decode_failure,
     decode_pooled,
     decode_search_end,
     decode_span,
+    decode_state,
+    decode_submission,
     encode_ended,
+    encode_failure,
     encode_pooled,
     encode_search_end,
     encode_span,
+    encode_state,
+    encode_submission,
 )
-from scheduler_svc.link.failures import decode_failure, encode_failure
-from scheduler_svc.link.state import UNREACHABLE, EngineState, decode_state, encode_state
-from scheduler_svc.link.submissions import decode_submission, encode_submission
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_client import EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
@@ -189,4 +194,4 @@ def test_the_state_of_a_core() -> None:
     load = EngineLoad(1, 2, 3, 4, 5, 6, 7)
     told = EngineState(model, "", False, "trouble", True, 3, 9, 1.5, load, 12, tenants_at_share=frozenset({"", "red"}))
     for state in (told, UNREACHABLE):
-        assert decode_state(pb.CoreState.FromString(encode_state(state).SerializeToString())) == state
+        assert decode_state(pb.EngineState.FromString(encode_state(state).SerializeToString())) == state

@@ -13,9 +13,9 @@ from octavo.core.v1 import core_service_pb2 as pb
 from octavo_shared.errors import RequestAbortedError
 from octavo_shared.grpc.certificates import TlsFileError
 from octavo_shared.step_wire.step import SamplingRow
-from scheduler_svc.link import outbox
+from scheduler_svc.link import engine_stream
+from scheduler_svc.link.messages import UNREACHABLE
 from scheduler_svc.link.remote_engine import RemoteEngine
-from scheduler_svc.link.state import UNREACHABLE
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
@@ -39,7 +39,7 @@ async def nothing(*_: object) -> None:
 async def test_no_message_is_larger_than_the_link_takes_and_their_order_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outbox, "MAX_PROMPT_BYTES", 1000)
+    monkeypatch.setattr(engine_stream, "MAX_PROMPT_BYTES", 1000)
     model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
     core = RemoteEngine(Mock(), "0", nothing, Mock())
     core.state = replace(UNREACHABLE, why_not_ready="")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_shared.step_wire.step import SamplingRow
-from scheduler_svc.link.rendezvous import LOAD_BOUND, choose_place, prefix_of
+from scheduler_svc.link.engines_in_use import LOAD_BOUND, choose_place, prefix_of
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
 

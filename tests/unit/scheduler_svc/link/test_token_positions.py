@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo_shared.step_wire.step import SamplingRow
-from scheduler_svc.link.answer_batch import AnswerBatch
+from scheduler_svc.link.front_session import AnswerBatch
 from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.link.remote_request import RemoteRequest, TokenGapError
 from scheduler_svc.request.continuation import Continuation, ContinuedOutput

@@ -15,15 +15,12 @@ from octavo_shared.errors import OctavoServiceError, RequestAbortedError, Reques
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import PoolingTask, SamplingRow
 from scheduler_svc.engine.tenants import TenantQuota, Tenants
-from scheduler_svc.link.answer_batch import AnswerBatch
-from scheduler_svc.link.early_aborts import EarlyAborts
-from scheduler_svc.link.ends import encode_pooled, encode_search_end, encode_span
 from scheduler_svc.link.engine_servicer import engine_state
-from scheduler_svc.link.failures import encode_failure
-from scheduler_svc.link.front_session import FrontSession
+from scheduler_svc.link.early_aborts import EarlyAborts
+from scheduler_svc.link.front_session import AnswerBatch, FrontSession
+from scheduler_svc.link.messages import encode_failure, encode_losses, encode_pooled, encode_search_end, encode_span
 from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.link.remote_request import RemoteRequest
-from scheduler_svc.link.submissions import encode_losses
 from scheduler_svc.request.continuation import Continuation, ContinuedOutput
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.losses import Losses

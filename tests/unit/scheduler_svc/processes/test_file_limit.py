@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler_svc.processes.file_limit import raise_file_limit
+from scheduler_svc.processes.process import raise_file_limit
 
 
 @pytest.fixture(autouse=True)

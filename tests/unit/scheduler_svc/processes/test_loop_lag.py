@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from scheduler_svc.processes.loop_lag import WINDOW_S, LoopLag
+from scheduler_svc.processes.process import WINDOW_S, LoopLag
 
 
 def test_the_longest_lag_is_told_for_a_minute_and_at_most_two() -> None:

@@ -60,7 +60,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    monkeypatch.setattr("scheduler_svc.processes.kept_process.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("scheduler_svc.processes.supervisor.FIRST_PAUSE_S", 0.001)
     return started
 
 
@@ -124,8 +124,8 @@ async def test_whatever_ends_is_started_again_until_the_scheduler_stops(
 async def test_the_end_waits_for_no_pause(
     processes: list[Process], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("scheduler_svc.processes.kept_process.FIRST_PAUSE_S", 3600.0)
-    monkeypatch.setattr("scheduler_svc.processes.kept_process.LONGEST_PAUSE_S", 3600.0)
+    monkeypatch.setattr("scheduler_svc.processes.supervisor.FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr("scheduler_svc.processes.supervisor.LONGEST_PAUSE_S", 3600.0)
     stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     running = await serving(processes, stop, capsys)
     processes[0].end()

@@ -1,10 +1,27 @@
-"""One question to several peers at once."""
+"""Several things at once on the event loop: long work in slices, and one question to several peers."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from itertools import islice
+from typing import Any, TypeVar
 
 from octavo_shared.errors import UnavailableError
+
+T = TypeVar("T")
+
+
+async def in_turns(items: Iterable[T], act: Callable[[T], object], num_at_once: int) -> None:
+    """Act on items, and let other tasks run after every `num_at_once`; if cancelled, act on the rest at once."""
+    rest = iter(items)
+    try:
+        while turn := list(islice(rest, num_at_once)):
+            for item in turn:
+                act(item)
+            await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        for item in rest:
+            act(item)
+        raise
 
 
 async def any_says_yes(asked: Iterable[Coroutine[Any, Any, bool]]) -> bool:
