@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -52,6 +53,7 @@ class Provenance:
 def provenance(*command: str) -> Provenance:
     """Return that of figures of now; of the command's paths the last parts, since a result is published."""
     words = shlex.join(Path(word).name if os.sep in word and "://" not in word else word for word in command)
+    words = re.sub(r"(://)[^/@\s]+@", r"\1...@", words)  # credentials of a URL
     today = f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}"
     return Provenance(today, _commit(), words, this_machine(), platform.python_version())
 

@@ -38,8 +38,8 @@ from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link import absence, engine_servicer, engine_stream, front_session, remote_engine
-from scheduler_svc.link.engine_servicer import STATE_INTERVAL_S, EngineServicer, engine_state
 from scheduler_svc.link.early_aborts import EarlyAborts
+from scheduler_svc.link.engine_servicer import STATE_INTERVAL_S, EngineServicer, engine_state
 from scheduler_svc.link.engine_stream import EngineStream, fetch_tokenizer
 from scheduler_svc.link.front_session import AnswerBatch, FrontSession
 from scheduler_svc.link.messages import encode_submission

@@ -543,7 +543,7 @@ BUGS = (
     Bug(
         "what a client says of a request that was moved goes to the scheduler that had it",
         f"{LINK}/remote_request.py",
-        "        self._core, self._number = core, number\n",
+        "        self._engine, self._number = engine, number\n",
         "        self._number = number\n",
     ),
     Bug(

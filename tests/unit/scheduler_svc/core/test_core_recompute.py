@@ -4,7 +4,7 @@ from itertools import product
 
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.request.parameters import StopConditions
-from tests.support.driving import Bench, admitted, group, max_tokens, small_limits
+from tests.support.driving import Bench, admitted, chunks, group, max_tokens, small_limits
 from tests.support.each_row import each_row
 
 
@@ -37,6 +37,21 @@ def test_a_group_is_recomputed_with_the_blocks_that_its_sequences_share() -> Non
     lead, sibling = recomputing.delta.admissions
     assert lead.block_ids[:2].tolist() == sibling.block_ids[:2].tolist()
     assert (lead.num_computed_tokens, sibling.num_computed_tokens) == (0, 8)
+    assert bench.outputs["b0"] == [209, 210, 211, 212, 213, 214]
+    assert bench.outputs["b1"] == [210, 212, 214, 216, 218, 220]
+
+
+def test_a_sibling_starts_when_the_blocks_that_it_shares_are_sent() -> None:
+    bench = Bench(small_limits(blocks=7, budget=4))
+    bench.add(0, 8, max_tokens(9))
+    bench.add(1, 9, max_tokens(6), num_sequences=2)
+
+    steps = bench.run()
+
+    (first,) = [index for index, step in enumerate(steps) if admitted(step) == [200, 200]]
+    lead, sibling = (admission.slot for admission in steps[first].delta.admissions)
+    order = [slot for step in steps[first:] for slot in chunks(step)]
+    assert order.index(sibling) > order.index(lead)
     assert bench.outputs["b0"] == [209, 210, 211, 212, 213, 214]
     assert bench.outputs["b1"] == [210, 212, 214, 216, 218, 220]
 

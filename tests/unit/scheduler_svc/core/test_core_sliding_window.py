@@ -66,6 +66,33 @@ def test_the_windows_of_the_named_slots_slide(window: int, is_cached: bool, firs
     )
 
 
+def test_a_prompt_frees_its_blocks_while_it_is_computed() -> None:
+    bench = Bench(window_limits())
+    bench.add(0, 20, max_tokens(2))
+    used, first_blocks = [], []
+
+    for _ in range(5):
+        bench.step()
+        used.append(6 - bench.num_free_blocks)
+        first_blocks.append(int(bench.planner.blocks.groups[0].first_blocks[0]))
+
+    assert max(used) == 3
+    assert first_blocks == [0, 0, 0, 1, 2], "the token at position 12 sees 7 to 12"
+    bench.run()
+    assert bench.outputs["a"] == [120, 121]
+
+
+def test_two_prompts_longer_than_the_pool_run_at_once() -> None:
+    bench = Bench(window_limits(max_num_seqs=2))
+    bench.add(0, 20, max_tokens(3))
+    bench.add(1, 20, max_tokens(3))
+
+    bench.run()
+
+    assert sum(bench.planner.preemption.num_preemptions.values()) == 0
+    assert bench.outputs == {"a": [120, 121, 122], "b": [220, 221, 222]}
+
+
 @each_row(1, 2, 3)
 def test_swapping_moves_only_what_is_in_the_window(depth: int) -> None:
     bench = Bench(window_limits(budget=15, max_num_seqs=3, host_blocks=8, mode=PreemptionMode.SWAP))
@@ -79,6 +106,17 @@ def test_swapping_moves_only_what_is_in_the_window(depth: int) -> None:
     assert max(moved) <= 3
     assert bench.outputs["a"] == list(range(104, 116))
     assert bench.outputs["c"] == list(range(306, 318))
+
+
+def test_forks_share_the_blocks_of_the_window() -> None:
+    bench = Bench(window_limits(budget=8))
+    bench.add(0, 14, max_tokens(8), num_sequences=2)
+
+    bench.run()
+
+    assert bench.outputs["a0"] == list(range(114, 122))
+    assert bench.outputs["a1"] == list(range(115, 131, 2))
+    assert bench.num_free_blocks == 6
 
 
 def test_a_prefix_is_found_wherever_its_last_window_is() -> None:

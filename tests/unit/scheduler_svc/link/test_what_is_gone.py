@@ -15,8 +15,8 @@ from octavo_shared.errors import OctavoServiceError, RequestAbortedError, Reques
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import PoolingTask, SamplingRow
 from scheduler_svc.engine.tenants import TenantQuota, Tenants
-from scheduler_svc.link.engine_servicer import engine_state
 from scheduler_svc.link.early_aborts import EarlyAborts
+from scheduler_svc.link.engine_servicer import engine_state
 from scheduler_svc.link.front_session import AnswerBatch, FrontSession
 from scheduler_svc.link.messages import encode_failure, encode_losses, encode_pooled, encode_search_end, encode_span
 from scheduler_svc.link.remote_engine import RemoteEngine

@@ -5,6 +5,7 @@ import pytest
 
 from octavo_shared.step_wire.batch_table import IndexArray
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator, EvictionOrder, OutOfBlocksError
+from scheduler_svc.core.blocks.prefix_cache import PrefixCache
 
 
 def test_out_of_blocks_changes_nothing() -> None:
@@ -35,6 +36,30 @@ def test_handed_out_blocks_do_not_alias_the_free_list() -> None:
     blocks[:] = 2
 
     allocator.free(np.array([0, 1], np.int32))
+    allocator.check_integrity()
+
+
+# With a prefix cache -----------------------------------------------------------------------------
+
+
+def with_cached_prefix(num_blocks: int = 4) -> BlockAllocator:
+    """Return a pool in which blocks 0 and 1 are cached: a prefix of two blocks that nobody uses."""
+    cache = PrefixCache(num_blocks)
+    allocator = BlockAllocator(num_blocks, cache)
+    blocks = allocator.allocate(2)
+    cache.register([b"first", b"second"], blocks.tolist())
+    allocator.free(blocks)
+    return allocator
+
+
+def test_acquiring_used_and_cached_blocks_together_revives_the_cached_ones_only() -> None:
+    allocator = with_cached_prefix()
+    allocator.acquire(np.array([0], np.int32))
+
+    allocator.acquire(np.array([0, 1], np.int32))
+
+    assert allocator.ref_counts[:2].tolist() == [2, 1]
+    assert allocator.num_cached_blocks == 0
     allocator.check_integrity()
 
 
