@@ -4,7 +4,8 @@ A library may load whole tiles of keys, which begin before a window, and may che
 that is not a block of the row becomes the id of the row's nearest block: memory of the row itself.
 """
 
-from typing import Protocol
+import functools
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,62 +14,40 @@ from executor_svc.attention.interface import AttentionMetadata, DecodeBatch, Lay
 from executor_svc.device.transfer import to_device
 from octavo_shared.step_wire.step import Int32Array
 
-
-class BlockTables(Protocol):
-    """The block tables of a step, with only the blocks that their rows have."""
-
-    def under(self, window: int | None) -> torch.Tensor:
-        """Return what layers with this window use, [num_rows, max_num_blocks] int32 on the device."""
+# The block tables of a step for layers with a window, None: without, [num_rows, max_num_blocks] int32 on the device.
+TablesUnder = Callable[[int | None], torch.Tensor]
 
 
-class StepBlockTables:
-    """Tables of any step; made on the host, once for each window that layers ask for."""
+def step_block_tables(metadata: AttentionMetadata, cache: LayerCache) -> TablesUnder:
+    """Return the tables of any step; made on the host, once for each window that layers ask for."""
+    longest = int((metadata.starts + metadata.lengths).max())
 
-    def __init__(self, metadata: AttentionMetadata, cache: LayerCache) -> None:
-        self._metadata = metadata
-        self._block_size = cache.block_size
-        self._device = cache.keys.device
-        self._longest = int((metadata.starts + metadata.lengths).max())
-        self._tables: dict[int | None, torch.Tensor] = {}
+    @functools.cache
+    def under(window: int | None) -> torch.Tensor:
+        if window is not None and window >= longest:
+            return under(None)
+        return to_device(own_blocks_only(metadata, cache.block_size, window), cache.keys.device)
 
-    def under(self, window: int | None) -> torch.Tensor:
-        """Return what layers with this window use."""
-        if window is not None and window >= self._longest:
-            window = None
-        tables = self._tables.get(window)
-        if tables is None:
-            tables = to_device(own_blocks_only(self._metadata, self._block_size, window), self._device)
-            self._tables[window] = tables
-        return tables
+    return under
 
 
-class DecodeBlockTables:
-    """Tables of decodes; made on the device, waiting for nothing, at the first use of a plan.
+def decode_block_tables(batch: DecodeBatch, block_size: int) -> TablesUnder:
+    """Return the tables of decodes; made on the device, waiting for nothing, at the first use of a plan.
 
     A CUDA graph has that first use in it, because the plan is made inside of the capture.
     """
 
-    def __init__(self, batch: DecodeBatch, block_size: int) -> None:
-        self._batch = batch
-        self._block_size = block_size
-        self._tables: dict[int | None, torch.Tensor] = {}
-
-    def under(self, window: int | None) -> torch.Tensor:
-        """Return what layers with this window use."""
-        tables = self._tables.get(window)
-        if tables is None:
-            tables = self._tables[window] = self._own_blocks_only(window)
-        return tables
-
-    def _own_blocks_only(self, window: int | None) -> torch.Tensor:
-        num_visible_tokens, block_tables = self._batch.num_visible_tokens, self._batch.block_tables
+    @functools.cache
+    def under(window: int | None) -> torch.Tensor:
+        num_visible_tokens, block_tables = batch.num_visible_tokens, batch.block_tables
         firsts = torch.zeros_like(num_visible_tokens) if window is None else (num_visible_tokens - window).clamp(min=0)
         first_blocks, last_blocks = (
-            positions.div(self._block_size, rounding_mode="floor")[:, None]
-            for positions in (firsts, num_visible_tokens - 1)
+            positions.div(block_size, rounding_mode="floor")[:, None] for positions in (firsts, num_visible_tokens - 1)
         )
         indices = torch.arange(block_tables.shape[1], device=block_tables.device)
         return block_tables.gather(1, indices.clamp(first_blocks, last_blocks))
+
+    return under
 
 
 def own_blocks_only(metadata: AttentionMetadata, block_size: int, window: int | None) -> Int32Array:

@@ -17,7 +17,8 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
-from executor_svc.attention.block_tables import BlockTables, DecodeBlockTables, StepBlockTables
+from executor_svc.attention.block_tables import TablesUnder, decode_block_tables, step_block_tables
+from executor_svc.attention.explicit_attention import slopes_on
 from executor_svc.attention.interface import (
     AttentionLayer,
     AttentionMetadata,
@@ -45,12 +46,10 @@ class FlashAttention2Backend:
         self._varlen = library.flash_attn_varlen_func
         self._with_kvcache = library.flash_attn_with_kvcache
         self._write = write
-        # Slopes of ALiBi on the device. They are constants, and a captured call must find them there.
-        self._slopes: dict[tuple[float, ...], torch.Tensor] = {}
 
     def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> AttentionPlan:
         """Prepare a step."""
-        device, tables = cache.keys.device, StepBlockTables(metadata, cache)
+        device, tables = cache.keys.device, step_block_tables(metadata, cache)
         num_visible_tokens = metadata.starts + metadata.lengths
         if int(metadata.lengths.max()) == 1:
             return self._decodes(metadata.slot_mapping, to_device(num_visible_tokens, device), tables)
@@ -67,8 +66,8 @@ class FlashAttention2Backend:
                 cache.keys,
                 cache.values,
                 **arguments,
-                block_table=tables.under(layer.window_tokens),
-                alibi_slopes=self._slopes_of(layer, device),
+                block_table=tables(layer.window_tokens),
+                alibi_slopes=_slopes_of(query, layer),
                 **_scores(layer),
             )
             return output
@@ -77,11 +76,11 @@ class FlashAttention2Backend:
 
     def decode_plan(self, batch: DecodeBatch, cache: LayerCache) -> AttentionPlan:
         """Prepare decodes that depend on nothing on the host; see `DecodePlanner`."""
-        tables = DecodeBlockTables(batch, cache.block_size)
+        tables = decode_block_tables(batch, cache.block_size)
         return self._decodes(batch.slot_mapping, batch.num_visible_tokens, tables)
 
     def _decodes(
-        self, slot_mapping: torch.Tensor, num_visible_tokens: torch.Tensor, tables: BlockTables
+        self, slot_mapping: torch.Tensor, num_visible_tokens: torch.Tensor, tables: TablesUnder
     ) -> AttentionPlan:
         """Prepare rows of one token each."""
 
@@ -91,23 +90,13 @@ class FlashAttention2Backend:
                 cache.keys,
                 cache.values,
                 cache_seqlens=num_visible_tokens,
-                block_table=tables.under(layer.window_tokens),
-                alibi_slopes=self._slopes_of(layer, query.device),
+                block_table=tables(layer.window_tokens),
+                alibi_slopes=_slopes_of(query, layer),
                 **_scores(layer),
             )
             return output.squeeze(1)
 
         return FlashAttentionPlan(self._write, slot_mapping, call)
-
-    def _slopes_of(self, layer: AttentionLayer, device: torch.device) -> torch.Tensor | None:
-        """Return the slopes of a layer's heads, [num_heads] float32; None: it has no ALiBi."""
-        if layer.alibi_slopes is None:
-            return None
-        slopes = self._slopes.get(layer.alibi_slopes)
-        if slopes is None:
-            slopes = torch.tensor(layer.alibi_slopes, dtype=torch.float32, device=device)
-            self._slopes[layer.alibi_slopes] = slopes
-        return slopes
 
 
 class FlashAttention3Backend:
@@ -131,14 +120,14 @@ class FlashAttention3Backend:
             _running_sum(metadata.lengths, device),
             int(metadata.lengths.max()),
             to_device(metadata.starts + metadata.lengths, device),
-            StepBlockTables(metadata, cache),
+            step_block_tables(metadata, cache),
         )
 
     def decode_plan(self, batch: DecodeBatch, cache: LayerCache) -> AttentionPlan:
         """Prepare decodes that depend on nothing on the host; see `DecodePlanner`."""
         num_visible_tokens = batch.num_visible_tokens
         query_ends = torch.arange(len(num_visible_tokens) + 1, dtype=torch.int32, device=num_visible_tokens.device)
-        tables = DecodeBlockTables(batch, cache.block_size)
+        tables = decode_block_tables(batch, cache.block_size)
         return self._rows(batch.slot_mapping, query_ends, 1, num_visible_tokens, tables)
 
     def _rows(
@@ -147,7 +136,7 @@ class FlashAttention3Backend:
         query_ends: torch.Tensor,
         longest_query: int,
         num_visible_tokens: torch.Tensor,
-        tables: BlockTables,
+        tables: TablesUnder,
     ) -> AttentionPlan:
         """Prepare rows of any length."""
 
@@ -158,7 +147,7 @@ class FlashAttention3Backend:
                 cache.keys,
                 cache.values,
                 cache_seqlens=num_visible_tokens,
-                page_table=tables.under(layer.window_tokens),
+                page_table=tables(layer.window_tokens),
                 cu_seqlens_q=query_ends,
                 max_seqlen_q=longest_query,
                 **_scores(layer),
@@ -202,6 +191,12 @@ def _scores(layer: AttentionLayer) -> _Scores:
         "window_size": (-1, -1) if layer.window_tokens is None else (layer.window_tokens - 1, 0),
         "softcap": layer.soft_cap or 0.0,
     }
+
+
+def _slopes_of(query: torch.Tensor, layer: AttentionLayer) -> torch.Tensor | None:
+    """Return the slopes of a layer's heads, [num_heads] float32; None: it has no ALiBi."""
+    slopes = layer.alibi_slopes
+    return None if slopes is None else slopes_on(query.device, query.dtype, slopes)
 
 
 def _running_sum(counts: Int32Array, device: torch.device) -> torch.Tensor:

@@ -3,15 +3,13 @@
 The batch decides here which program computes a split of keys, never how the split is added up.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from executor_svc.attention.explicit_attention import slopes_on
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, DecodeBatch, LayerCache, Rotation
-from executor_svc.attention.triton_backend import copy_at_once, number_of_splits
+from executor_svc.attention.triton_backend import Chunks, copy_at_once, multiprocessors_of, number_of_splits
 from executor_svc.triton_kernels.invariant_attention import QueryTiles, SplitStates, attend
 from executor_svc.triton_kernels.key_value_write import write_in_triton
 from executor_svc.triton_kernels.prefill import query_tiles
@@ -56,9 +54,8 @@ class InvariantAttentionBackend:
 
     def _split_memory(self, cache: LayerCache) -> "SplitMemory":
         if self._memory is None:
-            device, number = cache.keys.device, self._num_multiprocessors
-            if number is None:
-                number = torch.cuda.get_device_properties(device).multi_processor_count
+            device = cache.keys.device
+            number = self._num_multiprocessors or multiprocessors_of(device)
             self._memory = SplitMemory(RESIDENT_PROGRAMS * number, device)
         return self._memory
 
@@ -111,16 +108,6 @@ class SplitMemory:
     def _make(self, num_outputs: int, num_scores: int) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = torch.empty(num_outputs, dtype=torch.float32, device=self._device)
         return outputs, torch.empty(num_scores, dtype=torch.float32, device=self._device)
-
-
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """All rows of a step; rows of several tokens are chunks. The arrays are on the host, [num_rows]."""
-
-    starts: npt.NDArray[np.int32]  # position of the first token
-    lengths: npt.NDArray[np.int32]
-    first_tokens: npt.NDArray[np.int64]  # index of the first token in the step
-    block_tables: torch.Tensor  # [num_rows, max_num_blocks] int32, on the device
 
 
 class InvariantAttentionPlan:

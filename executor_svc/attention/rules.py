@@ -6,7 +6,7 @@ is for Hopper devices alone; it is built from source and comes as the module `fl
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -60,52 +60,34 @@ class AttentionNeeds:
         return any(layer.alibi_slopes is not None for layer in self.layers)
 
 
-class BackendRules(Protocol):
-    """What a backend can do, without making it."""
+class BackendRules:
+    """What a backend can do, without making it: as it stands here, all."""
 
-    @property
-    def name(self) -> str:
-        """As in `--attention-backend`."""
-
-    @property
-    def preferred_block_size(self) -> int:
-        """The block size to use where none was asked for, in tokens."""
-
-    @property
-    def module(self) -> str | None:
-        """The library that it imports, which may not fit the installed torch; None: there is none."""
+    name: str  # as in `--attention-backend`
+    module: str | None = None  # the library that it imports, which may not fit the installed torch
+    preferred_block_size = 16  # tokens; where no other was asked for
 
     def why_not_block_size(self, block_size: int) -> str | None:
         """Return what is wrong with a block size and which ones work, as the end of a sentence; None: nothing."""
-
-    def why_not(self, needs: AttentionNeeds) -> str | None:
-        """Return what the backend lacks for these needs, as the end of a sentence; None: nothing."""
-
-
-class TorchRules:
-    """The rules of `TorchAttentionBackend`; see `BackendRules`."""
-
-    name = "torch"
-    module = None
-    preferred_block_size = 16
-
-    def why_not_block_size(self, block_size: int) -> str | None:
-        """Return None: it gathers whole blocks, whatever their size."""
         del block_size
         return None
 
     def why_not(self, needs: AttentionNeeds) -> str | None:
-        """Return None: it is the reference."""
+        """Return what the backend lacks for these needs, the installation last, as the end of a sentence."""
         del needs
         return None
 
 
-class TritonRules:
-    """The rules of `TritonAttentionBackend`; see `BackendRules`."""
+class TorchRules(BackendRules):
+    """The rules of `TorchAttentionBackend`, the reference: it gathers whole blocks, whatever their size."""
+
+    name = "torch"
+
+
+class TritonRules(BackendRules):
+    """The rules of `TritonAttentionBackend`."""
 
     name = "triton"
-    module = None
-    preferred_block_size = 16
 
     def why_not_block_size(self, block_size: int) -> str | None:
         """Return that blocks are multiples of 16 tokens, if this one is not, or that it is too large."""
@@ -125,13 +107,13 @@ class TritonRules:
 
 
 class InvariantRules(TritonRules):
-    """The rules of `InvariantAttentionBackend`: the same kernels in another order of sums; see `BackendRules`."""
+    """The rules of `InvariantAttentionBackend`: the same kernels in another order of sums."""
 
     name = "invariant"
 
 
-class FlashAttention2Rules:
-    """The rules of `FlashAttention2Backend`; see `BackendRules`.
+class FlashAttention2Rules(BackendRules):
+    """The rules of `FlashAttention2Backend`.
 
     Args:
         installed: Version of the package flash-attn; None: it is not installed.
@@ -147,11 +129,9 @@ class FlashAttention2Rules:
 
     def why_not_block_size(self, block_size: int) -> str | None:
         """Return that the library insists on multiples of 256."""
-        return (
-            None
-            if block_size % 256 == 0
-            else (f"version 2 supports block sizes that are multiples of 256 tokens, not {block_size}")
-        )
+        if block_size % 256 == 0:
+            return None
+        return f"version 2 supports block sizes that are multiples of 256 tokens, not {block_size}"
 
     def why_not(self, needs: AttentionNeeds) -> str | None:
         """Return what it lacks, the installation last."""
@@ -164,8 +144,8 @@ class FlashAttention2Rules:
         )
 
 
-class FlashAttention3Rules:
-    """The rules of `FlashAttention3Backend`; see `BackendRules`.
+class FlashAttention3Rules(BackendRules):
+    """The rules of `FlashAttention3Backend`.
 
     Args:
         is_installed: Whether the module `flash_attn_interface` is there.
@@ -173,17 +153,11 @@ class FlashAttention3Rules:
 
     name = "flash_attn"
     module = "flash_attn_interface"
-    # Small blocks waste little and give prefixes more hits. Where there are many queries, multiples of the kernel's
-    # tile would let it load keys by TMA instead of asynchronous copies.
-    preferred_block_size = 16
+    # Of 16 tokens: small blocks waste little and give prefixes more hits. Where there are many queries, multiples of
+    # the kernel's tile would let it load keys by TMA instead of asynchronous copies.
 
     def __init__(self, *, is_installed: bool) -> None:
         self._is_installed = is_installed
-
-    def why_not_block_size(self, block_size: int) -> str | None:
-        """Return None: it takes all."""
-        del block_size
-        return None
 
     def why_not(self, needs: AttentionNeeds) -> str | None:
         """Return what it lacks, the installation last."""
@@ -197,8 +171,8 @@ class FlashAttention3Rules:
         )
 
 
-class XformersRules:
-    """The rules of `XformersBackend`; see `BackendRules`.
+class XformersRules(BackendRules):
+    """The rules of `XformersBackend`.
 
     Args:
         installed: Version of the package xformers; None: it is not installed.
@@ -216,11 +190,9 @@ class XformersRules:
 
     def why_not_block_size(self, block_size: int) -> str | None:
         """Return that the kernel needs multiples of 64."""
-        return (
-            None
-            if block_size % 64 == 0
-            else (f"it supports block sizes that are multiples of 64 tokens, not {block_size}")
-        )
+        if block_size % 64 == 0:
+            return None
+        return f"it supports block sizes that are multiples of 64 tokens, not {block_size}"
 
     def why_not(self, needs: AttentionNeeds) -> str | None:
         """Return what it lacks, the installation last."""
@@ -238,13 +210,7 @@ class XformersRules:
 
 
 def _why_not_device(needs: AttentionNeeds, lowest: tuple[int, int], highest_major: int | None = None) -> str | None:
-    """Return what is wrong with the device; None: nothing.
-
-    Args:
-        needs: What the model asks for.
-        lowest: The capability that the kernels need.
-        highest_major: The last generation of devices that they are for; None: later ones run them, too.
-    """
+    """Return what is wrong with the device; `highest_major`: the last generation that the kernels are for."""
     capability = needs.compute_capability
     if capability is None:
         return "it needs a CUDA device"

@@ -99,10 +99,7 @@ class TritonAttentionBackend:
     def _splits(self, num_rows: int, cache: LayerCache) -> "Splits":
         """Return how decodes of so many rows are split."""
         if self._memory is None:
-            num_multiprocessors = self._num_multiprocessors
-            if num_multiprocessors is None:
-                num_multiprocessors = torch.cuda.get_device_properties(cache.keys.device).multi_processor_count
-            self._memory = SplitMemory(num_multiprocessors)
+            self._memory = SplitMemory(self._num_multiprocessors or multiprocessors_of(cache.keys.device))
         if not num_rows:
             return Splits(1, self._memory)
         num_kv_heads, head_dim = cache.keys.shape[2:]
@@ -143,7 +140,7 @@ class Splits:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Rows of several tokens; the arrays are on the host, [num_rows]."""
+    """Rows of several tokens; for the invariant attention all rows. The arrays are on the host, [num_rows]."""
 
     starts: npt.NDArray[np.int32]  # position of the first token
     lengths: npt.NDArray[np.int32]
@@ -195,6 +192,11 @@ def prefill_rows(chunks: Chunks, query: torch.Tensor, cache: LayerCache) -> Pref
     tile = prefill_tile(query.shape[2], group, itemsize, _capability(query.device))
     tiles = query_tiles(chunks.starts, chunks.lengths, chunks.first_tokens, tile.num_queries // group)
     return PrefillRows(to_device(tiles, query.device), chunks.block_tables, tile)
+
+
+def multiprocessors_of(device: torch.device) -> int:
+    """Return how many multiprocessors a CUDA device has."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _capability(device: torch.device) -> tuple[int, int]:

@@ -1,25 +1,26 @@
-"""The order between swaps and computation: on a GPU they run side by side, held together by events.
-
-Blocks that leave are copied aside behind everything computed so far, and what is computed next waits for that copy
-alone, not for its way to the host. Blocks that return cross to the device while earlier steps still compute; only
-what is computed after them waits.
-"""
+"""Where swaps run: one after the other, beside the stream that computes."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
 
 import torch
 
 
-class SwapStream(Protocol):
-    """Where swaps run, one after the other, beside the stream that computes."""
+class ProgramOrder:
+    """The order between swaps and computation: on a CPU everything is done when the call returns.
+
+    On a GPU they run side by side, held together by events. Blocks that leave are copied aside behind everything
+    computed so far, and what is computed next waits for that copy alone, not for its way to the host. Blocks that
+    return cross to the device while earlier steps still compute; only what is computed after them waits.
+    """
 
     def beside_compute(self) -> AbstractContextManager[None]:
         """Work inside waits for earlier swaps alone."""
+        return nullcontext()
 
     def behind_compute(self) -> AbstractContextManager[None]:
         """Work inside waits for earlier swaps, and for all that was computed so far."""
+        return nullcontext()
 
     def hold_compute(self) -> None:
         """What is computed from here on waits for the swaps so far."""
@@ -28,26 +29,8 @@ class SwapStream(Protocol):
         """Swaps from here on wait for what is computed so far."""
 
 
-class ProgramOrder:
-    """For a CPU, where everything is done when the call returns; see `SwapStream`."""
-
-    def beside_compute(self) -> AbstractContextManager[None]:
-        """Run at once."""
-        return nullcontext()
-
-    def behind_compute(self) -> AbstractContextManager[None]:
-        """Run at once."""
-        return nullcontext()
-
-    def hold_compute(self) -> None:
-        """Nothing to wait for."""
-
-    def hold_swaps(self) -> None:
-        """Nothing to wait for."""
-
-
-class CudaSwapStream:
-    """A CUDA stream beside the default one, which computes; see `SwapStream`."""
+class CudaSwapStream(ProgramOrder):
+    """A CUDA stream beside the default one, which computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -77,6 +60,6 @@ class CudaSwapStream:
         return torch.cuda.default_stream(self._stream.device)
 
 
-def swap_stream(device: torch.device) -> SwapStream:
+def swap_stream(device: torch.device) -> ProgramOrder:
     """Return what orders swaps on a device."""
     return CudaSwapStream(device) if device.type == "cuda" else ProgramOrder()

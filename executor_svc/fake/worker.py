@@ -23,7 +23,7 @@ from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.worker.grammar_masks import GrammarMasks, grammar_support
 from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step, num_pooled_tokens, table_of
-from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup, split_moves
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import UNKNOWN_TOKEN, BoolArray, Int32Array, PoolingTask, RowFlag, Step, StepResult
@@ -108,7 +108,7 @@ class FakeWorker:
         self._grammar_masks = GrammarMasks(
             grammars.load_tokenizer, has_threads=has_grammar_threads, num_load_steps=grammar_load_steps
         )
-        self._info = ExecutorInfo(
+        self.info = ExecutorInfo(
             instance_id=instance_id or uuid.uuid4().hex,
             model_id="fake",
             model_hash=digest,
@@ -154,32 +154,22 @@ class FakeWorker:
         self.reset()
 
     @property
-    def info(self) -> ExecutorInfo:
-        """What this executor is; constant over its life."""
-        return self._info
-
-    @property
-    def table(self) -> BatchTable:
-        """The batch table; replaced by `reset`."""
-        return self._table
-
-    @property
     def helper_cpu_time_us(self) -> int:
         """Processor time of the threads that follow grammars, in microseconds."""
         return self._grammar_masks.cpu_time_us
 
     def reset(self, *, uses_groups: bool = False) -> None:
         """Empty the batch table: a scheduler has attached. The cache contents stay."""
-        if (uses_groups and bool(self._info.cache_groups)) is not self._uses_groups:
+        if (uses_groups and bool(self.info.cache_groups)) is not self._uses_groups:
             self._uses_groups = not self._uses_groups
             self._lay_out()
-        self._table = table_of(self._info, uses_groups=self._uses_groups)
+        self.table = table_of(self.info, uses_groups=self._uses_groups)
         self._grammar_masks.reset()
-        self._histories = Histories(self._table)
+        self._histories = Histories(self.table)
 
     def _lay_out(self) -> None:
         """Make empty pools, of each cache group or of all layers together."""
-        self._groups = self._info.groups(agreed=self._uses_groups)
+        self._groups = self.info.groups(agreed=self._uses_groups)
         self._caches = [HistoryCache(group) for group in self._groups]
 
     def execute(self, step: Step) -> StepResult:
@@ -192,13 +182,13 @@ class FakeWorker:
         begin_s = self._clock()
         if self._faults is not None:
             self._faults.begin_step()
-        check_step(step, self._info, uses_groups=self._uses_groups)
-        layout = self._table.apply(step.delta)
+        check_step(step, self.info, uses_groups=self._uses_groups)
+        layout = self.table.apply(step.delta)
         self._grammar_masks.follow(step.delta)
         loaded = self._grammar_masks.take_loaded()
-        limits = self._info.max_num_batched_tokens, self._info.max_sample_rows
-        digest = check_layout(step, layout, self._table, *limits)
-        self._histories.follow(self._table, step.delta, layout)
+        limits = self.info.max_num_batched_tokens, self.info.max_sample_rows
+        digest = check_layout(step, layout, self.table, *limits)
+        self._histories.follow(self.table, step.delta, layout)
         moves = split_moves(step, self._groups)
         for cache, own in zip(self._caches, moves, strict=True):
             cache.move(own)
@@ -210,7 +200,7 @@ class FakeWorker:
             result = self._answer_spans(step, layout)
         result.pooling_outputs = tuple(pool(text, self._nan_token_id) for text in step.pooling_inputs)
         result.table_digest, result.grammars_loaded = digest, loaded
-        self._table.resolve(layout, result.sampled_token_ids, result.token_counts)
+        self.table.resolve(layout, result.sampled_token_ids, result.token_counts)
         num_tokens = layout.num_tokens + num_pooled_tokens(step)
         target_s = self._step_ms * 1e-3 + num_tokens * self._token_us * 1e-6
         self._sleep(max(0.0, target_s - (self._clock() - begin_s)))
@@ -227,11 +217,11 @@ class FakeWorker:
 
     def _answer(self, step: Step, layout: StepLayout) -> StepResult:
         """Return what follows each sample row's history."""
-        rows = SampleRows.of_step(self._table, layout)
+        rows = SampleRows.of_step(self.table, layout)
         flags = None if rows.is_guided is None else self._grammar_masks.begin(rows)()
         slots, positions = layout.sample_slots, layout.sample_positions
         histories = self._histories.by_position[slots, positions - 1]
-        num_missing = self._language.missing_bytes(self._table.token_ids, slots, positions)
+        num_missing = self._language.missing_bytes(self.table.token_ids, slots, positions)
         result = StepResult(step.epoch, step.step_id, np.full(len(rows), UNKNOWN_TOKEN, np.int32))
         is_beam = np.zeros(len(rows), np.bool_) if layout.num_candidates is None else layout.num_candidates > 0
         sampled = np.flatnonzero(~is_beam)
@@ -264,7 +254,7 @@ class FakeWorker:
         for num_tokens in range(1, int(num_wanted.max(initial=0))):
             rows = spans.going_on(num_wanted, num_tokens)
             part = spans.part(rows, num_tokens)
-            self._table.token_ids[part.sample_slots, part.sample_positions - 1] = spans.last_of(rows)
+            self.table.token_ids[part.sample_slots, part.sample_positions - 1] = spans.last_of(rows)
             answer = self._answer(step, part)
             self._histories.append(part, answer.sampled_token_ids)
             spans.add(part, rows, answer)
@@ -276,7 +266,7 @@ class FakeWorker:
 
     def _write_and_read(self, layout: StepLayout) -> None:
         """Let every cache group take the tokens of a step, and check what its layers see."""
-        for cache, tables in zip(self._caches, self._table.groups, strict=True):
+        for cache, tables in zip(self._caches, self.table.groups, strict=True):
             cache.write(tables, layout, self._histories)
             cache.check_reads(tables, layout, self._histories)
 
@@ -288,7 +278,7 @@ class FakeWorker:
         if self._nan_token_id < 0:
             return np.zeros(len(slots), np.bool_)
         places = zip(slots.tolist(), positions.tolist(), strict=True)
-        return np.array([self._nan_token_id in self._table.token_ids[slot, :end] for slot, end in places], np.bool_)
+        return np.array([self._nan_token_id in self.table.token_ids[slot, :end] for slot, end in places], np.bool_)
 
     def _answer_prompt(self, result: StepResult, layout: StepLayout, counts: Int32Array) -> None:
         """Add the log-probabilities of prompt tokens, `counts` in each row of the layout."""
@@ -296,9 +286,9 @@ class FakeWorker:
         slots = np.repeat(layout.slots, counts)
         positions = np.repeat(layout.starts + 1 - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
         positions = positions.astype(np.int32)
-        num_missing = self._language.missing_bytes(self._table.token_ids, slots, positions)
+        num_missing = self._language.missing_bytes(self.table.token_ids, slots, positions)
         logprobs = self._language.logprobs(self._histories.by_position[slots, positions - 1], num_missing)
-        result.prompt_logprobs = logprobs[np.arange(len(slots)), self._table.token_ids[slots, positions]]
+        result.prompt_logprobs = logprobs[np.arange(len(slots)), self.table.token_ids[slots, positions]]
         result.prompt_logprobs[self._are_nan(slots, positions)] = np.nan
         alternatives = likeliest(logprobs, np.repeat(layout.num_prompt_alternatives, counts))
         result.prompt_alternative_token_ids, result.prompt_alternative_logprobs = alternatives

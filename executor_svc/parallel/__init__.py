@@ -2,6 +2,6 @@
 
 Rank 0 serves gRPC and sends every step to the other ranks over sockets, so that a group may be idle for as long as it
 likes; collectives belong to the forward pass alone. `connection.py` is the socket, `step_channel.py` joins all of them
-at rank 0, `ranks.py` says which rank a process is, `local_ranks.py` starts ranks on one machine, `rendezvous.py` brings
-them together. `executor_svc/worker/rank_process.py` and `rank_worker.py` run the steps of a rank.
+at rank 0, `ranks.py` says which rank a process is and starts ranks on one machine, `rendezvous.py` brings them
+together. `executor_svc/worker/rank_process.py` and `rank_worker.py` run the steps of a rank.
 """

@@ -18,8 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.group import DistributedGroup
-from executor_svc.parallel.local_ranks import LocalRanks
-from executor_svc.parallel.ranks import RankAssignment
+from executor_svc.parallel.ranks import LocalRanks, RankAssignment
 from executor_svc.parallel.step_channel import StepAddress, StepChannel, connect
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event

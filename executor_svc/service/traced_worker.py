@@ -12,9 +12,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from executor_svc.worker.interface import RunningStep, Worker
-from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from executor_svc.worker.interface import RunningStep, Worker, WorkerAround
 from octavo_shared.step_wire.step import Admission, Step, TableDelta
 
 
@@ -37,7 +35,7 @@ class Execution:
     num_tokens: int = 0
 
 
-class TracedWorker:
+class TracedWorker(WorkerAround):
     """A worker that makes a span `execute` for each stay of a traced request in the batch table.
 
     A stay begins when the first of its sequences is admitted and ends when the last one is released. Forks belong to
@@ -50,36 +48,17 @@ class TracedWorker:
     """
 
     def __init__(self, worker: Worker, tracer: Tracer, clock_ns: Callable[[], int] = time.time_ns) -> None:
-        self._worker = worker
+        super().__init__(worker)
         self._tracer = tracer
         self._clock_ns = clock_ns
         self._propagator = TraceContextTextMapPropagator()
         self._by_slot: dict[int, Execution] = {}
         self._by_traceparent: dict[str, Execution] = {}
 
-    @property
-    def info(self) -> ExecutorInfo:
-        """What this executor is."""
-        return self._worker.info
-
-    @property
-    def table(self) -> BatchTable:
-        """The batch table."""
-        return self._worker.table
-
-    @property
-    def helper_cpu_time_us(self) -> int:
-        """Processor time of the threads that steps wait for, in microseconds."""
-        return self._worker.helper_cpu_time_us
-
-    def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
-        """Return the files of the model's tokenizer."""
-        return self._worker.tokenizer_files()
-
     def reset(self, *, uses_groups: bool = False) -> None:
         """Empty the batch table: the spans of what was in it end with an error."""
         self.end_all("a scheduler attached anew")
-        self._worker.reset(uses_groups=uses_groups)
+        super().reset(uses_groups=uses_groups)
 
     def launch(self, step: Step) -> RunningStep:
         """Launch the step; see `executor_svc.worker.interface.Worker.launch`."""

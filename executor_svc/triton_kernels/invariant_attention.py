@@ -39,7 +39,7 @@ from executor_svc.triton_kernels.common import (
 from executor_svc.triton_kernels.tiles import (
     SPLIT_KEYS,
     WIDEST_WINDOW,
-    InvariantTile,
+    QueryTile,
     pad,
 )
 
@@ -252,7 +252,7 @@ class SplitStates:
 
 def attend(
     tiles: QueryTiles,
-    shape: InvariantTile,
+    shape: QueryTile,
     query: torch.Tensor,
     cache: LayerCache,
     layer: AttentionLayer,

@@ -24,7 +24,7 @@ from executor_svc.triton_kernels.common import (
     shape_scores,
     slot_offsets,
 )
-from executor_svc.triton_kernels.tiles import WIDEST_WINDOW, PrefillTile, pad
+from executor_svc.triton_kernels.tiles import WIDEST_WINDOW, QueryTile, pad
 from octavo_shared.step_wire.step import Int32Array
 
 
@@ -215,7 +215,7 @@ class PrefillRows:
 
     tiles: torch.Tensor  # [num_tiles, 4] int32 of `query_tiles`, on the device
     block_tables: torch.Tensor  # [num_rows, max_num_blocks] int32, on the device
-    tile: PrefillTile  # what they were made for: up to tile.num_queries // group tokens
+    tile: QueryTile  # what they were made for: up to tile.num_queries // group tokens
 
 
 def query_tiles(

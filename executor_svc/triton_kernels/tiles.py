@@ -12,7 +12,10 @@ depend on the schedule (`--numerics invariant`) both have `invariant_tile`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+Tile = TypeVar("Tile")
 
 # Of a layer that sees everything. No difference with a position leaves int32.
 WIDEST_WINDOW: Final = 2**31 - 1
@@ -37,85 +40,35 @@ class DecodeTile:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillTile:
-    """How a program of `prefill_kernel` works."""
+class QueryTile:
+    """How a program of `prefill_kernel` works, or of `attend_kernel`: on chunks and decodes alike, on every device."""
 
     num_queries: int  # tokens times heads of a group
-    num_keys: int
+    num_keys: int  # of `attend_kernel` a divisor of SPLIT_KEYS
     num_warps: int
     num_stages: int
 
 
-@dataclass(frozen=True, slots=True)
-class InvariantTile:
-    """How a program of `attend_kernel` works: on chunks and decodes alike, on every device."""
-
-    num_queries: int  # tokens times heads of a group
-    num_keys: int  # a divisor of SPLIT_KEYS
-    num_warps: int
-    num_stages: int
+def _by_head_dim(small: Tile, of_128: Tile, of_256: Tile) -> Mapping[int, Tile]:
+    """Return tiles by padded head size; the small ones are alike."""
+    return MappingProxyType({16: small, 32: small, 64: small, 128: of_128, 256: of_256})
 
 
-# By padded head size.
-_DECODE_16_BITS: Final = {
-    16: DecodeTile(128, 4, 5),
-    32: DecodeTile(128, 4, 5),
-    64: DecodeTile(128, 4, 5),
-    128: DecodeTile(64, 4, 5),
-    256: DecodeTile(32, 8, 5),
-}
+_DECODE_16_BITS: Final = _by_head_dim(DecodeTile(128, 4, 5), DecodeTile(64, 4, 5), DecodeTile(32, 8, 5))
 # A cache of 8 bits: what is widened fills registers, so that with as many keys two programs would run, not three.
-_DECODE_8_BITS: Final = {
-    16: DecodeTile(64, 4, 5),
-    32: DecodeTile(64, 4, 5),
-    64: DecodeTile(64, 4, 5),
-    128: DecodeTile(32, 4, 5),
-    256: DecodeTile(16, 4, 5),
-}
-_DECODE_FLOAT32: Final = {
-    16: DecodeTile(32, 4, 5),
-    32: DecodeTile(32, 4, 5),
-    64: DecodeTile(32, 4, 5),
-    128: DecodeTile(16, 4, 5),
-    256: DecodeTile(16, 8, 5),
-}
+_DECODE_8_BITS: Final = _by_head_dim(DecodeTile(64, 4, 5), DecodeTile(32, 4, 5), DecodeTile(16, 4, 5))
+_DECODE_FLOAT32: Final = _by_head_dim(DecodeTile(32, 4, 5), DecodeTile(16, 4, 5), DecodeTile(16, 8, 5))
 # Any device: less than the 99 KiB that a program may have on 8.6, 8.9 and 12.0.
-_PREFILL_16_BITS: Final = {
-    16: PrefillTile(128, 64, 8, 5),
-    32: PrefillTile(128, 64, 8, 5),
-    64: PrefillTile(128, 64, 8, 5),
-    128: PrefillTile(128, 32, 8, 5),
-    256: PrefillTile(64, 16, 8, 5),
-}
+_PREFILL_16_BITS: Final = _by_head_dim(QueryTile(128, 64, 8, 5), QueryTile(128, 32, 8, 5), QueryTile(64, 16, 8, 5))
 # Hopper and the data-centre Blackwell: 227 KiB, and products that want many keys.
-_PREFILL_16_BITS_LARGE: Final = {
-    **_PREFILL_16_BITS,
-    128: PrefillTile(128, 64, 8, 5),
-    256: PrefillTile(64, 32, 8, 5),
-}
-_PREFILL_FLOAT32: Final = {
-    16: PrefillTile(16, 32, 4, 5),
-    32: PrefillTile(16, 32, 4, 5),
-    64: PrefillTile(16, 32, 4, 5),
-    128: PrefillTile(16, 16, 4, 5),
-    256: PrefillTile(16, 16, 8, 5),
-}
+_PREFILL_16_BITS_LARGE: Final = _by_head_dim(
+    QueryTile(128, 64, 8, 5), QueryTile(128, 64, 8, 5), QueryTile(64, 32, 8, 5)
+)
 # 64 queries are the least that the products of Hopper take. A decode fills a few of them, and reads no more for the
 # rest.
-_INVARIANT_16_BITS: Final = {
-    16: InvariantTile(64, 64, 4, 5),
-    32: InvariantTile(64, 64, 4, 5),
-    64: InvariantTile(64, 64, 4, 5),
-    128: InvariantTile(64, 32, 4, 5),
-    256: InvariantTile(64, 16, 8, 5),
-}
-_INVARIANT_FLOAT32: Final = {
-    16: InvariantTile(16, 32, 4, 5),
-    32: InvariantTile(16, 32, 4, 5),
-    64: InvariantTile(16, 32, 4, 5),
-    128: InvariantTile(16, 16, 4, 5),
-    256: InvariantTile(16, 16, 8, 5),
-}
+_INVARIANT_16_BITS: Final = _by_head_dim(QueryTile(64, 64, 4, 5), QueryTile(64, 32, 4, 5), QueryTile(64, 16, 8, 5))
+# Of chunks, and of the invariant attention.
+_QUERIES_FLOAT32: Final = _by_head_dim(QueryTile(16, 32, 4, 5), QueryTile(16, 16, 4, 5), QueryTile(16, 16, 8, 5))
 
 
 def pad(number: int) -> int:
@@ -149,27 +102,24 @@ def resident_programs(head_dim: int, cache_itemsize: int, capability: tuple[int,
     return MAX_RESIDENT_PROGRAMS if is_small and _has_large_shared_memory(capability) else 2
 
 
-def prefill_tile(head_dim: int, group: int, itemsize: int, capability: tuple[int, int]) -> PrefillTile:
+def prefill_tile(head_dim: int, group: int, itemsize: int, capability: tuple[int, int]) -> QueryTile:
     """Return the tile for a group of so many heads of `head_dim` numbers of up to `itemsize` bytes on a device."""
-    table: Mapping[int, PrefillTile] = _PREFILL_FLOAT32
-    if itemsize == 2:
-        table = _PREFILL_16_BITS_LARGE if _has_large_shared_memory(capability) else _PREFILL_16_BITS
-    tile = table[pad(head_dim)]
+    of_16_bits = _PREFILL_16_BITS_LARGE if _has_large_shared_memory(capability) else _PREFILL_16_BITS
+    return _with_room_for(group, (of_16_bits if itemsize == 2 else _QUERIES_FLOAT32)[pad(head_dim)], itemsize)
+
+
+def invariant_tile(head_dim: int, group: int, itemsize: int) -> QueryTile:
+    """Return the tile for a group of so many heads of `head_dim` numbers of up to `itemsize` bytes, on any device."""
+    return _with_room_for(group, (_QUERIES_FLOAT32 if itemsize == 4 else _INVARIANT_16_BITS)[pad(head_dim)], itemsize)
+
+
+def _with_room_for(group: int, tile: QueryTile, itemsize: int) -> QueryTile:
+    """Return a tile that has room for at least one token."""
     if pad(group) <= tile.num_queries:
         return tile
-    # At least one token.
-    return PrefillTile(pad(group), min(16, tile.num_keys) if itemsize == 4 else tile.num_keys, 8, tile.num_stages)
+    return QueryTile(pad(group), min(16, tile.num_keys) if itemsize == 4 else tile.num_keys, 8, tile.num_stages)
 
 
 def reduce_warps(head_dim: int) -> int:
     """Return the warps of a program of `reduce_kernel`: each thread has up to 32 numbers."""
     return max(1, MAX_SPLITS * pad(head_dim) // 1024)
-
-
-def invariant_tile(head_dim: int, group: int, itemsize: int) -> InvariantTile:
-    """Return the tile for a group of so many heads of `head_dim` numbers of up to `itemsize` bytes, on any device."""
-    tile = (_INVARIANT_FLOAT32 if itemsize == 4 else _INVARIANT_16_BITS)[pad(head_dim)]
-    if pad(group) <= tile.num_queries:
-        return tile
-    # At least one token.
-    return InvariantTile(pad(group), min(16, tile.num_keys) if itemsize == 4 else tile.num_keys, 8, tile.num_stages)

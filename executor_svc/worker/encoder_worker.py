@@ -8,7 +8,6 @@ from executor_svc.models.pooling import Pooler
 from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step, table_of
 from executor_svc.worker.step_timer import start_timer
 from octavo_shared.errors import InvalidStepError, StepFailedError
-from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import Step, StepResult
 
@@ -24,6 +23,8 @@ class EncoderWorker:
         probe: Whether the device still computes.
     """
 
+    helper_cpu_time_us = 0
+
     def __init__(
         self,
         info: ExecutorInfo,
@@ -32,35 +33,20 @@ class EncoderWorker:
         device: torch.device,
         probe: DeviceProbe,
     ) -> None:
-        self._info = info
+        self.info = info
         self._pooler = pooler
         self._tokenizer_files = tokenizer_files
         self._device = device
         self._probe = probe
         self.reset()
 
-    @property
-    def info(self) -> ExecutorInfo:
-        """What this executor is; constant over its life."""
-        return self._info
-
-    @property
-    def table(self) -> BatchTable:
-        """The batch table; replaced by `reset`."""
-        return self._table
-
-    @property
-    def helper_cpu_time_us(self) -> int:
-        """0: it has no such threads."""
-        return 0
-
     def reset(self, *, uses_groups: bool = False) -> None:
         """Empty the batch table: a scheduler has attached."""
-        self._table = table_of(self._info)
+        self.table = table_of(self.info)
 
     def launch(self, step: Step) -> RunningStep:
         """Compute the step; see `Worker.launch`."""
-        check_step(step, self._info)
+        check_step(step, self.info)
         try:
             return DoneStep(self._run(step))
         except (InvalidStepError, StepFailedError):
@@ -74,8 +60,8 @@ class EncoderWorker:
 
     def _run(self, step: Step) -> StepResult:
         timer = start_timer(self._device)
-        layout = self._table.apply(step.delta)
-        digest = check_layout(step, layout, self._table, self._info.max_num_batched_tokens)
+        layout = self.table.apply(step.delta)
+        digest = check_layout(step, layout, self.table, self.info.max_num_batched_tokens)
         result = StepResult(step.epoch, step.step_id, np.empty(0, np.int32), table_digest=digest)
         if step.pooling_inputs:
             result.pooling_outputs = self._pooler.pool(step.pooling_inputs)

@@ -100,6 +100,40 @@ class Worker(Protocol):
         """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""
 
 
+class WorkerAround:
+    """A worker that passes everything on to another one; what it does beside that is in its heirs.
+
+    Args:
+        worker: Runs the steps.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    @property
+    def info(self) -> ExecutorInfo:
+        """See `Worker`."""
+        return self._worker.info
+
+    @property
+    def table(self) -> BatchTable:
+        """See `Worker`."""
+        return self._worker.table
+
+    @property
+    def helper_cpu_time_us(self) -> int:
+        """See `Worker`."""
+        return self._worker.helper_cpu_time_us
+
+    def reset(self, *, uses_groups: bool = False) -> None:
+        """See `Worker`."""
+        self._worker.reset(uses_groups=uses_groups)
+
+    def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
+        """See `Worker`."""
+        return self._worker.tokenizer_files()
+
+
 def execute(worker: Worker, step: Step) -> StepResult:
     """Launch a step, wait for it and return its answer. Raises what `Worker.launch` and `RunningStep.finish` raise."""
     return worker.launch(step).finish()

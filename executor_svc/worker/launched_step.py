@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from executor_svc.device.probe import DeviceProbe, step_error
-from executor_svc.worker.step_timer import StepTimer
+from executor_svc.worker.step_timer import HostTimer
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.step import Int32Array, RowFlag, StepResult
 
@@ -28,7 +28,7 @@ class LaunchedStep:
         answer: StepResult,
         layout: StepLayout,
         sampled: torch.Tensor,
-        timer: StepTimer,
+        timer: HostTimer,
         record: Callable[["LaunchedStep"], None],
         probe: DeviceProbe,
     ) -> None:

@@ -13,11 +13,9 @@ from typing import NoReturn, Protocol
 
 from executor_svc.parallel.connection import Connection, FrameKind
 from executor_svc.parallel.step_channel import StepChannel
-from executor_svc.worker.interface import RunningStep, Worker
+from executor_svc.worker.interface import RunningStep, Worker, WorkerAround
 from octavo.execution.v1 import step_pb2
 from octavo_shared.errors import InvalidStepError, StepFailedError
-from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import Step, StepResult
 from octavo_shared.step_wire.wire import decode_step, encode_step
 
@@ -29,7 +27,7 @@ class EndGroup(Protocol):
         """End it, with a sentence for people."""
 
 
-class LeaderWorker:
+class LeaderWorker(WorkerAround):
     """Rank 0's worker as the service sees it; see `executor_svc.worker.interface.Worker`.
 
     Args:
@@ -39,39 +37,20 @@ class LeaderWorker:
     """
 
     def __init__(self, worker: Worker, channel: StepChannel, end_group: EndGroup) -> None:
-        self._worker = worker
+        super().__init__(worker)
         self._channel = channel
         self._end_group = end_group
-
-    @property
-    def info(self) -> ExecutorInfo:
-        """What this executor is; constant over its life."""
-        return self._worker.info
-
-    @property
-    def table(self) -> BatchTable:
-        """The batch table of rank 0; the others have the same."""
-        return self._worker.table
-
-    @property
-    def helper_cpu_time_us(self) -> int:
-        """Processor time of the threads that rank 0's steps wait for, in microseconds."""
-        return self._worker.helper_cpu_time_us
 
     def reset(self, *, uses_groups: bool = False) -> None:
         """Empty the batch table of every rank."""
         self._channel.send(FrameKind.RESET, bytes([uses_groups]))
-        self._worker.reset(uses_groups=uses_groups)
+        super().reset(uses_groups=uses_groups)
 
     def launch(self, step: Step) -> RunningStep:
         """Launch a step on every rank; see `Worker.launch`. If it failed in the middle, the process ends."""
         self._channel.send(FrameKind.STEP, encode_step(step).SerializeToString())
         with _ending_group(self._end_group):
             return LeaderStep(self._worker.launch(step), self._end_group)
-
-    def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
-        """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""
-        return self._worker.tokenizer_files()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ from executor_svc.worker.last_tokens import LastTokens
 from executor_svc.worker.launched_step import LaunchedStep
 from executor_svc.worker.model_runner import Runner, SampleLogits
 from executor_svc.worker.step_answer import answer_step, flag_guided_rows, follow_answer, is_sampled_alone, no_answer
-from executor_svc.worker.step_timer import StepTimer, start_timer
+from executor_svc.worker.step_timer import HostTimer, start_timer
 from octavo_shared.errors import DeviceLostError, InvalidStepError, StepFailedError
-from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import GrammarLoaded, RowFlag, Step, StepResult
 
@@ -71,7 +71,7 @@ class TorchWorker:
         pooler: Pooler | None = None,
         drafting: Drafting | None = None,
     ) -> None:
-        self._info = info
+        self.info = info
         self._lay_out = lay_out
         self._uses_groups = bool(info.cache_groups)  # as a scheduler of this release agrees, so that Attach finds it so
         self._runner, self._cache_engine = lay_out(self._uses_groups)
@@ -88,23 +88,13 @@ class TorchWorker:
         self.reset(uses_groups=self._uses_groups)
 
     @property
-    def info(self) -> ExecutorInfo:
-        """What this executor is; constant over its life."""
-        return self._info
-
-    @property
-    def table(self) -> BatchTable:
-        """The batch table; replaced by `reset`."""
-        return self._table
-
-    @property
     def helper_cpu_time_us(self) -> int:
         """Processor time of the threads that follow grammars, in microseconds."""
         return 0 if self._grammar_masks is None else self._grammar_masks.cpu_time_us
 
     def reset(self, *, uses_groups: bool = False) -> None:
         """Empty the batch table: a scheduler has attached; see `Worker.reset`."""
-        info = self._info
+        info = self.info
         self._unrecorded.clear()
         if (uses_groups and bool(info.cache_groups)) is not self._uses_groups:
             self._uses_groups = not self._uses_groups
@@ -115,13 +105,13 @@ class TorchWorker:
                 raise DeviceLostError(
                     f"laying out the KV cache anew failed: {type(error).__name__}: {error}"
                 ) from error
-        self._table = table_of(info, uses_groups=self._uses_groups)
+        self.table = table_of(info, uses_groups=self._uses_groups)
         if self._grammar_masks is not None:
             self._grammar_masks.reset()
 
     def launch(self, step: Step) -> RunningStep:
         """Apply the step to the table and start it; see `Worker.launch`."""
-        check_step(step, self._info, uses_groups=self._uses_groups)
+        check_step(step, self.info, uses_groups=self._uses_groups)
         try:
             return self._launch(step)
         except (InvalidStepError, StepFailedError):
@@ -136,18 +126,18 @@ class TorchWorker:
 
     def _launch(self, step: Step) -> RunningStep:
         timer = start_timer(self._runner.model.device)
-        layout = self._table.apply(step.delta)
+        layout = self.table.apply(step.delta)
         if self._grammar_masks is not None:
             self._grammar_masks.follow(step.delta)
-        info = self._info
-        digest = check_layout(step, layout, self._table, info.max_num_batched_tokens, info.max_sample_rows)
+        info = self.info
+        digest = check_layout(step, layout, self.table, info.max_num_batched_tokens, info.max_sample_rows)
         self._cache_engine.move(step)
         if self._sampler.samples_on_device:
             return self._launch_on_device(step, layout, digest, timer)
         return self._run_on_host(step, layout, digest, timer)
 
     @torch.inference_mode()
-    def _launch_on_device(self, step: Step, layout: StepLayout, digest: int | None, timer: StepTimer) -> LaunchedStep:
+    def _launch_on_device(self, step: Step, layout: StepLayout, digest: int | None, timer: HostTimer) -> LaunchedStep:
         answer = no_answer(step, layout)
         sampled = torch.empty((2, 0), dtype=torch.int64, device=self._runner.model.device)
         if layout.num_tokens:
@@ -158,19 +148,19 @@ class TorchWorker:
         self._unrecorded.append(launched)
         return launched
 
-    def _run_on_host(self, step: Step, layout: StepLayout, digest: int | None, timer: StepTimer) -> DoneStep:
+    def _run_on_host(self, step: Step, layout: StepLayout, digest: int | None, timer: HostTimer) -> DoneStep:
         """Run a step to its end: its tokens are recorded before the next one is launched."""
         computed = layout
         if not layout.num_tokens:
             answer = no_answer(step, layout)
         else:
             answer, computed = self._compute_on_host(step, layout)
-            self._table.resolve(layout, answer.sampled_token_ids, answer.token_counts, all_current=True)
+            self.table.resolve(layout, answer.sampled_token_ids, answer.token_counts, all_current=True)
         self._pool(step, answer)
         answer.table_digest, answer.grammars_loaded = digest, self._take_loaded()
         timer.stop()
         answer.execute_duration_us = timer.duration_us()
-        if self._drafting is not None and self._table.has_allowances and layout.num_tokens:
+        if self._drafting is not None and self.table.has_allowances and layout.num_tokens:
             self._drafting.learn_cost(computed, answer.execute_duration_us)
         return DoneStep(answer)
 
@@ -182,11 +172,11 @@ class TorchWorker:
         drafted, computes = None, layout
         if layout.allowances is not None:
             assert self._drafting is not None, "else a step with allowances is refused"
-            drafted = self._drafting.draft(self._table, layout)
+            drafted = self._drafting.draft(self.table, layout)
             computes = without_drafts(layout) if drafted is None else drafted.layout
-        rows = self._rows.of_step(self._table, computes)
+        rows = self._rows.of_step(self.table, computes)
         finish_masks = self._begin_masks(rows)
-        computed = self._runner.run(self._table, computes, finds_likeliest=self._rows.take_likeliest)
+        computed = self._runner.run(self.table, computes, finds_likeliest=self._rows.take_likeliest)
         answer = self._answer(step, computes, rows, computed, finish_masks)
         if self._group.size > 1:
             flags = np.zeros(len(rows), np.int64) if answer.row_flags is None else answer.row_flags
@@ -215,7 +205,7 @@ class TorchWorker:
             The answer but for the sampled tokens and the row flags, and these on the device, [2, num_samples] int64;
             both of rank 0, on the other ranks the latter alone.
         """
-        computed = self._runner.run(self._table, layout, finds_likeliest=False)
+        computed = self._runner.run(self.table, layout, finds_likeliest=False)
         answer, sampled = self._sample(step, layout, computed)
         sampled = self._group.broadcast(sampled)
         self._last_tokens.store(layout.sample_slots, sampled[0])
@@ -223,7 +213,7 @@ class TorchWorker:
 
     def _sample(self, step: Step, layout: StepLayout, computed: SampleLogits) -> tuple[StepResult, torch.Tensor]:
         """Sample on the device if nothing else is asked for; else the host takes part, and has to wait."""
-        rows, device = SampleRows.of_step(self._table, layout), self._runner.model.device
+        rows, device = SampleRows.of_step(self.table, layout), self._runner.model.device
         if self._group.rank == 0:
             if is_sampled_alone(layout, rows, computed):
                 assert computed.logits is not None, "this is rank 0"
@@ -255,7 +245,7 @@ class TorchWorker:
         if self._group.rank:
             return follow_answer(step, layout, computed, model)
         flags = None if finish_masks is None else finish_masks()
-        answer = answer_step(step, self._table, layout, rows, computed, model, self._sampler)
+        answer = answer_step(step, self.table, layout, rows, computed, model, self._sampler)
         if finish_masks is not None:
             assert computed.logits is not None, "this is rank 0"
             flag_guided_rows(answer, rows, flags, computed.logits, computed.logit_rows)
@@ -266,4 +256,4 @@ class TorchWorker:
         while self._unrecorded and not launched.is_recorded:
             first = self._unrecorded.popleft()
             first.is_recorded = True
-            self._table.resolve(first.layout, first.token_ids_on_host())
+            self.table.resolve(first.layout, first.token_ids_on_host())

@@ -315,21 +315,21 @@ def _size_trouble(info: ExecutorInfo, joined: list[pb.CoreJoined]) -> dict[int, 
     pools = _pools_of(info)
     info = replace(info, num_device_blocks=pools[0].num_blocks, num_host_blocks=pools[0].num_host_blocks)
     troubles: dict[int, str] = {}
-    for number, of_engine in limits.items():
-        if info.block_size_tokens != of_engine.block_size:
+    for number, of_core in limits.items():
+        if info.block_size_tokens != of_core.block_size:
             troubles[number] = (
-                f"its blocks have {info.block_size_tokens} tokens, the log's have {of_engine.block_size}: start it with "
-                f"--block-size-tokens {of_engine.block_size}"
+                f"its blocks have {info.block_size_tokens} tokens, the log's have {of_core.block_size}: start it "
+                f"with --block-size-tokens {of_core.block_size}"
             )
-        elif info.vocab_size != of_engine.vocab_size:
+        elif info.vocab_size != of_core.vocab_size:
             troubles[number] = (
-                f"its vocabulary has {info.vocab_size} tokens, the log's has {of_engine.vocab_size}: start it with the "
+                f"its vocabulary has {info.vocab_size} tokens, the log's has {of_core.vocab_size}: start it with the "
                 "log's model"
             )
-        elif len(pools) + len(of_engine.groups) > 2 and pools != of_engine.groups:
+        elif len(pools) + len(of_core.groups) > 2 and pools != of_core.groups:
             # The id of a block says which group it is of: among pools of other sizes it is one of another group.
             troubles[number] = (
-                f"its cache groups are not those of the log: {_said(pools)} here, {_said(of_engine.groups)} in the log"
+                f"its cache groups are not those of the log: {_said(pools)} here, {_said(of_core.groups)} in the log"
             )
     fitting = [number for number in limits if number not in troubles]
     needs = [

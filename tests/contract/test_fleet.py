@@ -280,7 +280,7 @@ async def test_an_executor_that_answers_nonsense_is_lost_and_the_log_says_what_w
 def described_as(**values: str) -> FakeWorker:
     """Return a fake executor that says other things of itself."""
     worker = FakeWorker()
-    worker._info = replace(worker.info, **values)  # type: ignore[arg-type]
+    worker.info = replace(worker.info, **values)  # type: ignore[arg-type]
     return worker
 
 

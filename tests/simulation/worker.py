@@ -115,7 +115,7 @@ class SimulatedWorker(FakeWorker):
     def reset(self, *, uses_groups: bool = False) -> None:
         """See `FakeWorker`."""
         super().reset(uses_groups=uses_groups)
-        self._checks = BlockChecks(self._table, self._histories, self._caches, self._contents)
+        self._checks = BlockChecks(self.table, self._histories, self._caches, self._contents)
 
     def _write_and_read(self, layout: StepLayout) -> None:
         self._layout = layout
@@ -124,12 +124,12 @@ class SimulatedWorker(FakeWorker):
 
     def _write_half(self, step: Step) -> None:
         """Leave behind what a step may that fails in its midst: blocks that it writes have something else in them."""
-        layout = self._table.apply(step.delta)
+        layout = self.table.apply(step.delta)
         for cache, own in zip(self._caches, split_moves(step, self._groups), strict=True):
             cache.move(own)
         rows = zip(layout.slots.tolist(), layout.starts.tolist(), layout.lengths.tolist(), strict=True)
         for slot, start, length in itertools.islice(rows, (len(layout.slots) + 1) // 2):
-            for cache, tables in zip(self._caches, self._table.groups, strict=True):
+            for cache, tables in zip(self._caches, self.table.groups, strict=True):
                 indices, offsets = np.divmod(np.arange(start, start + length), tables.block_size)
                 cache._device[tables.block_ids[slot, indices], offsets] = GARBAGE
 
@@ -147,12 +147,12 @@ class SimulatedWorker(FakeWorker):
     def _answer(self, step: Step, layout: StepLayout) -> StepResult:
         if layout.num_prompt_logprobs is not None:
             return super()._answer(step, layout)
-        keys = keys_of(self._table, layout, self._histories)
+        keys = keys_of(self.table, layout, self._histories)
         result = remembered(keys, step)
         if result is None:
             result = super()._answer(step, layout)
-            remember(keys, self._table.sampling[layout.sample_slots], result)
-        elif (rows := SampleRows.of_step(self._table, layout)).is_guided is not None:
+            remember(keys, self.table.sampling[layout.sample_slots], result)
+        elif (rows := SampleRows.of_step(self.table, layout)).is_guided is not None:
             self._grammar_masks.begin(rows)()  # matchers follow in each step, and forks copy them then
         return result
 
