@@ -13,8 +13,7 @@ import torch
 from executor_svc.drafts.proposer import Proposer
 from executor_svc.parallel.group import TensorParallelGroup
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.step import Int32Array, StepResult
-from octavo_shared.step_wire.step_layout import IndexArray, StepLayout
+from octavo_shared.step_wire.step import IndexArray, Int32Array, StepLayout, StepResult
 from octavo_shared.step_wire.table_columns import NO_GRAMMAR
 
 # What is counted of drafts at each step that has some, and at each step: older ones count less.

@@ -316,9 +316,9 @@ _PLAIN_STATE = (
 )
 
 
-def encode_state(state: EngineState) -> pb.EngineState:
+def encode_state(state: EngineState) -> pb.CoreState:
     """Return the message of a state."""
-    return pb.EngineState(
+    return pb.CoreState(
         model=None if state.model is None else encode_model(state.model),
         load=pb.Load(**{name: getattr(state.load, name) for name in _LOAD_FIELDS}),
         max_requests=state.max_requests,
@@ -328,7 +328,7 @@ def encode_state(state: EngineState) -> pb.EngineState:
     )
 
 
-def decode_state(message: pb.EngineState) -> EngineState:
+def decode_state(message: pb.CoreState) -> EngineState:
     """Return the state in a message."""
     return EngineState(
         model=decode_model(message.model) if message.HasField("model") else None,

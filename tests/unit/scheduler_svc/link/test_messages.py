@@ -194,4 +194,4 @@ def test_the_state_of_a_core() -> None:
     load = EngineLoad(1, 2, 3, 4, 5, 6, 7)
     told = EngineState(model, "", False, "trouble", True, 3, 9, 1.5, load, 12, tenants_at_share=frozenset({"", "red"}))
     for state in (told, UNREACHABLE):
-        assert decode_state(pb.EngineState.FromString(encode_state(state).SerializeToString())) == state
+        assert decode_state(pb.CoreState.FromString(encode_state(state).SerializeToString())) == state
