@@ -51,14 +51,11 @@ class RequestLocations:
         }
         for driver in engine.drivers.values():
             if driver.planner is not None:
-                self._add_core(driver.address, driver.planner)
+                self._locations.update(locations_in(driver.address, driver.planner))
 
     def of(self, request: LiveRequest) -> RequestLocation:
         """Return where a live request is."""
         return self._locations.get(request.group) or RequestLocation(admin_pb2.REQUEST_STATUS_WAITING)
-
-    def _add_core(self, executor: str, planner: ExecutorPlanner) -> None:
-        self._locations.update(locations_in(executor, planner))
 
 
 def locations_in(executor: str, planner: ExecutorPlanner) -> Iterator[tuple[SequenceGroup, RequestLocation]]:
