@@ -158,13 +158,7 @@ def _show_step(run: "ReplayRun", at: str) -> None:
     for event in picture.events:
         click.echo(f"  {printable(event)}")
     width = max(MIN_COLUMNS, shutil.get_terminal_size((_PLAIN_WIDTH, 0)).columns)
-    answers = Answers(
-        at_s=0.0,
-        state=picture.state,
-        live=tuple(picture.live),
-        reasons=picture.reasons,
-        block_sizes=picture.block_sizes,
-    )
+    answers = Answers(at_s=0.0, state=picture.state, live=tuple(picture.live), reasons=picture.reasons)
     click.echo()
     click.echo(snapshot_text(RateMeter().add(answers), os.path.basename(run.directory.resolve()), width))
     if picture.reasons:

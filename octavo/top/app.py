@@ -9,20 +9,19 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Input, Static
 
 from octavo.admin_client import NotFoundError
 from octavo.errors import OctavoError
 from octavo.top.formatting import span_text
-from octavo.top.help_screen import HelpScreen
-from octavo.top.overview import executor_lines, overview_lines
-from octavo.top.polling import Poller
+from octavo.top.overview import executor_lines, legend, overview_lines
+from octavo.top.polling import MAX_LISTED_REQUESTS, MAX_SEARCHED_REQUESTS, Poller
 from octavo.top.rates import Picture, RateMeter
 from octavo.top.report import ask_report
 from octavo.top.report_text import report_lines
 from octavo.top.request_table import RequestTable
-from octavo.top.rows import Order, RequestRow, ended_rows, executor_rows, in_order, live_rows
+from octavo.top.rows import Order, RequestRow, ended_rows, in_order, live_rows
 from octavo.top.snapshot import requests_title
 from octavo.top.terminal import size_trouble
 from octavo.values.wording import counted, printable
@@ -30,6 +29,18 @@ from octavo.values.wording import counted, printable
 INTERVALS_S = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 _ALL_LINES = 30  # from here on there is room for the executors beside an open pane
 _KEYS_TEXT = "q quit   ? keys   enter explain   / filter   e live or ended   p pause   + - interval"
+_HELP = (
+    ("up down", "select a request; page up, page down, home, end"),
+    ("enter", "explain it: why it waits, its history, its blocks"),
+    ("escape", "close the open pane"),
+    ("/", "filter by text in the id or the tenant"),
+    ("e", "switch between ended and live requests"),
+    ("a s w", "sort by age, time since last token, waiting time"),
+    ("t b n", "sort by tokens, blocks, tenant"),
+    ("p", "pause or resume"),
+    ("+ -", "longer or shorter interval"),
+    ("q", "quit"),
+)
 
 
 class TopApp(App[None]):
@@ -180,7 +191,7 @@ class TopApp(App[None]):
         max_executor_lines = max(3, (self.size.height - 10) // 3)
         for name, lines in (
             ("#overview", overview_lines(picture, address, width)),
-            ("#executors", executor_lines(executor_rows(picture), width, max_executor_lines)),
+            ("#executors", executor_lines(picture, width, max_executor_lines)),
         ):
             self._base.query_one(name, Static).update(Text("\n").join(lines))
         rows = self._rows(picture)
@@ -195,7 +206,7 @@ class TopApp(App[None]):
     def _title(self, picture: Picture, num_shown: int) -> Text:
         answers = picture.answers
         if self._shows_ended:
-            title = Text(f"the last {counted(len(answers.ended or ()), 'request')} that finished, newest first")
+            title = Text(f"the last {counted(len(answers.ended or ()), 'request')} that ended, newest first")
         else:
             title = Text(f"{requests_title(len(answers.live), answers.num_live_requests)}, by {self._order.value}")
         if self._filter_text:
@@ -268,7 +279,7 @@ class TopApp(App[None]):
         self.push_screen(HelpScreen())
 
     def action_toggle_ended(self) -> None:
-        """Show switch between finished and live requests again."""
+        """Switch between ended and live requests."""
         self._shows_ended = not self._shows_ended
         self._draw()
         self._ask_now()
@@ -292,3 +303,23 @@ class TopApp(App[None]):
             self._interval_s = next((s for s in reversed(INTERVALS_S) if s < self._interval_s), INTERVALS_S[0])
         self._draw()
         self._wake.set()
+
+
+class HelpScreen(ModalScreen[None]):
+    """Says what the keys do; most of them close it."""
+
+    CSS = """
+    HelpScreen { align: center middle; }
+    #help { width: 72; height: auto; padding: 0 2; border: round $primary; background: $surface; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,space,q,question_mark", "dismiss")]
+
+    def compose(self) -> ComposeResult:
+        """Make the text."""
+        lines = [Text.assemble((f"{keys:<9}", "bold"), what) for keys, what in _HELP]
+        bounds = Text(
+            f"Shown are the {MAX_LISTED_REQUESTS} oldest live requests and the last {MAX_LISTED_REQUESTS} that "
+            f"ended; with a filter, {MAX_SEARCHED_REQUESTS:,} of each.",
+            "dim",
+        )
+        yield Static(Text("\n").join([*lines, Text(), Text("blocks   ").append_text(legend()), bounds]), id="help")

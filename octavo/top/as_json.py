@@ -20,17 +20,19 @@ def to_values(message: Message) -> dict[str, Value]:
     for field in cast("Iterable[FieldDescriptor]", message.DESCRIPTOR.fields):
         value = getattr(message, field.name)
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            values[field.name] = [_to_value(field, item) for item in value]
+            values[field.name] = [_to_value(item) for item in value]
         elif field.has_presence and not message.HasField(field.name):
             values[field.name] = None
+        elif field.type == FieldDescriptor.TYPE_ENUM:
+            values[field.name] = enum_word(message, field.name)
         else:
-            values[field.name] = _to_value(field, value)
+            values[field.name] = _to_value(value)
     return values
 
 
-def _enum_word(field: FieldDescriptor, number: int) -> str:
-    """Return REQUEST_STATUS_WAITING as "waiting"; of a value of a later release its number."""
-    enum = field.enum_type
+def enum_word(message: Message, field_name: str) -> str:
+    """Return REQUEST_STATUS_WAITING of a field as "waiting"; of a value of a later release its number."""
+    enum, number = message.DESCRIPTOR.fields_by_name[field_name].enum_type, getattr(message, field_name)
     assert enum is not None
     if number not in enum.values_by_number:
         return str(number)
@@ -46,13 +48,11 @@ def _time_value(time: Timestamp) -> str | None:
         return None
 
 
-def _to_value(field: FieldDescriptor, value: object) -> Value:
+def _to_value(value: object) -> Value:
     if isinstance(value, Timestamp):
         return _time_value(value)
     if isinstance(value, Message):
         return to_values(value)
-    if field.type == FieldDescriptor.TYPE_ENUM:
-        return _enum_word(field, cast("int", value))
     if isinstance(value, bytes):
         return list(value)
     return cast("Value", value)

@@ -1,7 +1,5 @@
 """The upper part of the screen: the scheduler in four lines, and its executors, a line each."""
 
-from collections.abc import Sequence
-
 from rich.cells import cell_len
 from rich.text import Text
 
@@ -21,10 +19,9 @@ from octavo.top.formatting import (
     sparkline,
 )
 from octavo.top.rates import Picture, attached_models
-from octavo.top.rows import ExecutorRow
 from octavo.values.wording import counted, printable
 
-# Shared, used by one sequence, cached, free: told apart by their shape also where there are no colours.
+# Shared, used, cached, free: told apart by their shape also where there are no colours.
 BLOCK_CELLS = (("█", "#5fafd7"), ("▓", "#5f87af"), ("░", "#5f87af"), ("·", "dim"))
 _LABEL_WIDTH = 12
 _MAX_SPARKLINE = 60
@@ -57,36 +54,63 @@ def overview_lines(picture: Picture, address: str, width: int) -> list[Text]:
     return lines
 
 
-def executor_lines(rows: Sequence[ExecutorRow], width: int, max_lines: int) -> list[Text]:
-    """Return a head and a line for each executor; at most `max_lines`, the last of which counts what is left out."""
-    address_width = max([21, *(min(len(row.address), 30 if width < _WIDE else 40) for row in rows)])
+def executor_lines(picture: Picture, width: int, max_lines: int) -> list[Text]:
+    """Return a head and a line for each executor, the ones that are not attached first.
+
+    At most `max_lines`; the last of them counts what is left out.
+    """
+    executors = sorted(picture.answers.state.executors, key=is_attached)
+    addresses = [printable(executor.address) for executor in executors]
+    address_width = max([21, *(min(len(address), 30 if width < _WIDE else 40) for address in addresses)])
     status_width = 8 if width >= _WIDE else 0
-    num_shown = len(rows) if len(rows) < max_lines else max(0, max_lines - 2)
+    num_shown = len(executors) if len(executors) < max_lines else max(0, max_lines - 2)
     lines = [_executor_head(width, address_width, status_width)]
-    lines += [_executor_line(row, width, address_width, status_width) for row in rows[:num_shown]]
-    if num_shown < len(rows):
-        num_attached = sum(row.is_attached for row in rows[num_shown:])
-        rest = f"{counted(len(rows) - num_shown, 'more executor')}, {num_attached} of them attached"
+    for executor, address in zip(executors[:num_shown], addresses, strict=False):
+        line = Text(pad(fit_id(address, address_width), address_width))
+        if is_attached(executor):
+            rate = picture.rates.executor_output_tokens.get(executor.address)
+            _add_attached(line, executor, rate, width, status_width)
+        else:
+            trouble, losses = printable(executor.last_error), ""
+            if executor.num_losses:
+                losses = f" (lost {counted(executor.num_losses, 'time')})"
+            line.append(f" {executor_status(executor)}", "yellow")
+            line.append(f"{losses}: {trouble}" if trouble else f" yet{losses}")
+        lines.append(line)
+    if num_shown < len(executors):
+        num_attached = sum(map(is_attached, executors[num_shown:]))
+        rest = f"{counted(len(executors) - num_shown, 'more executor')}, {num_attached} of them attached"
         lines.append(Text(rest, "dim"))
-    if not rows:
+    if not executors:
         lines.append(Text("no executor found: no address in the scheduler's --executor responds", "yellow"))
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines
 
 
+def is_attached(executor: admin_pb2.ExecutorState) -> bool:
+    """Return whether an executor takes steps."""
+    return executor.status == admin_pb2.EXECUTOR_STATUS_ATTACHED
+
+
+def executor_status(executor: admin_pb2.ExecutorState) -> str:
+    """Return the state of an executor in words; of a scheduler that does not say it, whether it is attached."""
+    return printable(executor.status_text) or ("attached" if is_attached(executor) else "not attached")
+
+
 def legend() -> Text:
     """Return what the shapes of a bar mean."""
-    names = ("shared", "used by one", "cached", "free")
+    names = ("shared", "used", "cached", "free")
     parts = [
         Text.assemble((cell * 2, style), f" {name}") for (cell, style), name in zip(BLOCK_CELLS, names, strict=True)
     ]
     return Text("   ").join(parts)
 
 
-def block_bar(row: ExecutorRow, width: int) -> Text:
+def block_bar(executor: admin_pb2.ExecutorState, width: int) -> Text:
     """Return the blocks of an executor as a bar of so many cells."""
-    parts = (row.num_shared_blocks, row.num_used_blocks, row.num_cached_blocks, row.num_free_blocks)
+    num_shared, num_cached = executor.num_shared_blocks, executor.num_cached_blocks
+    parts = (num_shared, executor.num_used_blocks - num_shared, num_cached, executor.num_free_blocks - num_cached)
     bar = Text()
     for length, (cell, style) in zip(bar_lengths(parts, width), BLOCK_CELLS, strict=True):
         bar.append(cell * length, style)
@@ -95,20 +119,16 @@ def block_bar(row: ExecutorRow, width: int) -> Text:
 
 def _identity_line(picture: Picture, address: str, width: int) -> Text:
     state = picture.answers.state
-    attached = [e for e in state.executors if e.status == admin_pb2.EXECUTOR_STATUS_ATTACHED]
+    attached = [executor for executor in state.executors if is_attached(executor)]
     models = [printable(model_id) for model_id in picture.model_ids or attached_models(picture.answers)]
-    if state.is_draining:
-        readiness = ("draining, accepts no new requests", "yellow")
-    elif attached:
-        readiness = ("ready", "#87af5f")
-    else:
-        readiness = ("not ready: no executor is attached", "red")
+    readiness = printable(state.status_text) or ("draining" if state.is_draining else "")
+    style = "#87af5f" if readiness == "ready" else "yellow" if state.is_draining else "red"
     line = Text.assemble(
         (f"octavo {printable(state.version)}", "bold"),
         "   ",
         (fit(", ".join(models) or "no model yet", 40), "bold"),
         "   ",
-        readiness,
+        (fit(readiness, 60), style) if readiness else "",
         f"   up {span_text(state.uptime_ms)}   {len(attached)} of {counted(len(state.executors), 'executor')}",
     )
     if state.has_mixed_numerics:
@@ -171,35 +191,33 @@ def _executor_head(width: int, address_width: int, status_width: int) -> Text:
     )
 
 
-def _executor_line(row: ExecutorRow, width: int, address_width: int, status_width: int) -> Text:
-    line = Text(pad(fit_id(row.address, address_width), address_width))
-    if not row.is_attached:
-        line.append(f" {row.status}", "yellow")
-        losses = f" (lost {counted(row.num_losses, 'time')})" if row.num_losses else ""
-        line.append(f"{losses}: {row.trouble}" if row.trouble else f" yet{losses}")
-        return line
+def _add_attached(
+    line: Text, executor: admin_pb2.ExecutorState, tokens_per_s: float | None, width: int, status_width: int
+) -> None:
+    """Add to an executor's address what it does, or what is wrong with it."""
     if status_width:
-        line.append(f" {row.status:<{status_width}}", "#87af5f" if row.status == "attached" else "yellow")
-        line.append(f" {count_text(row.num_running):>4}")
-    slots = f"{row.num_used_slots}/{row.num_slots}" if row.num_slots else NONE
-    line.append(f" {slots:>9} {count_text(row.num_swapped):>4}")
-    steps = str(row.num_steps_in_flight)
-    if row.max_steps_in_flight:
-        steps += f"/{row.max_steps_in_flight}"
-    if row.oldest_step_ms is not None:
-        steps += f", {span_text(row.oldest_step_ms)}"
+        status = executor_status(executor)
+        line.append(f" {status:<{status_width}}", "#87af5f" if status == "attached" else "yellow")
+        line.append(f" {count_text(executor.num_running_requests):>4}")
+    slots = f"{executor.num_slots - executor.num_free_slots}/{executor.num_slots}" if executor.num_slots else NONE
+    line.append(f" {slots:>9} {count_text(executor.num_swapped_requests):>4}")
+    steps = str(executor.num_steps_in_flight)
+    if executor.max_steps_in_flight:
+        steps += f"/{executor.max_steps_in_flight}"
+    if executor.HasField("oldest_step_age_ms"):
+        steps += f", {span_text(executor.oldest_step_age_ms)}"
     link = ""
     if width >= _WIDEST:
-        trip = NONE if row.round_trip_us is None else short_span_text(row.round_trip_us)
-        link = f" {trip:>7} {share_text(row.num_void_rows, row.num_void_rows + row.num_output_tokens):>5}"
-    numbers = f" {steps:>11}{link} {rate_text(row.tokens_per_s):>6} {count_text(row.num_losses):>4}"
-    if row.warning:  # in place of the blocks, and where it needs more room also of the numbers before them
-        if line.cell_len + len(numbers) + 2 + cell_len(row.warning) <= width:
+        trip = short_span_text(executor.round_trip_us) if executor.HasField("round_trip_us") else NONE
+        num_void = executor.num_void_rows
+        link = f" {trip:>7} {share_text(num_void, num_void + executor.num_output_tokens):>5}"
+    numbers = f" {steps:>11}{link} {rate_text(tokens_per_s):>6} {count_text(executor.num_losses):>4}"
+    if warning := printable(executor.warning):  # in place of the blocks, and maybe of the numbers before them
+        if line.cell_len + len(numbers) + 2 + cell_len(warning) <= width:
             line.append(numbers)
-        line.append(f"  {row.warning}", "yellow")
-        return line
+        line.append(f"  {warning}", "yellow")
+        return
     line.append(f"{numbers}  ")
-    share = f" {share_text(row.num_taken_blocks, row.num_blocks):>5} of {count_text(row.num_blocks)}"
-    line.append_text(block_bar(row, max(0, min(60, width - line.cell_len - len(share)))))
+    share = f" {share_text(executor.num_used_blocks, executor.num_blocks):>5} of {count_text(executor.num_blocks)}"
+    line.append_text(block_bar(executor, max(0, min(60, width - line.cell_len - len(share)))))
     line.append(share)
-    return line

@@ -7,8 +7,7 @@ from typing import Protocol
 
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
-from octavo.admin_client import MAX_PAGE_SIZE, NotFoundError
-from octavo.errors import UnavailableError
+from octavo.admin_client import MAX_PAGE_SIZE
 
 # Requests that are asked for at a time: the oldest live ones, the head of the queue, the last that ended.
 MAX_LISTED_REQUESTS = 200
@@ -62,7 +61,6 @@ class Answers:
         live: The oldest live requests, by age.
         reasons: Why requests of the queue's head wait, by id.
         ended: The last requests that ended, newest first; None: they were not asked for.
-        block_sizes: Tokens of a block, by the address of the executor.
     """
 
     at_s: float
@@ -71,7 +69,6 @@ class Answers:
     live: tuple[admin_pb2.RequestState, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     ended: tuple[admin_pb2.RequestState, ...] | None = None
-    block_sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_live_requests(self) -> int:
@@ -96,7 +93,6 @@ class Poller:
     def __init__(self, source: AdminSource, clock: Callable[[], float] = time.monotonic) -> None:
         self.source = source
         self._clock = clock
-        self._block_sizes: dict[tuple[str, str], int] = {}
 
     async def take(self, *, wants_ended: bool = False, is_searching: bool = False) -> Answers:
         """Ask for one picture: three or four calls.
@@ -122,20 +118,4 @@ class Poller:
             live=tuple(live),
             reasons={queued.request_id: queued.reason for queued in queue},
             ended=ended,
-            block_sizes=await self._sizes_of_blocks(state),
         )
-
-    async def _sizes_of_blocks(self, state: pb.GetSchedulerStateResponse) -> dict[str, int]:
-        """Return the block size of each attached executor; each instance is asked once."""
-        sizes: dict[str, int] = {}
-        for executor in state.executors:
-            if executor.status != admin_pb2.EXECUTOR_STATUS_ATTACHED:
-                continue
-            key = (executor.address, executor.instance_id)
-            if key not in self._block_sizes:
-                try:
-                    self._block_sizes[key] = (await self.source.get_block_map(executor.address)).block_size_tokens
-                except (NotFoundError, UnavailableError):  # it was lost meanwhile; the next picture shows it
-                    continue
-            sizes[executor.address] = self._block_sizes[key]
-        return sizes

@@ -8,7 +8,7 @@ from rich.text import Text
 from octavo.admin.v1 import admin_pb2
 from octavo.top.formatting import span_text, time_text
 from octavo.top.report import Report, Sharing
-from octavo.top.rows import STATUS_STYLES, STATUS_WORDS
+from octavo.top.rows import STATUS_STYLES, status_text
 from octavo.values.wording import counted, printable
 
 _MAX_NAMED = 3
@@ -32,7 +32,7 @@ def report_lines(report: Report) -> list[Text]:
 def heading(report: Report) -> Text:
     """Return which request it is, where it is, and for which tenant it runs."""
     request = report.request
-    word = STATUS_WORDS.get(report.explanation.status, "unknown")
+    word = status_text(request)
     line = Text.assemble((printable(request.request_id), "bold"), "   ", (word, STATUS_STYLES.get(word, "")))
     if report.explanation.executor:
         line.append(f" on {printable(report.explanation.executor)}")
@@ -78,9 +78,9 @@ def _fit_lines(fits: Sequence[admin_pb2.ExecutorFit]) -> list[Text]:
     cells += [
         (
             printable(fit.executor),
-            f"needs {fit.num_needed_blocks:,}, has {fit.num_free_blocks:,}",
-            f"needs {fit.num_needed_slots:,}, has {fit.num_free_slots:,}",
-            printable(fit.obstacle) or "none: it fits",
+            f"{fit.num_needed_blocks:,} needed, {fit.num_free_blocks:,} free",
+            f"{fit.num_needed_slots:,} needed, {fit.num_free_slots:,} free",
+            printable(fit.obstacle) or "nothing",
         )
         for fit in fits
     ]

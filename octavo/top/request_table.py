@@ -8,8 +8,7 @@ from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
-from octavo.top.columns import Column, cell_texts, columns, gaps, head_texts
-from octavo.top.rows import STATUS_STYLES, Order, RequestRow
+from octavo.top.rows import STATUS_STYLES, Column, Order, RequestRow, cell_texts, columns, gaps, head_texts
 
 
 class RequestTable(DataTable[Text]):
@@ -46,7 +45,7 @@ class RequestTable(DataTable[Text]):
         while len(self._shown) > len(rows):
             self._shown.pop()
             self.remove_row(str(len(self._shown)))
-        self._ids = [row.request_id for row in rows]
+        self._ids = [row.state.request_id for row in rows]
         if selected_id in self._ids:
             cursor_row = self._ids.index(selected_id)
         if cursor_row != self.cursor_row:
@@ -69,6 +68,4 @@ class RequestTable(DataTable[Text]):
 
 
 def _style(column: Column, row: RequestRow) -> str:
-    if column.title == "STATUS":
-        return STATUS_STYLES.get(row.status, "")
-    return "red" if row.has_failed and column.title == "OUTCOME" else ""
+    return STATUS_STYLES.get(row.status, "") if column.title in ("STATUS", "OUTCOME") else ""

@@ -5,19 +5,18 @@ from dataclasses import asdict
 from rich.text import Text
 
 from octavo.top.as_json import to_values
-from octavo.top.columns import cell_texts, columns, head_texts, joined
-from octavo.top.overview import executor_lines, legend, overview_lines
+from octavo.top.overview import executor_lines, is_attached, legend, overview_lines
 from octavo.top.rates import Picture
-from octavo.top.rows import Order, executor_rows, in_order, live_rows
+from octavo.top.rows import Order, cell_texts, columns, head_texts, in_order, joined, live_rows
 from octavo.values.wording import counted, json_line
 
 
 def snapshot_text(picture: Picture, address: str, width: int) -> str:
     """Return a picture as lines of at most `width` cells (at least 80), the oldest requests first."""
-    executors, rows = executor_rows(picture), in_order(live_rows(picture), Order.AGE)
+    executors, rows = picture.answers.state.executors, in_order(live_rows(picture), Order.AGE)
     lines: list[Text | str] = [*overview_lines(picture, address, width), ""]
-    lines += executor_lines(executors, width, max_lines=len(executors) + 2)
-    if any(row.is_attached for row in executors):
+    lines += executor_lines(picture, width, max_lines=len(executors) + 2)
+    if any(map(is_attached, executors)):
         lines.append(Text("blocks: ") + legend())
     lines += ["", requests_title(len(rows), picture.answers.num_live_requests)]
     if rows:

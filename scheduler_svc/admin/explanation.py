@@ -163,7 +163,7 @@ def _overtaking_texts(engine: Engine, group: SequenceGroup, num_ahead: int) -> l
 
 def _troubles(engine: Engine, now_s: float) -> dict[ExecutorPlanner, str]:
     """Return the troubles of attached executors, by planner."""
-    drivers = [driver for driver in engine.drivers.values() if driver.planner is not None]
+    drivers = engine.drivers.values()
     return {driver.planner: trouble for driver in drivers if driver.planner and (trouble := driver.trouble(now_s))}
 
 

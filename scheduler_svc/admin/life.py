@@ -24,6 +24,7 @@ def ended_state(ended: EndedRequest, now_s: float, *, shows_events: bool = True)
     state = admin_pb2.RequestState(
         request_id=ended.request_id,
         status=admin_pb2.REQUEST_STATUS_ENDED,
+        status_text="aborted" if ended.error_code == "ABORTED" else "failed" if ended.has_failed else "finished",
         tenant=ended.tenant,
         priority=ended.priority,
         num_prompt_tokens=ended.num_prompt_tokens,

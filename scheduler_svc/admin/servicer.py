@@ -100,6 +100,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             step_log_trouble=engine.step_log.trouble if engine.step_log is not None else "",
             fronts=self._fronts(),
             page_port=self._page_port(),
+            status_text=f"not ready: {why_not}" if (why_not := engine.readiness.why_not) else "ready",
         )
 
     async def Drain(  # noqa: N802

@@ -23,6 +23,15 @@ SEQUENCE_STATUS: Mapping[SequenceStatus, "admin_pb2.SequenceStatus.ValueType"] =
 }
 
 
+REQUEST_STATUS_TEXT: Mapping["admin_pb2.RequestStatus.ValueType", str] = {
+    admin_pb2.REQUEST_STATUS_WAITING: "waiting",
+    admin_pb2.REQUEST_STATUS_RUNNING: "running",
+    admin_pb2.REQUEST_STATUS_SWAPPED: "swapped",
+    admin_pb2.REQUEST_STATUS_PREEMPTED: "preempted",
+    admin_pb2.REQUEST_STATUS_PARKED: "quarantined",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class RequestLocation:
     """Where a live request is: on an executor and its planner, or on none."""
@@ -42,14 +51,11 @@ class RequestLocations:
         }
         for driver in engine.drivers.values():
             if driver.planner is not None:
-                self._add_planner(driver.address, driver.planner)
+                self._locations.update(locations_in(driver.address, driver.planner))
 
     def of(self, request: LiveRequest) -> RequestLocation:
         """Return where a live request is."""
         return self._locations.get(request.group) or RequestLocation(admin_pb2.REQUEST_STATUS_WAITING)
-
-    def _add_planner(self, executor: str, planner: ExecutorPlanner) -> None:
-        self._locations.update(locations_in(executor, planner))
 
 
 def locations_in(executor: str, planner: ExecutorPlanner) -> Iterator[tuple[SequenceGroup, RequestLocation]]:
@@ -68,6 +74,7 @@ def executor_state(driver: ExecutorDriver, now_s: float) -> admin_pb2.ExecutorSt
     state = admin_pb2.ExecutorState(
         address=driver.address,
         status=admin_pb2.EXECUTOR_STATUS_CONNECTING,
+        status_text="not attached",
         num_losses=driver.num_losses,
         num_output_tokens=driver.num_output_tokens,
         num_void_rows=driver.num_void_rows,
@@ -96,6 +103,7 @@ def set_planner_state(state: admin_pb2.ExecutorState, planner: ExecutorPlanner, 
     """Fill in the state of an attached executor's planner; `now_s` is the monotonic time."""
     device, host = planner.blocks.allocator, planner.swapped.host
     state.status = admin_pb2.EXECUTOR_STATUS_ATTACHED
+    state.status_text = "leaving" if state.is_retired else "draining" if state.is_draining else "attached"
     state.epoch = planner.epoch
     state.num_running_requests = len(planner.batch.running)
     state.num_swapped_requests = len(planner.swapped)
@@ -128,6 +136,7 @@ def request_state(
     state = admin_pb2.RequestState(
         request_id=group.request_id,
         status=location.status,
+        status_text=REQUEST_STATUS_TEXT[location.status],
         executor=location.executor,
         tenant=group.tenant,
         priority=group.priority,
@@ -140,6 +149,9 @@ def request_state(
         sequences=sequence_states(group, location, shows_blocks=is_whole),
     )
     first = next((s for s in state.sequences if s.status != admin_pb2.SEQUENCE_STATUS_FINISHED), None)
+    if location.planner is not None:
+        block_size = location.planner.limits.block_size
+        state.num_blocks = sum(-(-sequence.num_computed_tokens // block_size) for sequence in state.sequences)
     if first is not None:
         state.num_computed_tokens = first.num_computed_tokens
         if first.HasField("slot"):

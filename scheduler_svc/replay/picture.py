@@ -151,6 +151,7 @@ def _picture(moment: Moment, requests: ReplayedRequests) -> StepPicture:
             num_preemptions=sum(fleet.num_preemptions.values()),
             uptime_ms=max(0, round(1000 * (now_s - header.started_at_s))),
             executors=executors,
+            status_text="ready",
         ),
         live=[
             request_state(request, locations.get(request.group, waiting), now_s) for request in requests.live.values()

@@ -30,7 +30,7 @@ from octavo.top.app import TopApp
 from octavo.top.polling import Poller
 from octavo.top.rates import Picture, RateMeter
 from octavo.top.report import UnknownRequestError
-from octavo.top.rows import ended_rows, executor_rows, live_rows
+from octavo.top.rows import ended_rows, live_rows
 from octavo.top.snapshot import snapshot_text
 from tests.contract.test_admin_service import still_stack
 from tests.support.certificates import Authority
@@ -60,7 +60,7 @@ async def test_a_request_that_waits_and_one_that_runs(capsys: pytest.CaptureFixt
         address = still.stack.executor.address
         out = await explained(still.stack, "head", capsys)
         assert out.startswith(f"head   waiting\nwaits: next in the queue; on {address}, needs 12 blocks, 8 free\n")
-        assert f"\n{address}  needs 12, has 8  needs 1, has 255  needs 12 blocks, 8 free\n" in out
+        assert f"\n{address}  12 needed, 8 free  1 needed, 255 free  needs 12 blocks, 8 free\n" in out
         out = await explained(still.stack, "ru", capsys)
         assert out.startswith(f"runs   running on {address}\nruns on {address}: 0 output tokens so far\n")
         assert "\nblocks    7 on the device\n" in out
@@ -77,8 +77,8 @@ async def test_a_swapped_request(capsys: pytest.CaptureFixture[str]) -> None:
         assert out.startswith(f"goes   swapped on {still.stack.executor.address}\nswapped out of ")
         assert " in the host cache\n" in out
         assert "trouble   preempted 1 time\n" in out
-        (row,) = [row for row in live_rows(await picture(still.stack)) if row.request_id == "goes"]
-        assert (row.status, row.num_preemptions) == ("swapped", 1)
+        (row,) = [row for row in live_rows(await picture(still.stack)) if row.state.request_id == "goes"]
+        assert (row.status, row.state.num_preemptions) == ("swapped", 1)
 
 
 async def test_a_preempted_request_that_has_a_token_on_its_way(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,16 +109,16 @@ async def test_a_parked_request(capsys: pytest.CaptureFixture[str]) -> None:
         engine.queue.remove(lost.group)
         engine.requests.suspects.parked.append(lost)
         out = await explained(still.stack, "lost", capsys)
-        assert out.startswith("lost   parked\nquarantined: it may have crashed an executor")
-        (row,) = [row for row in live_rows(await picture(still.stack)) if row.request_id == "lost"]
-        assert (row.status, row.place) == ("parked", "quarantined: it may crash executors; others go first")
+        assert out.startswith("lost   quarantined\nquarantined: it may have crashed an executor")
+        (row,) = [row for row in live_rows(await picture(still.stack)) if row.state.request_id == "lost"]
+        assert (row.status, row.place) == ("quarantined", "it may crash executors; others go first")
 
 
 async def test_a_request_that_has_ended_and_one_that_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     async with running_stack() as stack:
         await collect(stack, token_request(20, 5, request_id="chat-17"))
         out = await explained(stack, "chat", capsys)
-        assert re.match(r"chat-17   ended\n[\d.]+ s ago it finished with 5 output tokens: length\n", out)
+        assert re.match(r"chat-17   finished\n[\d.]+ s ago it finished with 5 output tokens: length\n", out)
         with pytest.raises(UnknownRequestError, match=r"no live request has request_id 'at-17'.* did you mean chat-17"):
             await explained(stack, "at-17", capsys)
 
@@ -167,7 +167,7 @@ async def test_watch_prints_only_what_is_new(capsys: pytest.CaptureFixture[str])
             await watch
         seen += capsys.readouterr().out
     assert seen.count("arrived with 40 prompt tokens") == 2  # at the beginning and in the last report
-    assert seen.count("runs   ended") == 1
+    assert seen.count("runs   finished") == 1
 
 
 # top ---------------------------------------------------------------------------------------------
@@ -183,18 +183,18 @@ async def test_a_picture_has_the_true_numbers() -> None:
     async with still_stack(token_request(100, 100, request_id="runs"), head) as still:
         await still.step_until(lambda core: core.last_processed_step_id >= 3)
         shown = await picture(still.stack)
-        (executor,) = executor_rows(shown)
+        (executor,) = shown.answers.state.executors
         allocator = still.core.blocks.allocator
-        assert (executor.num_taken_blocks, executor.num_blocks) == (allocator.num_used_blocks, 16)
-        assert (executor.num_running, executor.num_steps_in_flight) == (1, 1)
+        assert (executor.num_used_blocks, executor.num_blocks) == (allocator.num_used_blocks, 16)
+        assert (executor.num_running_requests, executor.num_steps_in_flight) == (1, 1)
         runs, waits = live_rows(shown)
-        assert (runs.request_id, runs.num_output_tokens, runs.num_blocks) == ("runs", 3, 7)
-        assert (waits.request_id, waits.status) == ("head", "waiting")
+        assert (runs.state.request_id, runs.state.num_output_tokens, runs.state.num_blocks) == ("runs", 3, 7)
+        assert (waits.state.request_id, waits.status) == ("head", "waiting")
         assert waits.place == f"on {still.stack.executor.address}, needs 12 blocks, 8 free"
         text = snapshot_text(shown, "admin", 120)
         limit = shown.answers.state.max_waiting_requests
         assert f"1 of at most {limit:,} waiting   1 running" in text
-        assert (executor.num_used_slots, executor.num_slots) == (1, still.core.limits.max_num_seqs)
+        assert executor.num_slots == still.core.limits.max_num_seqs
         (line,) = [line.split() for line in text.splitlines() if " attached " in line]
         assert line[:5] == [still.stack.executor.address, "attached", "1", f"1/{executor.num_slots}", "0"]
 
@@ -204,8 +204,8 @@ async def test_a_scheduler_that_drains_says_so_and_what_has_ended_stays() -> Non
         await collect(stack, token_request(20, 5, request_id="done"))
         await stack.engine.start_draining()
         shown = await picture(stack)
-        assert "draining, accepts no new requests" in snapshot_text(shown, "admin", 120)
-        assert [row.request_id for row in ended_rows(shown)] == ["done"]
+        assert "not ready: the scheduler is draining" in snapshot_text(shown, "admin", 120)
+        assert [row.state.request_id for row in ended_rows(shown)] == ["done"]
 
 
 async def test_a_screen_that_lost_its_scheduler_finds_the_next_one_at_its_address() -> None:

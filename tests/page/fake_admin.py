@@ -102,6 +102,7 @@ def state_with(num_executors: int, num_blocks: int = 64) -> pb.GetSchedulerState
     """Return a scheduler with so many executors that are attached."""
     return pb.GetSchedulerStateResponse(
         version="0.0.1",
+        status_text="ready" if num_executors else "not ready: no executor is attached",
         uptime_ms=5000,
         num_blocks=num_executors * num_blocks,
         executors=_executors(num_executors, num_blocks),
@@ -113,6 +114,7 @@ def _executors(num_executors: int, num_blocks: int) -> Iterator[admin_pb2.Execut
         yield admin_pb2.ExecutorState(
             address=f"executor-{index:02}:50061",
             status=admin_pb2.EXECUTOR_STATUS_ATTACHED,
+            status_text="attached",
             instance_id=f"instance-{index}",
             epoch=1,
             model_id="fake",

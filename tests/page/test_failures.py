@@ -126,16 +126,14 @@ async def test_what_is_wrong_with_an_executor_is_text_whatever_it_says(browser: 
     state = state_with(0)
     trouble = "<img src=x onerror='window.wasRun=1'> is not an executor"
     state.executors.append(
-        admin_pb2.ExecutorState(
-            address="<b>a</b>", status=admin_pb2.EXECUTOR_STATUS_CONNECTING, last_error=trouble, num_losses=2
-        )
+        admin_pb2.ExecutorState(address="<b>a</b>", status_text="not attached", last_error=trouble, num_losses=2)
     )
     async with opened(browser, FakeAdmin(state)) as watched:
         card = watched.page.locator(".card")
         await expect(card.locator(".trouble")).to_have_text(trouble)
         await expect(card.locator("h3")).to_have_text("<b>a</b>")
         await expect(card.locator(".chip")).to_have_text("not attached, lost 2 times")
-        await expect(watched.page.locator("#readiness")).to_have_text("not ready")
+        await expect(watched.page.locator("#readiness")).to_have_text("not ready: no executor is attached")
         assert await watched.page.evaluate("[window.wasRun, document.images.length]") == [None, 0]
 
 

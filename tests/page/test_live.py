@@ -183,14 +183,14 @@ async def test_a_life_has_preemption_and_loss_and_its_end(browser: Browser) -> N
 
             await stack.executor.kill()
             await expect(page.locator(".card .chip")).to_have_text("not attached, lost 1 time")
-            await expect(page.locator("#readiness")).to_have_text("not ready")
+            await expect(page.locator("#readiness")).to_contain_text("not ready: no executor is attached")
             await open_request(page, "older", "waiting")
             await expect(page.locator(".event.executor-lost")).to_contain_text("the executor was lost")
             gate.open()
             stack.executor.worker = gate.worker(num_device_blocks=12, max_model_len=160)
             await stack.executor.start()
 
-            await expect(page.locator("#request-status")).to_have_text("ended")
+            await expect(page.locator("#request-status")).to_have_text("finished")
             await expect(page.locator(".event.finished")).to_contain_text("finished with 100 output tokens: length")
             explained = await stack.admin.ExplainRequest(pb.ExplainRequestRequest(request_id="older"))
             assert explained.explanation.endswith("ago it finished with 100 output tokens: length")

@@ -36,9 +36,7 @@ class ExecutorCard {
     this.isAttached = Boolean(executor.instanceId);
     this.map.setMaxHeight(mapHeight);
     const losses = number(executor.numLosses);
-    const kind = executor.isRetired ? "leaving" : executor.isDraining ? "draining" : "attached";
-    const status = this.isAttached ? kind : "not attached";
-    setText(this.chip, losses ? `${status}, lost ${counted(losses, "time")}` : status);
+    setText(this.chip, executor.statusText + (losses ? `, lost ${counted(losses, "time")}` : ""));
     this.chip.className = `chip ${this.isAttached ? "good" : "bad"}`;
     setSentence(this.trouble, this.isAttached ? executor.warning ?? "" : executor.lastError || "The scheduler is trying to connect.");
     for (const part of [this.numbers, this.mapBox, this.bars]) part.hidden = !this.isAttached;

@@ -6,11 +6,8 @@ import { count, counted, rate, share, spanMs } from "./format.js";
 
 // Show a GetSchedulerState response.
 export function showOverview(state, rates) {
-  const executors = state.executors ?? [];
-  const attached = executors.filter((executor) => executor.instanceId);
-  const [readiness, isGood] = readinessOf(state, attached.length);
-  showReadiness(readiness, isGood);
-  setText(byId("model"), attached[0]?.modelId ?? "");
+  showReadiness(state.statusText);
+  setText(byId("model"), (state.executors ?? []).find((executor) => executor.modelId)?.modelId ?? "");
   setText(byId("version"), state.version ?? "");
   setText(byId("uptime"), `up ${spanMs(number(state.uptimeMs))}`);
   syncChildren(byId("totals"), tiles(state, rates), ([name]) => name, createTile, updateTile);
@@ -24,33 +21,27 @@ export function showFreshness({ answeredAtMs, isPaused, problem, nextAtMs }) {
   const waitS = Math.max(0, Math.ceil((nextAtMs - nowMs) / 1000));
   const next = nextAtMs ? ` The next try is in ${counted(waitS, "second")}.` : "";
   setSentence(byId("notice"), problem && problem + next);
-  if (problem) showReadiness("no response", false);
+  if (problem) showReadiness("no response");
 }
 
-function showReadiness(text, isGood) {
+function showReadiness(text) {
   const chip = byId("readiness");
   setText(chip, text);
-  chip.className = `chip ${isGood ? "good" : "bad"}`;
+  chip.className = `chip ${text === "ready" ? "good" : "bad"}`;
 }
 
 function ago(ms) {
   return ms < 2000 ? "live" : `${spanMs(Math.round(ms / 1000) * 1000)} old`;
 }
 
-function readinessOf(state, numAttached) {
-  if (state.isDraining) return ["draining", false];
-  return numAttached ? ["ready", true] : ["not ready", false];
-}
-
 function tiles(state, rates) {
   const total = (name) => count(number(state[name]));
   const perSecond = (value) => (value === undefined ? "–" : rate(value));
-  const waiting = number(state.numWaitingRequests), parked = number(state.numParkedRequests);
   return [
     ["Output tokens/s", perSecond(rates.output), `${total("numOutputTokens")} total`],
     ["Prompt tokens/s", perSecond(rates.prompt), `${total("numPromptTokens")} total`],
     ["Running", total("numRunningRequests"), `${total("numSwappedRequests")} swapped`],
-    ["Waiting", count(waiting - parked), `${count(parked)} quarantined`],
+    ["Waiting", total("numWaitingRequests"), `${total("numParkedRequests")} of them quarantined`],
     ["Finished", total("numFinishedRequests"), `${total("numFailedRequests")} failed`],
     ["Blocks in use", share(number(state.numUsedBlocks), number(state.numBlocks)), `of ${total("numBlocks")}`],
     ["Prefix cache hits", share(number(state.numHitTokens), number(state.numQueriedTokens)), `of ${total("numQueriedTokens")} tokens`],

@@ -5,7 +5,6 @@ import { byId, element, fillFacts, linkButton, setText, syncChildren } from "./d
 import { count, counted, sentence, span, spanMs } from "./format.js";
 import { PHASE_NAMES, phasesOf, phaseTotals } from "./phases.js";
 import { BLOCK_STATES } from "./palette.js";
-import { hasFailed } from "./request_list.js";
 
 const FIRST_BLOCKS = 48; // shown of a block table, until all are asked for
 const ENDS = ["REQUEST_EVENT_KIND_FINISHED", "REQUEST_EVENT_KIND_FAILED"];
@@ -36,11 +35,10 @@ export class RequestLife {
     this.open(request.requestId);
     byId("request-body").hidden = false;
     setText(byId("explanation"), sentence(explained.explanation ?? ""));
-    const failed = hasFailed(request.outcome);
     const chip = byId("request-status");
     chip.hidden = false;
-    setText(chip, failed ? "failed" : enumName(request.status, "REQUEST_STATUS_"));
-    chip.className = `chip ${failed ? "bad" : ""}`;
+    setText(chip, request.statusText);
+    chip.className = `chip ${request.statusText === "failed" ? "bad" : ""}`;
     showFits(explained.executors ?? []);
     const events = request.events ?? [];
     const nowUs = number(request.ageMs) * 1000;
@@ -163,7 +161,7 @@ function requestFacts(request) {
     ["Prompt", counted(number(request.numPromptTokens), "token")],
     ["From cache", number(request.numCachedTokens) ? counted(number(request.numCachedTokens), "token") : ""],
     ["Output", counted(number(request.numOutputTokens), "token")],
-    ["Waited", until("ADMITTED", request.queueMs)],
+    ["Queued", until("ADMITTED", request.queueMs)],
     ["First token after", until("FIRST_TOKEN", request.timeToFirstTokenMs)],
     ["Last token", request.lastTokenAgeMs === undefined ? "" : `${ms(request.lastTokenAgeMs)} ago`],
     [request.endedAgoMs === undefined ? "Age" : "Took", ms(request.ageMs ?? 0)],

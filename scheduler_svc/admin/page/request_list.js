@@ -12,7 +12,7 @@ const TABS = [
   { id: "swapped", name: "Swapped", time: "Age", empty: "No swapped requests.", status: "REQUEST_STATUS_SWAPPED" },
   { id: "preempted", name: "Preempted", time: "Age", empty: "No preempted requests with tokens in flight.", status: "REQUEST_STATUS_PREEMPTED" },
   { id: "parked", name: "Quarantined", time: "Age", empty: "No quarantined requests.", status: "REQUEST_STATUS_PARKED" },
-  { id: "ended", name: "Ended", time: "Ended", empty: "No finished requests yet." },
+  { id: "ended", name: "Ended", time: "Ended", empty: "No ended requests yet." },
 ];
 
 export class RequestList {
@@ -134,11 +134,6 @@ export class RequestList {
   }
 }
 
-// Whether a request that has ended did so with an error: such an outcome begins with a status code, such as ABORTED.
-export function hasFailed(outcome) {
-  return /^[A-Z_]+\b/.test(outcome ?? "");
-}
-
 function waitingRow(request) {
   const again = request.hasRun ? "resumes; " : "";
   return {
@@ -159,7 +154,7 @@ function liveRow(request) {
 
 function endedRow(request) {
   return {
-    ...counts(request), isBad: hasFailed(request.outcome), time: `${spanMs(number(request.endedAgoMs))} ago`,
+    ...counts(request), isBad: request.statusText === "failed", time: `${spanMs(number(request.endedAgoMs))} ago`,
     about: `${ownerText(request)}${request.outcome ?? ""} after ${spanMs(number(request.ageMs))}`,
   };
 }

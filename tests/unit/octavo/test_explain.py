@@ -84,9 +84,9 @@ async def test_a_request_that_waits_shows_what_is_in_the_way_of_each_executor() 
         "a/b   waiting   tenant red   priority -2",
         "waits: next in the queue",
         "",
-        "executor         blocks              slots             blocked by",
-        "127.0.0.1:50061  needs 12, has 8     needs 1, has 255  needs 12 blocks, 8 free",
-        "b:1              needs 9, has 4,000  needs 1, has 256  none: it fits",
+        "executor         blocks                slots               blocked by",
+        "127.0.0.1:50061  12 needed, 8 free     1 needed, 255 free  needs 12 blocks, 8 free",
+        "b:1              9 needed, 4,000 free  1 needed, 256 free  nothing",
         "",
         "tokens    100 prompt, 0 output",
         "times     3.2 s old",
@@ -163,7 +163,7 @@ async def test_an_executor_that_is_lost_meanwhile_costs_only_the_sharing(error: 
 
 def test_a_swapped_request_has_its_blocks_in_the_host_pool() -> None:
     swapped = admin_pb2.SequenceState(block_table=[-1, -1], host_block_table=[5, 6])
-    request = running("a", status=admin_pb2.REQUEST_STATUS_SWAPPED, sequences=[swapped], num_losses=2)
+    request = running("a", status_text="swapped", sequences=[swapped], num_losses=2)
     explanation = pb.ExplainRequestResponse(
         status=admin_pb2.REQUEST_STATUS_SWAPPED, explanation="swapped out", executor=EXECUTOR
     )

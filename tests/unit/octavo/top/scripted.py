@@ -27,7 +27,6 @@ class Scripted:
     address: str = "127.0.0.1:50052"
     limits: list[int] = field(default_factory=list)
     num_pictures: int = 0
-    num_block_maps: int = 0
 
     def page_url(self, port: int) -> str | None:
         return f"http://127.0.0.1:{port}/" if port else None
@@ -61,7 +60,6 @@ class Scripted:
         return self.explanations.get(request_id) or pb.ExplainRequestResponse(status=request.status, explanation="is")
 
     async def get_block_map(self, executor: str) -> pb.GetBlockMapResponse:
-        self.num_block_maps += 1
         return self.block_map
 
     async def get_block(self, executor: str, block: int) -> pb.GetBlockResponse:
@@ -72,6 +70,7 @@ def executor(address: str = "127.0.0.1:50061", **values: object) -> admin_pb2.Ex
     """Return an executor that is attached, with 4,096 blocks: 1,024 used, of them 256 shared, and 512 cached."""
     numbers: dict[str, object] = {
         "status": admin_pb2.EXECUTOR_STATUS_ATTACHED,
+        "status_text": "attached",
         "instance_id": f"instance of {address}",
         "model_id": "smollm2",
         "num_blocks": GIB_BLOCKS,
@@ -88,6 +87,7 @@ def lost_executor(address: str = "127.0.0.1:50062") -> admin_pb2.ExecutorState:
     return admin_pb2.ExecutorState(
         address=address,
         status=admin_pb2.EXECUTOR_STATUS_CONNECTING,
+        status_text="not attached",
         num_losses=2,
         last_error="cannot connect to 127.0.0.1:50062: connection refused",
     )
@@ -95,7 +95,7 @@ def lost_executor(address: str = "127.0.0.1:50062") -> admin_pb2.ExecutorState:
 
 def state(*executors: admin_pb2.ExecutorState, **values: object) -> pb.GetSchedulerStateResponse:
     """Return a scheduler with these executors; none: with one that is attached."""
-    numbers: dict[str, object] = {"version": "0.1.0", "uptime_ms": 60_000, "page_port": 50055}
+    numbers: dict[str, object] = {"version": "0.1.0", "uptime_ms": 60_000, "page_port": 50055, "status_text": "ready"}
     return pb.GetSchedulerStateResponse(executors=executors or [executor()], **{**numbers, **values})  # type: ignore[arg-type]
 
 
@@ -103,6 +103,7 @@ def running(request_id: str, age_ms: int = 1000, **values: object) -> admin_pb2.
     """Return a request that runs and had its last token 20 ms ago."""
     numbers: dict[str, object] = {
         "status": admin_pb2.REQUEST_STATUS_RUNNING,
+        "status_text": "running",
         "executor": "127.0.0.1:50061",
         "num_prompt_tokens": 100,
         "num_output_tokens": 10,
@@ -115,7 +116,11 @@ def running(request_id: str, age_ms: int = 1000, **values: object) -> admin_pb2.
 
 def waiting(request_id: str, age_ms: int = 1000, **values: object) -> admin_pb2.RequestState:
     """Return a request that has not run."""
-    numbers: dict[str, object] = {"status": admin_pb2.REQUEST_STATUS_WAITING, "num_prompt_tokens": 100}
+    numbers: dict[str, object] = {
+        "status": admin_pb2.REQUEST_STATUS_WAITING,
+        "status_text": "waiting",
+        "num_prompt_tokens": 100,
+    }
     return admin_pb2.RequestState(request_id=request_id, age_ms=age_ms, **{**numbers, **values})  # type: ignore[arg-type]
 
 
@@ -126,6 +131,7 @@ def ended(request_id: str, outcome: str = "length", **values: object) -> admin_p
         "num_output_tokens": 64,
         "age_ms": 900,
         "ended_ago_ms": 3000,
+        "status_text": "failed" if ":" in outcome else "finished",
     }
     return admin_pb2.RequestState(
         request_id=request_id,

@@ -11,8 +11,7 @@ from textual.widgets import Input, Static
 from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.errors import NotConnectedError
-from octavo.top.app import INTERVALS_S, TopApp
-from octavo.top.help_screen import HelpScreen
+from octavo.top.app import INTERVALS_S, HelpScreen, TopApp
 from octavo.top.polling import Poller
 from tests.unit.octavo.top.scripted import Scripted, ended, executor, lost_executor, running, state, waiting
 
@@ -31,7 +30,7 @@ def busy_source() -> Scripted:
         ended=[
             ended("done"),
             ended("failed", "INTERNAL: a broken invariant"),
-            ended("gone", "ABORTED: the client left"),
+            ended("gone", "ABORTED: the client left", status_text="aborted"),
         ],
         explanations={
             "young": pb.ExplainRequestResponse(
@@ -147,16 +146,16 @@ async def test_e_shows_those_that_have_ended() -> None:
     async with shown(source) as (app, pilot):
         await press(pilot, "e")
         await settle(source, pilot, 2)
-        assert text_of(app, "#title") == "the last 3 requests that finished, newest first"
+        assert text_of(app, "#title") == "the last 3 requests that ended, newest first"
         assert ids(app) == ["done", "failed", "gone"]
         how = [app.table.get_row_at(i)[-1] for i in (1, 2)]
         assert [(text.plain.strip(), text.style) for text in how] == [
             ("INTERNAL: a broken invariant", "red"),
-            ("aborted: the client left", ""),
+            ("ABORTED: the client left", ""),
         ]
         await press(pilot, "down", "enter")
         await settle(source, pilot, 3)
-        assert text_of(app, "#report").startswith("failed   ended")
+        assert text_of(app, "#report").startswith("failed   failed")
         await press(pilot, "escape", "e")
         await settle(source, pilot, 4)
         assert ids(app) == ["old", "middle", "young"]

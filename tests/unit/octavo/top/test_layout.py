@@ -7,11 +7,12 @@ from pathlib import Path
 from rich.cells import cell_len
 
 from octavo.admin.v1 import admin_pb2
+from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.top.as_json import to_values
-from octavo.top.columns import cell_texts, columns, head_texts, joined
 from octavo.top.overview import block_bar, executor_lines, overview_lines
+from octavo.top.polling import Answers
 from octavo.top.rates import Picture, Rates
-from octavo.top.rows import Order, RequestRow, ended_rows, executor_rows, live_rows
+from octavo.top.rows import Order, RequestRow, cell_texts, columns, ended_rows, head_texts, joined, live_rows
 from octavo.top.snapshot import requests_title, snapshot_json, snapshot_text
 from tests.support.each_row import each_row
 from tests.unit.octavo.top.figure import FIGURE, without_fonts
@@ -53,7 +54,7 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
     shown = busy_picture()
     lines = [
         *overview_lines(shown, "127.0.0.1:50052", width),
-        *executor_lines(executor_rows(shown), width, max_lines=9),
+        *executor_lines(shown, width, max_lines=9),
     ]
     assert max(line.cell_len for line in lines) <= width
     ended_ones = ended_rows(picture(ended=(ended(LONG_ID, "RESOURCE_EXHAUSTED: too long " * 9),)))
@@ -81,8 +82,8 @@ def test_a_narrow_table_keeps_what_tells_slow_requests_apart() -> None:
 
 def test_priorities_are_shown_where_there_are_any() -> None:
     rows = live_rows(picture(None, running("a"), running("b", priority=-3)))
-    assert "PRIORITY" not in titles(200, rows[:1]) + titles(91, rows)
-    for width in (width for width in WIDTHS if width >= 92):
+    assert "PRIORITY" not in titles(200, rows[:1]) + titles(93, rows)
+    for width in (width for width in WIDTHS if width >= 94):
         chosen = columns(width, rows, shows_ended=False)
         place = [column.title for column in chosen].index("PRIORITY")
         assert [cell_texts(chosen, row)[place].strip() for row in rows] == ["0", "-3"]
@@ -91,7 +92,7 @@ def test_priorities_are_shown_where_there_are_any() -> None:
 
 def test_an_id_is_whole_where_there_is_room() -> None:
     rows = live_rows(picture(None, running("c62cbb8e-5c4d-4e0e-a1c7-6e3b8d4f9a10")))
-    assert cell_texts(columns(200, rows, shows_ended=False), rows[0])[0] == rows[0].request_id
+    assert cell_texts(columns(200, rows, shows_ended=False), rows[0])[0] == rows[0].state.request_id
     assert cell_texts(columns(80, rows, shows_ended=False), rows[0])[0].strip() == "c62cbb8e…d4f9a10"
 
 
@@ -114,10 +115,17 @@ def test_the_overview_says_what_the_scheduler_does() -> None:
 
 @each_row(
     (state(), "   ready   "),
-    (state(is_draining=True), "   draining, accepts no new requests   "),
+    (
+        state(is_draining=True, status_text="not ready: the scheduler is draining"),
+        "   not ready: the scheduler is draining   ",
+    ),
+    (state(is_draining=True, status_text=""), "   draining   "),  # of an older scheduler
     (state(has_mixed_numerics=True), "   1 of 1 executor   several numerics ids"),
     (state(step_log_trouble="No space left on device"), "   1 of 1 executor   step log stopped"),
-    (state(lost_executor()), "   no model yet   not ready: no executor is attached   "),
+    (
+        state(lost_executor(), status_text="not ready: no executor is attached"),
+        "   no model yet   not ready: no executor is attached   ",
+    ),
 )
 def test_it_says_whether_it_takes_requests(scheduler: object, text: str) -> None:
     shown = picture(scheduler)  # type: ignore[arg-type]
@@ -125,48 +133,51 @@ def test_it_says_whether_it_takes_requests(scheduler: object, text: str) -> None
 
 
 def test_an_executor_that_is_missing_says_why() -> None:
-    _, missing, _ = executor_lines(executor_rows(picture(state(executor(), lost_executor()))), 110, max_lines=9)
+    _, missing, _ = executor_lines(picture(state(executor(), lost_executor())), 110, max_lines=9)
     expected = "not attached (lost 2 times): cannot connect to 127.0.0.1:50062: connection refused"
     assert missing.plain == f"127.0.0.1:50062       {expected}"
 
 
 def test_slots_are_those_in_use_of_all() -> None:
-    rows = executor_rows(picture(state(executor(num_slots=256, num_free_slots=244, num_running_requests=6))))
+    shown = picture(state(executor(num_slots=256, num_free_slots=244, num_running_requests=6)))
     for width, begin in ((110, "EXECUTOR STATUS RUN SLOTS SWAP"), (80, "EXECUTOR SLOTS SWAP")):
-        head, line = (line.plain for line in executor_lines(rows, width, max_lines=5))
+        head, line = (line.plain for line in executor_lines(shown, width, max_lines=5))
         assert " ".join(head.split()).startswith(begin)
         assert head.index("SLOTS") + len("SLOTS") == line.index("12/256") + len("12/256")
-    assert executor_rows(picture())[0].num_slots == 0
-    assert " – " in executor_lines(executor_rows(picture()), 110, max_lines=5)[1].plain
+    assert " – " in executor_lines(picture(), 110, max_lines=5)[1].plain
 
 
 @each_row(80, 110, 200)
 def test_what_is_wrong_with_an_attached_executor_is_in_its_line(width: int) -> None:
     warning = "a step has been running for 12.3 s"
-    rows = executor_rows(picture(state(executor(warning=warning, num_slots=256), lost_executor())))
-    line = executor_lines(rows, width, max_lines=5)[2]
+    shown = picture(state(executor(warning=warning, num_slots=256), lost_executor()))
+    line = executor_lines(shown, width, max_lines=5)[2]
     assert line.plain.startswith("127.0.0.1:50061 ")
     assert line.plain.endswith(f"  {warning}")
     assert line.cell_len <= width
     assert any(span.style == "yellow" and warning in line.plain[span.start : span.end] for span in line.spans)
 
 
+def test_the_state_of_an_executor_is_in_the_words_of_the_scheduler_if_it_says_it() -> None:
+    shown = picture(state(executor(status_text="draining"), executor("b:1", status_text="")))
+    assert [line.plain.split()[1] for line in executor_lines(shown, 110, max_lines=5)[1:]] == ["draining", "attached"]
+
+
 def test_executors_that_have_no_room_are_counted() -> None:
     executors = [lost_executor("a:1"), *(executor(f"b:{i}") for i in range(40))]
-    lines = executor_lines(executor_rows(picture(state(*executors))), 110, max_lines=5)
+    lines = executor_lines(picture(state(*executors)), 110, max_lines=5)
     assert len(lines) == 5
     assert lines[1].plain.startswith("a:1")
     assert lines[-1].plain == "38 more executors, 38 of them attached"
 
 
 def test_no_executor_at_all_is_said() -> None:
-    lines = executor_lines([], 110, max_lines=5)
+    lines = executor_lines(Picture(Answers(0.0, pb.GetSchedulerStateResponse())), 110, max_lines=5)
     assert "no executor found" in lines[1].plain
 
 
 def test_a_bar_shows_shared_used_cached_and_free_blocks() -> None:
-    (row,) = executor_rows(picture())
-    assert block_bar(row, 16).plain == "█▓▓▓░░··········"
+    assert block_bar(executor(), 16).plain == "█▓▓▓░░··········"
 
 
 # One picture as text and as JSON -----------------------------------------------------------------
@@ -183,7 +194,7 @@ def test_a_snapshot_has_executors_and_the_oldest_requests_first() -> None:
     assert lines[4] == ""
     assert lines[5].startswith("EXECUTOR")
     assert lines[6].endswith("25 % of 4,096")
-    assert lines[7] == "blocks: ██ shared   ▓▓ used by one   ░░ cached   ·· free"
+    assert lines[7] == "blocks: ██ shared   ▓▓ used   ░░ cached   ·· free"
     assert lines[9] == "2 live requests"
     assert [line.split()[0] for line in lines[10:]] == ["REQUEST", "old", "young"]
     assert lines[-1].endswith(" next")

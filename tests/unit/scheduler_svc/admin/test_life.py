@@ -61,6 +61,9 @@ def test_an_ended_request_has_its_counts_and_times() -> None:
     assert (state.queue_ms, state.time_to_first_token_ms, state.age_ms, state.ended_ago_ms) == (250, 500, 2000, 8000)
     assert (state.num_prompt_tokens, state.num_output_tokens, state.num_cached_tokens) == (12, 7, 8)
     assert (state.tenant, state.priority, state.outcome) == ("ml", 3, "length")
+    failed = replace(ENDED, finish_reason=None, error_code="INTERNAL")
+    texts = [ended_state(each, 110.0).status_text for each in (ENDED, failed, replace(failed, error_code="ABORTED"))]
+    assert texts == ["finished", "failed", "aborted"]
     assert not state.HasField("last_token_age_ms")
     assert not ended_state(ENDED, 110.0, shows_events=False).events
 

@@ -35,8 +35,22 @@ async def test_a_fleet_without_executors_is_all_zeros() -> None:
         pb.GetSchedulerStateRequest(), NO_CONTEXT
     )
     assert state == pb.GetSchedulerStateResponse(
-        uptime_ms=state.uptime_ms, version=octavo.__version__, max_waiting_requests=1000
+        uptime_ms=state.uptime_ms,
+        version=octavo.__version__,
+        max_waiting_requests=1000,
+        status_text="not ready: no executor is attached",
     )
+
+
+async def test_a_fleet_that_only_drains_is_not_ready() -> None:
+    idle = IdleEngine(["e"], small_limits())
+    servicer, asked = AdminServicer(idle.engine), pb.GetSchedulerStateRequest()
+    (driver,) = idle.engine.drivers.values()
+    texts = []
+    for is_draining in (False, True):
+        await idle.engine.drain_executor(driver, is_draining=is_draining)
+        texts.append((await servicer.GetSchedulerState(asked, NO_CONTEXT)).status_text)
+    assert texts == ["ready", "not ready: every executor is draining"]
 
 
 async def test_a_step_log_that_stopped_says_why(tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ def test_an_executor_that_is_looked_for_has_no_counts() -> None:
     assert executor_state(driver, 0.0) == admin_pb2.ExecutorState(
         address="e",
         status=admin_pb2.EXECUTOR_STATUS_CONNECTING,
+        status_text="not attached",
         num_losses=2,
         last_error="UNAVAILABLE: gone",
         is_retired=True,
