@@ -11,7 +11,7 @@ from pathlib import Path
 from octavo_shared.errors import OctavoServiceError
 from octavo_shared.grpc.exposure import warn_if_others_can_read
 from scheduler_svc.config.scheduler_config import SchedulerConfig
-from scheduler_svc.engine.settings import PREFIX_KEY_BYTES
+from scheduler_svc.engine.surroundings import PREFIX_KEY_BYTES
 
 # As the wire has it.
 FINGERPRINT_BYTES = 16

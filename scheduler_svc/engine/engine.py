@@ -42,7 +42,8 @@ from scheduler_svc.engine.load_estimate import LoadEstimate
 from scheduler_svc.engine.orphans import Orphans
 from scheduler_svc.engine.readiness import Readiness
 from scheduler_svc.engine.recovery import Recovery
-from scheduler_svc.engine.settings import EngineSettings, Surroundings
+from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.engine.surroundings import Surroundings
 from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.engine.token_quotas import TokenQuotas, num_uncounted_tokens
 from scheduler_svc.engine.waiting_limits import WaitingLimits

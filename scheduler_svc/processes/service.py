@@ -26,7 +26,8 @@ from scheduler_svc.config.tenants_file import default_quota, read_tenants
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.settings import EngineSettings, Surroundings
+from scheduler_svc.engine.settings import EngineSettings
+from scheduler_svc.engine.surroundings import Surroundings
 from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver_interface import AtFaultPoint, DriverSettings, no_fault

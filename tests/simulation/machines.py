@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.core.waiting.tenant_shares import TenantShare
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.settings import PREFIX_KEY_BYTES, Surroundings
+from scheduler_svc.engine.surroundings import PREFIX_KEY_BYTES, Surroundings
 from scheduler_svc.engine.tenants import TenantQuota, Tenants
 from scheduler_svc.link.cell import Cell
 from scheduler_svc.link.engine_servicer import EngineServicer

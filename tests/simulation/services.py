@@ -22,7 +22,7 @@ from octavo_shared.process.metric import Metric
 from scheduler_svc.admin.servicer import AdminServicer
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
-from scheduler_svc.engine.settings import Surroundings
+from scheduler_svc.engine.surroundings import Surroundings
 from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.session import SessionTimings
