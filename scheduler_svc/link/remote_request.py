@@ -36,7 +36,7 @@ class RemoteRequest:
     """A live request of a front; its own handle.
 
     Args:
-        core: The engine where it runs.
+        engine: The engine where it runs.
         number: Its number in the session.
         request: What was submitted.
         sink: Takes what comes.
@@ -50,7 +50,7 @@ class RemoteRequest:
 
     __slots__ = (
         "_checked_for",
-        "_core",
+        "_engine",
         "_num_tokens_of",
         "_number",
         "aborted_with",
@@ -62,7 +62,7 @@ class RemoteRequest:
     )
 
     def __init__(
-        self, core: "RemoteEngine", number: int, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel
+        self, engine: "RemoteEngine", number: int, request: EngineRequest, sink: AnswerSink, checked_for: ServedModel
     ) -> None:
         self.request = request
         self.sink = sink
@@ -71,7 +71,7 @@ class RemoteRequest:
         self.aborted_with: OctavoServiceError | None = None
         self.is_put_back = False
         self.losses = request.losses
-        self._core = core
+        self._engine = engine
         self._number = number
         self._num_tokens_of = request.num_known_tokens
 
@@ -116,9 +116,9 @@ class RemoteRequest:
                 if reason is not None:
                     self.sink.finish_output(index, reason)
 
-    def move_to(self, core: "RemoteEngine", number: int) -> None:
+    def move_to(self, engine: "RemoteEngine", number: int) -> None:
         """It goes on at another engine, which knows it by a number of its own."""
-        self._core, self._number = core, number
+        self._engine, self._number = engine, number
 
     def begin(self) -> None:
         """An engine has queued it."""
@@ -166,12 +166,12 @@ class RemoteRequest:
 
     def finish_output(self, output_index: int, num_tokens: int, reason: FinishReason) -> None:
         """See `RequestHandle`."""
-        self._core.finish_output(self._number, output_index, num_tokens, reason)
+        self._engine.finish_output(self._number, output_index, num_tokens, reason)
 
     def abort(self, error: OctavoServiceError) -> None:
         """See `RequestHandle`."""
         self.aborted_with = error
-        self._core.abort(self._number, error)
+        self._engine.abort(self._number, error)
 
     def end(self, message: pb.RequestEnd) -> None:
         """The engine has ended it, or refused it; a queued one that another engine may take is put back."""
