@@ -167,7 +167,8 @@ def _no_answer(prompt: Prompt) -> Answer:
 
 def _keep(updates: StepUpdates, answer_of: Mapping[int, Answer], now_s: float) -> None:
     """Add to the answers what a step brought."""
-    for index, (sequence, token_id) in enumerate(zip(updates.sequences, updates.token_ids, strict=True)):
+    for index, (row, token_id) in enumerate(zip(updates.row_of_each_token(), updates.token_ids, strict=False)):
+        sequence = updates.sequences[row]
         answer = answer_of[sequence.group.arrival]
         answer.first_token_s = answer.first_token_s or now_s
         answer.outputs[sequence.index].append(token_id)

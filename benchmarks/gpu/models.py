@@ -48,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "max_model_len": None,
     "block_size_tokens": None,
     "max_grammar_slots": 256,
+    "max_draft_tokens": 7,
     "max_num_seqs": 256,
     "pooling": "auto",
     "max_num_batched_tokens": 2048,

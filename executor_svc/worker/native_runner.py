@@ -65,6 +65,8 @@ class NativeRunner:
             self._hidden = torch.empty(num_wanted, self._forward.hidden_size)
         if self._logits.shape[0] < num_logit_rows:
             self._logits = torch.empty(num_logit_rows, self._forward.vocab_size)
+        if len(self._likeliest) < num_logit_rows:  # a row with drafts has several
+            self._likeliest = np.empty(num_logit_rows, np.int32)
         self._tables = (BlockTablesStruct * len(table.groups))()
         for struct, group in zip(self._tables, table.groups, strict=True):
             struct.block_ids, struct.width = _address(group.block_ids), group.block_ids.shape[1]

@@ -1,6 +1,7 @@
 """Octavo as `octavo up` runs it, and without its stack."""
 
 import asyncio
+from dataclasses import replace
 from importlib.metadata import version
 
 import numpy as np
@@ -135,7 +136,8 @@ class OctavoLoop:
 def bare_loop(worker: Worker, settings: EngineSettings) -> InProcessEngine:
     """Return a loop that decides a step, executes it, and gives its result back to the planner."""
     worker.reset()
-    return InProcessEngine(worker, num_steps_in_flight=1, limits=serving_limits(worker.info, settings.planner))
+    info = replace(worker.info, max_allowance=1)  # a token a step, as the services with --speculate off
+    return InProcessEngine(worker, num_steps_in_flight=1, limits=serving_limits(info, settings.planner))
 
 
 def generate_alone(engine: InProcessEngine, requests: list[Request]) -> Generation:
