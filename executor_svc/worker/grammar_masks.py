@@ -36,9 +36,16 @@ from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from octavo_shared.rust_panic import is_panic
 from octavo_shared.step_wire.executor_info import TokenizerFile
-from octavo_shared.step_wire.step import GrammarLoad, GrammarLoaded, Int32Array, RowFlag, RowFlags, TableDelta
+from octavo_shared.step_wire.step import (
+    MAX_ERROR_CHARS,
+    GrammarLoad,
+    GrammarLoaded,
+    Int32Array,
+    RowFlag,
+    RowFlags,
+    TableDelta,
+)
 from octavo_shared.step_wire.token_rules import num_mask_bytes
-from octavo_shared.step_wire.wire import MAX_ERROR_CHARS
 
 _logger = logging.getLogger(__name__)
 

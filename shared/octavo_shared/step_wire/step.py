@@ -29,6 +29,8 @@ RowFlags = npt.NDArray[np.uint8]
 TokenCounts = npt.NDArray[np.uint8]
 
 UNKNOWN_TOKEN = -1
+# Longest reason why a grammar cannot be followed.
+MAX_ERROR_CHARS = 500
 
 # Shared by all deltas without slots: there is nothing in it to write to.
 _NO_SLOTS: Int32Array = np.empty(0, np.int32)

@@ -19,6 +19,7 @@ from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.executor_info import Capability
 from octavo_shared.step_wire.step import (
     BLOCK_NAME_BYTES,
+    MAX_ERROR_CHARS,
     NO_LOGPROBS,
     NO_RESOURCES,
     Admission,
@@ -48,9 +49,6 @@ MAX_WIRE_VERSION = 2
 
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
-
-# Longest reason why a grammar cannot be followed.
-MAX_ERROR_CHARS = 500
 
 _POOLING_TASKS = frozenset(task.value for task in PoolingTask)
 _NEUTRAL_VALUES = tuple((parameter.name, parameter.row_value) for parameter in ROW_PARAMS)
