@@ -262,6 +262,17 @@ def test_outputs_of_a_tiny_model_with_drafts_that_are_often_right_are_those_alon
     assert proposer.num_wrong > 20
 
 
+def test_greedy_rows_with_drafts_may_outnumber_the_slots(tiny: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = Scene.of(tiny.model, [replace(tiny.requests[number], sampling=SamplingRow()) for number in (0, 4)])
+    proposer = Knowing(greedy)
+    monkeypatch.setattr("executor_svc.worker.assembly.PromptLookup", lambda _: proposer)
+    monkeypatch.setattr(RowCost, "share", lambda *_: 0.001)
+
+    greedy.play(ALL_AT_ONCE, greedy.requests, lambda: tiny.model.new_worker(max_num_seqs=2))
+
+    assert proposer.num_right > 10
+
+
 def test_a_lost_executor_changes_no_output_of_a_tiny_model(tiny: Scene) -> None:
     check_loss(tiny)
 
