@@ -7,7 +7,7 @@ checked, and none of it is the name of anything that is called.
 
 import functools
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -158,7 +158,10 @@ def _check(fleet: Fleet, planner_numbers: tuple[int, ...]) -> None:
 
 
 def _check_value(value: Any) -> None:
-    """See that a value asks for no more than a scheduler lets it. Raises SnapshotError, or ValueError."""
+    """See that a value is whole, and asks for no more than a scheduler lets it. Raises SnapshotError, or ValueError."""
+    declared: Any = fields(value) if is_dataclass(value) else ()
+    if missing := [field.name for field in declared if not hasattr(value, field.name)]:
+        raise SnapshotError(f"a {type(value).__name__} has no {missing[0]}")
     if isinstance(value, SequenceGroup):
         records.check_group(value)
     elif isinstance(value, StepLayout):
