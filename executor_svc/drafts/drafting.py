@@ -13,7 +13,7 @@ import torch
 from executor_svc.drafts.proposer import Proposer
 from executor_svc.parallel.group import TensorParallelGroup
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.step import IndexArray, Int32Array, StepLayout, StepResult
+from octavo_shared.step_wire.step import IndexArray, Int32Array, Step, StepLayout, StepResult
 from octavo_shared.step_wire.table_columns import NO_GRAMMAR
 
 # What is counted of drafts at each step that has some, and at each step: older ones count less.
@@ -121,15 +121,21 @@ class Drafting:
         self._num_tried = np.zeros(max_num_seqs)  # drafts up to the first wrong one, lately
         self._num_right = np.zeros(max_num_seqs)
 
-    def draft(self, table: BatchTable, layout: StepLayout) -> DraftedStep | None:
+    def draft(self, table: BatchTable, layout: StepLayout, step: Step) -> DraftedStep | None:
         """Write drafts behind the last tokens of rows with an allowance; None: there are none.
 
-        Rows that follow a grammar have none.
+        Rows that follow a grammar have none, unless the step brings some.
 
         Args:
             table: With the step applied, and all steps before it resolved.
             layout: Of the step, with allowances.
+            step: The step.
         """
+        if step.draft_counts is not None:
+            counts = step.draft_counts.astype(np.int32)
+            drafts = np.zeros((len(counts), int(counts.max(initial=0))), np.int32)
+            drafts[np.arange(drafts.shape[1]) < counts[:, None]] = step.draft_token_ids
+            return self._drafted(table, layout, drafts, counts)
         allowances = layout.allowances
         assert allowances is not None
         slots = layout.sample_index
@@ -138,8 +144,10 @@ class Drafting:
         most[table.grammar_slot[slots] != NO_GRAMMAR] = 0
         self._forget_others(slots, layout.sample_generations)
         drafts, counts = self._proposed(table, layout, np.minimum(most, self._worth(slots, layout.num_decodes)))
-        if not counts.any():
-            return None
+        return self._drafted(table, layout, drafts, counts) if counts.any() else None
+
+    def _drafted(self, table: BatchTable, layout: StepLayout, drafts: Int32Array, counts: Int32Array) -> DraftedStep:
+        slots = layout.sample_index
         for place in range(drafts.shape[1]):
             with_draft = (counts > place).nonzero()[0]
             table.token_ids[slots[with_draft], layout.sample_positions[with_draft] + place] = drafts[with_draft, place]

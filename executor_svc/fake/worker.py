@@ -248,6 +248,8 @@ class FakeWorker:
     def _answer_spans(self, step: Step, layout: StepLayout) -> StepResult:
         """Answer rows that may get several tokens; the cache holds drafts behind the tokens that they got."""
         num_wanted = num_proved(layout, self._histories)
+        if step.draft_counts is not None:
+            num_wanted = np.where(num_wanted > 0, step.draft_counts.astype(np.int32) + 1, 0)
         first = self._answer(step, layout)
         self._histories.append(layout, first.sampled_token_ids)
         spans = Spans(layout, first)

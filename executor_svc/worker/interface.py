@@ -16,7 +16,7 @@ from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup, firsts_of
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.request_check import check_known_ids, check_number, check_pooled, check_rules
-from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, StepResult
+from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, StepResult, TokenCounts
 
 
 class RunningStep(Protocol):
@@ -162,6 +162,8 @@ def check_step(step: Step, info: ExecutorInfo, *, uses_groups: bool = False) -> 
             f"{info.max_allowance}"
         )
     _check_token_ids(step, info.vocab_size)
+    if np.count_nonzero((step.draft_token_ids < 0) | (step.draft_token_ids >= info.vocab_size)):
+        raise InvalidStepError(f"step {step.step_id} has drafts outside 0 to {info.vocab_size - 1}")
     for load in step.delta.grammar_loads:
         if len(load.grammar.body) > info.max_grammar_bytes:
             raise InvalidStepError(
@@ -243,6 +245,12 @@ def _check_token_ids(step: Step, vocab_size: int) -> None:
             check_rules(f"slot {admission.slot}", admission.token_rules, vocab_size)
 
 
+def _check_drafts(step: Step, layout: StepLayout, counts: TokenCounts) -> None:
+    most = np.maximum(layout.most_tokens - 1, 0)
+    if len(counts) != len(most) or np.count_nonzero(counts > most) or counts.sum() != len(step.draft_token_ids):
+        raise StepFailedError(f"step {step.step_id} has drafts that do not fit its rows and their allowances")
+
+
 def check_layout(
     step: Step, layout: StepLayout, table: BatchTable, max_num_batched_tokens: int, max_sample_rows: int = 0
 ) -> int | None:
@@ -257,6 +265,8 @@ def check_layout(
         )
     if layout.allowances is not None and (num_samples := int(layout.allowances.sum())) > max_sample_rows:
         raise StepFailedError(f"step {step.step_id} may sample {num_samples} tokens; the limit is {max_sample_rows}")
+    if step.draft_counts is not None:
+        _check_drafts(step, layout, step.draft_counts)
     if step.table_digest is None:
         return None
     digest = table.digest()

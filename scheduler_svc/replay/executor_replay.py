@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import grpc
 import grpc.aio
+import numpy as np
 
 from octavo.calls.tls import handshake_trouble
 from octavo.steplog.v1 import step_log_pb2 as pb
@@ -116,7 +117,9 @@ def _attachments(run: ReplayRun) -> list[_Attachment]:
 
 
 async def _replay(run: ReplayRun, address: str, attachments: list[_Attachment], report: ExecutorReport) -> None:
-    client = ExecutorClient(address, f"octavo-replay-{secrets.token_hex(4)}", SessionTimings(), MAX_MESSAGE_BYTES)
+    client = ExecutorClient(
+        address, f"octavo-replay-{secrets.token_hex(4)}", SessionTimings(), MAX_MESSAGE_BYTES, speculate="on"
+    )
     told: set[str] = set()
     for attachment in attachments:
         try:
@@ -166,6 +169,17 @@ def _owned(planner: ExecutorPlanner, sent: StepInFlight) -> tuple[Step, list[Row
         for slots in (sent.layout.sample_slots, sent.layout.slots)
     )
     return sent.step, samples, rows
+
+
+def _with_drafts(step: Step, recorded: StepResult) -> Step:
+    """Have the executor prove the tokens that a row got at once: what its own drafts bring depends on its speed."""
+    counts = recorded.token_counts
+    if counts is None:
+        return step
+    is_last = np.zeros(int(counts.sum()), np.bool_)
+    is_last[counts.cumsum(dtype=np.intp)[counts > 0] - 1] = True
+    drafts = np.where(counts > 0, counts - 1, 0).astype(np.uint8)
+    return replace(step, draft_counts=drafts, draft_token_ids=recorded.sampled_token_ids[~is_last])
 
 
 class _Runner:
@@ -240,7 +254,7 @@ class _Runner:
             await self._load_if_due()
             return None
         step, samples, rows = self._pending.popleft()
-        layout, found = await self._player.run(step)
+        layout, found = await self._player.run(_with_drafts(step, recorded))
         self._num_steps += 1
         self._report.advance()
         self._num_values += num_values(recorded)
@@ -320,6 +334,11 @@ def _size_trouble(info: ExecutorInfo, joined: list[pb.CoreJoined]) -> dict[int, 
             troubles[number] = (
                 f"its blocks have {info.block_size_tokens} tokens, the log's have {of_core.block_size}: start it "
                 f"with --block-size-tokens {of_core.block_size}"
+            )
+        elif info.max_allowance < of_core.max_allowance:
+            troubles[number] = (
+                f"it drafts at most {info.max_allowance - 1} tokens, the log's executor {of_core.max_allowance - 1}: "
+                f"start it with --max-draft-tokens {of_core.max_allowance - 1}"
             )
         elif info.vocab_size != of_core.vocab_size:
             troubles[number] = (

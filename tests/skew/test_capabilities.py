@@ -48,6 +48,8 @@ IN_A_STEP = {
     "blocks_to_send": Request(blocks_to_send=[step_pb2.BlockSend(transfer_id=1)]),
     "blocks_to_receive": Request(blocks_to_receive=[step_pb2.BlockReceive(transfer_id=1)]),
     "transfers_to_cancel": Request(transfers_to_cancel=[1]),
+    "draft_counts": Request(draft_counts=b"\1"),
+    "draft_token_ids": Request(draft_token_ids=bytes(4)),
     "pooling_inputs": Request(pooling_inputs=[step_pb2.PoolingInput(token_ids=bytes(4))]),
 }
 IN_AN_ADMISSION = {

@@ -136,6 +136,8 @@ class ExecuteModelRequest(_message.Message):
     BLOCKS_TO_RECEIVE_FIELD_NUMBER: _builtins.int
     TRANSFERS_TO_CANCEL_FIELD_NUMBER: _builtins.int
     POOLING_INPUTS_FIELD_NUMBER: _builtins.int
+    DRAFT_COUNTS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch from Attach."""
     step_id: _builtins.int
@@ -154,6 +156,12 @@ class ExecuteModelRequest(_message.Message):
     weights_digest that the step is meant for, as a number. Another version than the executor's is
     refused.
     """
+    draft_counts: _builtins.bytes
+    """CAPABILITY_VARIABLE_TOKENS: drafts to prove in place of the executor's own, as when a recorded step is
+    run again. How many each sample row has, one byte each, below its allowance. Absent: the executor drafts.
+    """
+    draft_token_ids: _builtins.bytes
+    """The drafts, row after row. Little-endian int32."""
     @_builtins.property
     def released_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Slots that end here. Their generation rises when they are next given out, in this step or later."""
@@ -299,10 +307,12 @@ class ExecuteModelRequest(_message.Message):
         blocks_to_receive: _abc.Iterable[Global___BlockReceive] | None = ...,
         transfers_to_cancel: _abc.Iterable[_builtins.int] | None = ...,
         pooling_inputs: _abc.Iterable[Global___PoolingInput] | None = ...,
+        draft_counts: _builtins.bytes = ...,
+        draft_token_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "registered_blocks", b"registered_blocks", "table_digest", b"table_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "activated_slots", b"activated_slots", "adapter_drops", b"adapter_drops", "adapter_loads", b"adapter_loads", "admissions", b"admissions", "allowances", b"allowances", "appended_blocks", b"appended_blocks", "appended_tokens", b"appended_tokens", "beam_forks", b"beam_forks", "blocks_to_copy", b"blocks_to_copy", "blocks_to_receive", b"blocks_to_receive", "blocks_to_send", b"blocks_to_send", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "deactivated_slots", b"deactivated_slots", "epoch", b"epoch", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "forks", b"forks", "grammar_drops", b"grammar_drops", "grammar_loads", b"grammar_loads", "pooling_inputs", b"pooling_inputs", "prefill_chunks", b"prefill_chunks", "registered_blocks", b"registered_blocks", "released_slots", b"released_slots", "replaced_blocks", b"replaced_blocks", "step_id", b"step_id", "table_digest", b"table_digest", "transfers_to_cancel", b"transfers_to_cancel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "activated_slots", b"activated_slots", "adapter_drops", b"adapter_drops", "adapter_loads", b"adapter_loads", "admissions", b"admissions", "allowances", b"allowances", "appended_blocks", b"appended_blocks", "appended_tokens", b"appended_tokens", "beam_forks", b"beam_forks", "blocks_to_copy", b"blocks_to_copy", "blocks_to_receive", b"blocks_to_receive", "blocks_to_send", b"blocks_to_send", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "deactivated_slots", b"deactivated_slots", "draft_counts", b"draft_counts", "draft_token_ids", b"draft_token_ids", "epoch", b"epoch", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "forks", b"forks", "grammar_drops", b"grammar_drops", "grammar_loads", b"grammar_loads", "pooling_inputs", b"pooling_inputs", "prefill_chunks", b"prefill_chunks", "registered_blocks", b"registered_blocks", "released_slots", b"released_slots", "replaced_blocks", b"replaced_blocks", "step_id", b"step_id", "table_digest", b"table_digest", "transfers_to_cancel", b"transfers_to_cancel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_weights_version: _TypeAlias = _typing.Literal["expected_weights_version"]  # noqa: Y015
     _WhichOneofArgType__expected_weights_version: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version"]  # noqa: Y015
@@ -862,7 +872,7 @@ class ExecuteModelResponse(_message.Message):
     token. Absent: one for each row, as in version 1.
     """
     draft_counts: _builtins.bytes
-    """CAPABILITY_VARIABLE_TOKENS: one byte for each sample row, how many drafts it proved. Absent: none."""
+    """CAPABILITY_VARIABLE_TOKENS: one byte for each sample row, how many drafts were computed. Absent: none."""
     row_flags: _builtins.bytes
     """CAPABILITY_ROW_FLAGS: one byte for each sample row, a RowFlag. Absent: all 0. A row with another flag
     keeps its entries in all other fields; they mean nothing.

@@ -83,6 +83,8 @@ def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.Execute
         if step.block_names
         else None,
         pooling_inputs=[encode_pooling_input(text) for text in step.pooling_inputs],
+        draft_counts=b"" if step.draft_counts is None else step.draft_counts.tobytes(),
+        draft_token_ids=step.draft_token_ids.astype(INT32, copy=False).tobytes(),
     )
 
 
@@ -113,6 +115,8 @@ def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
         table_digest=message.table_digest if message.HasField("table_digest") else None,
         **_registered_blocks(message),
         pooling_inputs=tuple(decode_pooling_input(text) for text in message.pooling_inputs),
+        draft_counts=np.frombuffer(message.draft_counts, np.uint8) if message.draft_counts else None,
+        draft_token_ids=_array(message.draft_token_ids, INT32, "draft_token_ids"),
     )
 
 
@@ -126,7 +130,7 @@ def feature_bits_of(step: Step) -> int:
         or any(a.resources.grammar_slot is not None for a in delta.admissions)
     ):
         bits |= 1 << Capability.GRAMMARS
-    if len(delta.allowances):
+    if len(delta.allowances) or step.draft_counts is not None:
         bits |= 1 << Capability.VARIABLE_TOKENS
     if step.pooling_inputs:
         bits |= 1 << Capability.POOLING

@@ -28,6 +28,8 @@ STEP_FIELDS = {
     "blocks_to_receive": Capability.BLOCK_TRANSFER,
     "transfers_to_cancel": Capability.BLOCK_TRANSFER,
     "pooling_inputs": Capability.POOLING,
+    "draft_counts": Capability.VARIABLE_TOKENS,
+    "draft_token_ids": Capability.VARIABLE_TOKENS,
 }
 ADMISSION_FIELDS = {
     "grammar_slot": Capability.GRAMMARS,
