@@ -26,6 +26,7 @@ from octavo_shared.step_wire.step import Step, StepResult
 from octavo_shared.step_wire.wire import decode_result
 from scheduler_svc.core.limits import PoolLimits
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
+from scheduler_svc.core.step.results import with_counts
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
@@ -172,10 +173,10 @@ def _owned(planner: ExecutorPlanner, sent: StepInFlight) -> tuple[Step, list[Row
 
 
 def _with_drafts(step: Step, recorded: StepResult) -> Step:
-    """Have the executor prove the tokens that a row got at once: what its own drafts bring depends on its speed."""
+    """Have the executor prove what each row got at once, and no drafts of its own: these depend on its speed."""
     counts = recorded.token_counts
     if counts is None:
-        return step
+        return replace(step, draft_counts=np.zeros(recorded.num_rows, np.uint8))
     is_last = np.zeros(int(counts.sum()), np.bool_)
     is_last[counts.cumsum(dtype=np.intp)[counts > 0] - 1] = True
     drafts = np.where(counts > 0, counts - 1, 0).astype(np.uint8)
@@ -254,7 +255,10 @@ class _Runner:
             await self._load_if_due()
             return None
         step, samples, rows = self._pending.popleft()
-        layout, found = await self._player.run(_with_drafts(step, recorded))
+        drafts = self._player.session.info.max_allowance > 1 and recorded.num_rows
+        layout, found = await self._player.run(_with_drafts(step, recorded) if drafts else step)
+        if found.token_counts is not None:
+            recorded = with_counts(layout, recorded)
         self._num_steps += 1
         self._report.advance()
         self._num_values += num_values(recorded)

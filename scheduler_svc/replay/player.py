@@ -45,7 +45,7 @@ class Player:
 
     def __init__(self, session: ExecutorSession) -> None:
         info = session.info
-        self._session = session
+        self.session = session
         self._budget = info.max_num_batched_tokens
         self._step_id = 0
         pools = [(group.block_size_tokens, group.num_device_blocks) for group in info.groups(agreed=True)]
@@ -84,10 +84,10 @@ class Player:
     async def _send(self, step: Step) -> tuple[StepLayout, StepResult]:
         self._step_id += 1
         delta = self._renumbered(step.delta)
-        step = replace(step, epoch=self._session.epoch, step_id=self._step_id, delta=delta, table_digest=None)
+        step = replace(step, epoch=self.session.epoch, step_id=self._step_id, delta=delta, table_digest=None)
         layout = self.table.apply(delta)
-        await self._session.send(step)
-        result = await self._session.receive()
+        await self.session.send(step)
+        result = await self.session.receive()
         self.table.resolve(layout, result.sampled_token_ids, result.token_counts)
         return layout, result
 

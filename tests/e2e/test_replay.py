@@ -76,7 +76,14 @@ async def record(directory: Path, seconds: float, num_streams: int, *, is_fake: 
     done: Counter[str] = Counter()
     async with running_service(module, *flags) as kept:
         lost: Service = await start_service(module, *flags)
-        scheduler_flags = ("--executor", f"{kept.address},{lost.address}", "--log-level", "warning")
+        scheduler_flags = (
+            "--executor",
+            f"{kept.address},{lost.address}",
+            "--log-level",
+            "warning",
+            "--speculate",
+            "auto",
+        )
         async with (
             running_service("scheduler_svc", *scheduler_flags, "--step-log", str(directory)) as scheduler,
             Client(scheduler.address) as client,

@@ -161,7 +161,7 @@ class ExecuteModelRequest(_message.Message):
     run again. How many each sample row has, one byte each, below its allowance. Absent: the executor drafts.
     """
     draft_token_ids: _builtins.bytes
-    """The drafts, row after row. Little-endian int32."""
+    """CAPABILITY_VARIABLE_TOKENS: the drafts, row after row. Little-endian int32."""
     @_builtins.property
     def released_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Slots that end here. Their generation rises when they are next given out, in this step or later."""

@@ -45,7 +45,7 @@ class Results:
         has_spans = layout.allowances is not None or result.token_counts is not None
         begins = layout.sample_positions
         if has_spans:
-            result, begins = _with_counts(layout, result), batch.table.num_known_tokens[layout.sample_slots]
+            result, begins = with_counts(layout, result), batch.table.num_known_tokens[layout.sample_slots]
         if is_current is None:
             current = None
             batch.table.resolve(layout, result.sampled_token_ids, result.token_counts, all_current=True)
@@ -309,7 +309,7 @@ def _alternatives_in(
     }
 
 
-def _with_counts(layout: StepLayout, result: StepResult) -> StepResult:
+def with_counts(layout: StepLayout, result: StepResult) -> StepResult:
     """Return a result with counts: without the entries of beam rows and of rows with a flag."""
     if result.token_counts is not None:
         return result
