@@ -131,7 +131,7 @@ class Drafting:
             layout: Of the step, with allowances.
             step: The step.
         """
-        if step.draft_counts is not None:
+        if step.draft_counts is not None and step.draft_token_ids is not None:
             counts = step.draft_counts.astype(np.int32)
             drafts = np.zeros((len(counts), int(counts.max(initial=0))), np.int32)
             drafts[np.arange(drafts.shape[1]) < counts[:, None]] = step.draft_token_ids

@@ -186,8 +186,7 @@ class FakeWorker:
         layout = self.table.apply(step.delta)
         self._grammar_masks.follow(step.delta)
         loaded = self._grammar_masks.take_loaded()
-        limits = self.info.max_num_batched_tokens, self.info.max_sample_rows
-        digest = check_layout(step, layout, self.table, *limits)
+        digest = check_layout(step, layout, self.table, self.info)
         self._histories.follow(self.table, step.delta, layout)
         moves = split_moves(step, self._groups)
         for cache, own in zip(self._caches, moves, strict=True):

@@ -61,7 +61,7 @@ class EncoderWorker:
     def _run(self, step: Step) -> StepResult:
         timer = start_timer(self._device)
         layout = self.table.apply(step.delta)
-        digest = check_layout(step, layout, self.table, self.info.max_num_batched_tokens)
+        digest = check_layout(step, layout, self.table, self.info)
         result = StepResult(step.epoch, step.step_id, np.empty(0, np.int32), table_digest=digest)
         if step.pooling_inputs:
             result.pooling_outputs = self._pooler.pool(step.pooling_inputs)

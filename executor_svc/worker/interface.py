@@ -16,7 +16,7 @@ from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup, firsts_of
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.request_check import check_known_ids, check_number, check_pooled, check_rules
-from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, StepResult, TokenCounts
+from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, StepResult
 
 
 class RunningStep(Protocol):
@@ -162,8 +162,6 @@ def check_step(step: Step, info: ExecutorInfo, *, uses_groups: bool = False) -> 
             f"{info.max_allowance}"
         )
     _check_token_ids(step, info.vocab_size)
-    if np.count_nonzero((step.draft_token_ids < 0) | (step.draft_token_ids >= info.vocab_size)):
-        raise InvalidStepError(f"step {step.step_id} has drafts outside 0 to {info.vocab_size - 1}")
     for load in step.delta.grammar_loads:
         if len(load.grammar.body) > info.max_grammar_bytes:
             raise InvalidStepError(
@@ -245,28 +243,33 @@ def _check_token_ids(step: Step, vocab_size: int) -> None:
             check_rules(f"slot {admission.slot}", admission.token_rules, vocab_size)
 
 
-def _check_drafts(step: Step, layout: StepLayout, counts: TokenCounts) -> None:
+def _check_spans(step: Step, layout: StepLayout, info: ExecutorInfo) -> None:
+    num_samples, counts, token_ids = int(layout.most_tokens.sum()), step.draft_counts, step.draft_token_ids
+    if num_samples > info.max_sample_rows:
+        raise StepFailedError(
+            f"step {step.step_id} may sample {num_samples} tokens; the limit is {info.max_sample_rows}"
+        )
+    if counts is None or token_ids is None:
+        return
     most = np.maximum(layout.most_tokens - 1, 0)
-    if len(counts) != len(most) or np.count_nonzero(counts > most) or counts.sum() != len(step.draft_token_ids):
+    if len(counts) != len(most) or np.count_nonzero(counts > most) or counts.sum() != len(token_ids):
         raise StepFailedError(f"step {step.step_id} has drafts that do not fit its rows and their allowances")
+    if np.count_nonzero((token_ids < 0) | (token_ids >= info.vocab_size)):
+        raise StepFailedError(f"step {step.step_id} has drafts outside 0 to {info.vocab_size - 1}")
 
 
-def check_layout(
-    step: Step, layout: StepLayout, table: BatchTable, max_num_batched_tokens: int, max_sample_rows: int = 0
-) -> int | None:
+def check_layout(step: Step, layout: StepLayout, table: BatchTable, info: ExecutorInfo) -> int | None:
     """Check a step once the table has laid it out; return the table's digest if the step has one.
 
     Raises: StepFailedError: the step computes too many tokens, or the scheduler's table is another one.
     """
     num_tokens = layout.num_tokens + num_pooled_tokens(step)
-    if num_tokens > max_num_batched_tokens:
+    if num_tokens > info.max_num_batched_tokens:
         raise StepFailedError(
-            f"step {step.step_id} computes {num_tokens} tokens; the limit is {max_num_batched_tokens}"
+            f"step {step.step_id} computes {num_tokens} tokens; the limit is {info.max_num_batched_tokens}"
         )
-    if layout.allowances is not None and (num_samples := int(layout.allowances.sum())) > max_sample_rows:
-        raise StepFailedError(f"step {step.step_id} may sample {num_samples} tokens; the limit is {max_sample_rows}")
-    if step.draft_counts is not None:
-        _check_drafts(step, layout, step.draft_counts)
+    if layout.allowances is not None:
+        _check_spans(step, layout, info)
     if step.table_digest is None:
         return None
     digest = table.digest()

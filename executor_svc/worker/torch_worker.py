@@ -129,8 +129,7 @@ class TorchWorker:
         layout = self.table.apply(step.delta)
         if self._grammar_masks is not None:
             self._grammar_masks.follow(step.delta)
-        info = self.info
-        digest = check_layout(step, layout, self.table, info.max_num_batched_tokens, info.max_sample_rows)
+        digest = check_layout(step, layout, self.table, self.info)
         self._cache_engine.move(step)
         if self._sampler.samples_on_device:
             return self._launch_on_device(step, layout, digest, timer)

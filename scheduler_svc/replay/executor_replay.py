@@ -176,7 +176,8 @@ def _with_drafts(step: Step, recorded: StepResult) -> Step:
     """Have the executor prove what each row got at once, and no drafts of its own: these depend on its speed."""
     counts = recorded.token_counts
     if counts is None:
-        return replace(step, draft_counts=np.zeros(recorded.num_rows, np.uint8))
+        counts = np.zeros(recorded.num_rows, np.uint8)
+        return replace(step, draft_counts=counts, draft_token_ids=counts.astype(np.int32)[:0])
     is_last = np.zeros(int(counts.sum()), np.bool_)
     is_last[counts.cumsum(dtype=np.intp)[counts > 0] - 1] = True
     drafts = np.where(counts > 0, counts - 1, 0).astype(np.uint8)

@@ -221,7 +221,7 @@ class Step:
     block_names: bytes = b""  # BLOCK_NAME_BYTES for each of them
     pooling_inputs: tuple[PoolingInput, ...] = ()
     draft_counts: TokenCounts | None = None  # [num_samples]: drafts to prove; None: the executor drafts
-    draft_token_ids: Int32Array = field(default_factory=no_slots)  # [sum of draft_counts]
+    draft_token_ids: Int32Array | None = None  # [sum of draft_counts]; None with them
 
     def __post_init__(self) -> None:
         if not (len(self.blocks_to_swap_out) or len(self.blocks_to_swap_in) or len(self.blocks_to_copy)):

@@ -84,7 +84,7 @@ def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.Execute
         else None,
         pooling_inputs=[encode_pooling_input(text) for text in step.pooling_inputs],
         draft_counts=b"" if step.draft_counts is None else step.draft_counts.tobytes(),
-        draft_token_ids=step.draft_token_ids.astype(INT32, copy=False).tobytes(),
+        draft_token_ids=b"" if step.draft_token_ids is None else step.draft_token_ids.astype(INT32).tobytes(),
     )
 
 
@@ -115,9 +115,15 @@ def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
         table_digest=message.table_digest if message.HasField("table_digest") else None,
         **_registered_blocks(message),
         pooling_inputs=tuple(decode_pooling_input(text) for text in message.pooling_inputs),
-        draft_counts=np.frombuffer(message.draft_counts, np.uint8) if message.draft_counts else None,
-        draft_token_ids=_array(message.draft_token_ids, INT32, "draft_token_ids"),
+        **_drafts(message),
     )
+
+
+def _drafts(message: step_pb2.ExecuteModelRequest) -> dict[str, Any]:
+    if not message.draft_counts:
+        return {}
+    counts = np.frombuffer(message.draft_counts, np.uint8)
+    return {"draft_counts": counts, "draft_token_ids": _array(message.draft_token_ids, INT32, "draft_token_ids")}
 
 
 def feature_bits_of(step: Step) -> int:
