@@ -80,10 +80,6 @@ def main() -> None:
         save_plot(read_result(path), ROOT / PICTURE)
 
 
-if __name__ == "__main__":
-    main()
-
-
 # Of the palette of Okabe and Ito (2008), which people with the usual kinds of colour blindness can tell apart.
 _COLOURS = dict(zip(PRODUCTS, ("#0072B2", "#999999", "#E69F00", "#009E73", "#CC79A7"), strict=True))
 _GROUP_WIDTH = 0.84
@@ -123,3 +119,7 @@ def _draw(axes: Axes, chosen: list[Row]) -> None:
     axes.margins(y=0.15)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+if __name__ == "__main__":
+    main()

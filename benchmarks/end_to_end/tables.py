@@ -106,8 +106,14 @@ def rows(result: Result) -> list[Row]:
 
 _NOTHING = "–"
 
-# What the front page shows of it.
-_FRONT_CLASSES = {"W1": ("float32", "bfloat16", "8 bits", "4 bits"), "W2": ("float32", "bfloat16", "8 bits", "4 bits")}
+# What the front page shows of it, at most 14 rows: every format of one stream and of 32, two formats of the rest.
+_FRONT_CLASSES = {
+    "W1": CLASSES,
+    "W2": CLASSES,
+    "W4": ("float32", "8 bits"),
+    "P2000": ("float32", "8 bits"),
+    "P8000": ("float32", "8 bits"),
+}
 
 
 def comparison(result: Result, *, is_front: bool = False) -> str:
@@ -119,7 +125,7 @@ def comparison(result: Result, *, is_front: bool = False) -> str:
 
 
 def _is_on_front(row: Row) -> bool:
-    return row.number_class in _FRONT_CLASSES.get(row.workload.name, ("float32", "8 bits"))
+    return row.number_class in _FRONT_CLASSES.get(row.workload.name, ())
 
 
 def _cells(row: Row, products: Sequence[str]) -> list[str]:

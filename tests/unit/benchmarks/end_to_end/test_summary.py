@@ -1,5 +1,6 @@
 """From runs to figures, tables and pages."""
 
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +133,11 @@ def test_only_what_is_between_the_markers_of_a_page_changes() -> None:
 def test_the_pages_quote_the_last_results(section: Section) -> None:
     text = (ROOT / section.page).read_text(encoding="utf-8")
     assert section.insert_into(text) == text, "run make bench-pages"
+
+
+def test_the_table_of_the_front_page_has_at_most_fourteen_rows() -> None:
+    rows_of_page = re.findall(r"^\| [WP]\d+ ", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert 1 <= len(rows_of_page) <= 14
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("[0-9]*.json")), ids=lambda path: path.name)
