@@ -1,4 +1,4 @@
-"""Who is scaled, by what, and whether every executor has a scheduler wherever the autoscaler comes to rest."""
+"""Which tiers are scaled, by what, and whether every executor has a scheduler wherever the autoscaler comes to rest."""
 
 import math
 import re
@@ -22,7 +22,7 @@ _QUERY = re.compile(r"ceil\(count\(octavo_executor_attached\{[^}]*\}\) / (\d+)\)
 
 
 def check_autoscaling(manifests: Manifests) -> list[str]:
-    """Who is scaled exists and has no number of its own; down is slow; more schedulers find executors."""
+    """What an autoscaler names exists and has no number of its own; down is slow; more schedulers find executors."""
     findings = []
     for item in manifests.of_kind(*AUTOSCALERS):
         spec = item["spec"]
