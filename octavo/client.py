@@ -102,6 +102,7 @@ class Client(PoolingCalls):
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        speculate: bool = True,
         include_provenance: bool = False,
         require_same_numerics: bool = False,
         min_delta_interval_ms: int = 0,
@@ -122,6 +123,7 @@ class Client(PoolingCalls):
             priority: A lower number is served first.
             tenant: The tenant that the request runs for; tenants share the scheduler fairly.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
+            speculate: False: one token a step, also where the scheduler speculates; the tokens are the same.
             include_provenance: Whether to say which numerics and weights made which tokens: `Output.provenance`.
             require_same_numerics: Whether executors of one numerics id have to make all of the answer; if none is left,
                 it ends with UnavailableError. Otherwise it goes on, and `continued_on_other_numerics` tells.
@@ -140,6 +142,7 @@ class Client(PoolingCalls):
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            speculate=speculate,
             min_delta_interval_ms=min_delta_interval_ms,
             model=self.model,
         )
@@ -159,6 +162,7 @@ class Client(PoolingCalls):
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        speculate: bool = True,
         include_provenance: bool = False,
         require_same_numerics: bool = False,
         timeout_s: float | None = None,
@@ -175,6 +179,7 @@ class Client(PoolingCalls):
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            speculate=speculate,
             include_provenance=include_provenance,
             require_same_numerics=require_same_numerics,
             timeout_s=timeout_s,
@@ -194,6 +199,7 @@ class Client(PoolingCalls):
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        speculate: bool = True,
         min_delta_interval_ms: int = 0,
         include_text: bool = True,
         max_in_flight: int = 256,
@@ -210,6 +216,7 @@ class Client(PoolingCalls):
             priority: A lower number is served first.
             tenant: The tenant that the requests run for.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
+            speculate: False: one token a step, also where the scheduler speculates; the tokens are the same.
             min_delta_interval_ms: As for `stream`, of each prompt.
             include_text: Whether the events have text; without it they have token ids, which costs least.
             max_in_flight: How many requests the scheduler has at a time.
@@ -228,6 +235,7 @@ class Client(PoolingCalls):
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            speculate=speculate,
             min_delta_interval_ms=min_delta_interval_ms,
             model=self.model,
         )

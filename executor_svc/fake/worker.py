@@ -247,8 +247,10 @@ class FakeWorker:
     def _answer_spans(self, step: Step, layout: StepLayout) -> StepResult:
         """Answer rows that may get several tokens; the cache holds drafts behind the tokens that they got."""
         num_wanted = num_proved(layout, self._histories)
+        draft_counts = (layout.most_tokens - (layout.most_tokens > 0)).astype(np.uint8)
         if step.draft_counts is not None:
-            num_wanted = np.where(num_wanted > 0, step.draft_counts.astype(np.int32) + 1, 0)
+            draft_counts = step.draft_counts
+            num_wanted = np.where(num_wanted > 0, draft_counts.astype(np.int32) + 1, 0)
         first = self._answer(step, layout)
         self._histories.append(layout, first.sampled_token_ids)
         spans = Spans(layout, first)
@@ -260,6 +262,7 @@ class FakeWorker:
             self._histories.append(part, answer.sampled_token_ids)
             spans.add(part, rows, answer)
         result = spans.result()
+        result.draft_counts = draft_counts
         assert result.token_counts is not None
         with self._histories.wrong_drafts(layout, result.token_counts):
             self._write_and_read(layout)

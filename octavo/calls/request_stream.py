@@ -125,6 +125,7 @@ class RequestStream:
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        speculate: bool = True,
         include_provenance: bool = False,
         min_delta_interval_ms: int = 0,
         include_text: bool = True,
@@ -145,6 +146,7 @@ class RequestStream:
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            speculate=speculate,
             min_delta_interval_ms=min_delta_interval_ms,
             model=self._model,
         )

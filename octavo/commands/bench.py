@@ -28,7 +28,7 @@ _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 # Flags that say something to one kind of server only.
 _OCTAVO_ONLY = (
     *("address", "speaks_tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token", "token_file"),
-    *("priority", "tenant", "cache_salt", "one_stream"),
+    *("priority", "tenant", "cache_salt", "speculate", "one_stream"),
 )
 _OPENAI_ONLY = ("openai_api", "api_key")
 
@@ -49,6 +49,7 @@ def bench(
     priority: int,
     tenant: str,
     cache_salt: str,
+    speculate: bool,
     json_path: Path | None,
     with_samples: bool,
     plot_path: Path | None,
@@ -74,7 +75,7 @@ def bench(
     }
     target: AbstractAsyncContextManager[Target]
     if openai is None:
-        account = {"priority": priority, "tenant": tenant, "cache_salt": cache_salt}
+        account = {"priority": priority, "tenant": tenant, "cache_salt": cache_salt, "speculate": speculate}
         kind = OneStreamTarget if one_stream else OctavoTarget
         target = kind(client, **how, account=account, in_words=lambda sentence: in_flags(sentence, context))
     else:

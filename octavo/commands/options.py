@@ -196,6 +196,13 @@ _ACCOUNT_OPTIONS = (
         metavar="TEXT",
         help="Share cached prefixes only with requests that have the same salt.",
     ),
+    click.option(
+        "--no-speculate",
+        "speculate",
+        flag_value=False,
+        default=True,
+        help="Take one token a step, also where the scheduler speculates.",
+    ),
 )
 
 

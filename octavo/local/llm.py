@@ -116,6 +116,7 @@ class LLM:
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        speculate: bool = True,
         progress: bool = True,
         **keywords: Any,
     ) -> list[RequestOutput | FailedRequest]:
@@ -131,6 +132,7 @@ class LLM:
             priority: A lower number is served first.
             tenant: The tenant that the prompts run for; tenants share the model fairly.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
+            speculate: False: one token a step, also where the scheduler speculates; the tokens are the same.
             progress: Whether to show a progress bar on stderr.
             keywords: Fields of SamplingParams, such as `temperature=0`; they win over `sampling_params`.
 
@@ -139,7 +141,7 @@ class LLM:
                 Of several prompts, the sentence of what is wrong with one begins with `prompts[INDEX]`, from 0.
             TypeError: a keyword is no field of SamplingParams.
         """
-        account = Account(priority, tenant, cache_salt)
+        account = Account(priority, tenant, cache_salt, speculate)
         return self._run_all(
             list_prompts(prompts), list_params(sampling_params, keywords, "generate"), account, "prompts", progress
         )
@@ -152,6 +154,7 @@ class LLM:
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        speculate: bool = True,
         progress: bool = True,
         **keywords: Any,
     ) -> list[RequestOutput | FailedRequest]:
@@ -159,7 +162,7 @@ class LLM:
 
         A conversation is a list of ChatMessage, `{"role": ..., "content": ...}`; the rest is as in `generate`.
         """
-        account = Account(priority, tenant, cache_salt)
+        account = Account(priority, tenant, cache_salt, speculate)
         each = list_conversations(conversations)
         return self._run_all(each, list_params(sampling_params, keywords, "chat"), account, "conversations", progress)
 

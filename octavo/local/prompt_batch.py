@@ -29,6 +29,7 @@ class Account:
     priority: int
     tenant: str
     cache_salt: str
+    speculate: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The upper part of the screen: the scheduler in four lines, and its executors, a line each."""
+"""The upper part of the screen: the scheduler in four or five lines, and its executors, a line each."""
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -18,7 +18,7 @@ from octavo.top.formatting import (
     span_text,
     sparkline,
 )
-from octavo.top.rates import Picture, attached_models
+from octavo.top.rates import Picture, Rates, attached_models
 from octavo.values.wording import counted, printable
 
 # Shared, used, cached, free: told apart by their shape also where there are no colours.
@@ -30,7 +30,7 @@ _WIDEST = 120  # and for what is known of the link
 
 
 def overview_lines(picture: Picture, address: str, width: int) -> list[Text]:
-    """Return what the scheduler is and does, four lines of at most `width` cells."""
+    """Return what the scheduler is and does, four lines of at most `width` cells; a fifth one where drafts are made."""
     state, rates = picture.answers.state, picture.rates
     preemptions = f"{rate_text(rates.preemptions)} preemptions"
     refusals = [f"{rate_text(rates.refused_requests)} refused"] if state.num_refused_requests else []
@@ -49,6 +49,8 @@ def overview_lines(picture: Picture, address: str, width: int) -> list[Text]:
             f"cache hits {share_text(state.num_hit_tokens, state.num_queried_tokens)}",
         ),
     ]
+    if any(executor.num_draft_tokens for executor in state.executors):
+        lines.append(_drafts_line(rates))
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines
@@ -158,6 +160,16 @@ def _tokens_line(picture: Picture, width: int) -> Text:
         line.append("   ")
     line.rstrip()
     return line
+
+
+def _drafts_line(rates: Rates) -> Text:
+    num_tokens = sum(rates.executor_output_tokens.values())
+    num_rows = num_tokens - (rates.accepted_drafts or 0)  # each brought one token and its right drafts
+    return _labelled(
+        "drafts",
+        f"{rate_text(rates.accepted_drafts)} of {rate_text(rates.drafts)} right per second",
+        f"{f'{num_tokens / num_rows:.1f}' if num_rows > 0 else NONE} tokens a step of a sequence",
+    )
 
 
 def _request_counts(state: pb.GetSchedulerStateResponse, *, is_wide: bool) -> list[str]:

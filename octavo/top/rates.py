@@ -23,6 +23,7 @@ class Rates:
         executor_output_tokens: By address.
         request_output_tokens: Of live requests, by id.
         refused_requests: That found the queue full, or their tenant's share of it.
+        drafts, accepted_drafts: Of all executors: drafts that were computed, and tokens that came as drafts.
     """
 
     prompt_tokens: float | None = None
@@ -33,6 +34,8 @@ class Rates:
     executor_output_tokens: Mapping[str, float] = field(default_factory=dict)
     request_output_tokens: Mapping[str, float] = field(default_factory=dict)
     refused_requests: float | None = None
+    drafts: float | None = None
+    accepted_drafts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,8 @@ def _rates(last: Answers, answers: Answers) -> Rates:
     if seconds <= 0:
         return Rates()
     old, new = last.state, answers.state
-    executors = {executor.address: executor.num_output_tokens for executor in old.executors}
+    known = {executor.address: executor for executor in old.executors}
+    executors = [(known[executor.address], executor) for executor in new.executors if executor.address in known]
     return Rates(
         prompt_tokens=_rate(old.num_prompt_tokens, new.num_prompt_tokens, seconds),
         output_tokens=_rate(old.num_output_tokens, new.num_output_tokens, seconds),
@@ -106,10 +110,14 @@ def _rates(last: Answers, answers: Answers) -> Rates:
         refused_requests=_rate(old.num_refused_requests, new.num_refused_requests, seconds),
         preemptions=_rate(old.num_preemptions, new.num_preemptions, seconds),
         executor_output_tokens={
-            executor.address: _rate(executors[executor.address], executor.num_output_tokens, seconds)
-            for executor in new.executors
-            if executor.address in executors
+            after.address: _rate(before.num_output_tokens, after.num_output_tokens, seconds)
+            for before, after in executors
         },
+        drafts=sum(_rate(before.num_draft_tokens, after.num_draft_tokens, seconds) for before, after in executors),
+        accepted_drafts=sum(
+            _rate(before.num_accepted_draft_tokens, after.num_accepted_draft_tokens, seconds)
+            for before, after in executors
+        ),
         request_output_tokens=_request_rates(last, answers),
     )
 

@@ -111,6 +111,8 @@ def _number_lines(report: Report) -> list[Text]:
     tokens = [f"{request.num_prompt_tokens:,} prompt", f"{request.num_output_tokens:,} output"]
     if request.num_cached_tokens:
         tokens.append(f"{request.num_cached_tokens:,} of the prompt came from the prefix cache")
+    if request.num_draft_tokens:
+        tokens.append(f"{request.num_draft_tokens:,} of the output came as drafts")
     times = [f"took {span_text(request.age_ms)}" if report.has_ended else f"{span_text(request.age_ms)} old"]
     if request.HasField("queue_ms"):
         times.append(f"queued for {span_text(request.queue_ms)}")

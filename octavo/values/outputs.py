@@ -269,6 +269,8 @@ class ModelInfo:
         num_scores: Scores of a pair; 0: it does not score.
         prompt_names: What `embed` takes as `prompt_name`.
         max_input_tokens: Longest input of `embed` and `score`; 0: it does neither.
+        speculates: Whether outputs may get several tokens a step.
+        speculation_may_change_outputs: Whether they may differ by that.
     """
 
     model_id: str
@@ -287,6 +289,8 @@ class ModelInfo:
     num_scores: int = 0
     prompt_names: tuple[str, ...] = ()
     max_input_tokens: int = 0
+    speculates: bool = False
+    speculation_may_change_outputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +376,8 @@ def model_from_proto(response: generation_service_pb2.GetModelResponse) -> Model
         num_scores=response.num_scores,
         prompt_names=tuple(response.prompt_names),
         max_input_tokens=response.max_input_tokens,
+        speculates=response.speculates,
+        speculation_may_change_outputs=response.speculation_may_change_outputs,
     )
 
 

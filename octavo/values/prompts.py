@@ -33,6 +33,7 @@ def generate_request(
     priority: int = 0,
     tenant: str = "",
     cache_salt: str = "",
+    speculate: bool = True,
     min_delta_interval_ms: int = 0,
     model: str = "",
     name: str = "prompt",
@@ -49,6 +50,8 @@ def generate_request(
     if sampling_params is not None:
         request.sampling_params.CopyFrom(sampling_params.to_proto())
     fields = {"request_id": request_id, "priority": priority, "tenant": tenant, "cache_salt": cache_salt}
+    if not _checked_bool(speculate, "speculate"):  # else as the scheduler does; earlier releases do not know it
+        request.speculate = False
     if min_delta_interval_ms != 0:  # a scheduler of an earlier release does not know it
         fields["min_delta_interval_ms"] = min_delta_interval_ms
     for field, value in fields.items():

@@ -30,6 +30,7 @@ def ended_state(ended: EndedRequest, now_s: float, *, shows_events: bool = True)
         num_prompt_tokens=ended.num_prompt_tokens,
         num_output_tokens=ended.num_output_tokens,
         num_cached_tokens=ended.num_cached_tokens,
+        num_draft_tokens=ended.num_draft_tokens,
         num_preemptions=ended.num_preemptions,
         num_losses=ended.num_losses,
         age_ms=milliseconds(times.ended_at_s - times.arrived_at_s),

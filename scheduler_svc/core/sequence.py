@@ -93,6 +93,8 @@ class SequenceGroup:
     blocks only with equal `cache_salt`. `sampling` is the row of output 0; the others differ in
     `output_index`.
 
+    `speculate`: whether a sequence may get several tokens a step. `num_draft_tokens` counts those that came as drafts.
+
     `num_prompt_logprobs`: with how many alternatives the client wants the log-probabilities of all prompt tokens but
     the first; `num_known_prompt_logprobs` counts the tokens for which they were handed out.
 
@@ -126,6 +128,7 @@ class SequenceGroup:
     priority: int = 0
     tenant: str = ""
     cache_salt: int = 0
+    speculate: bool = True
     token_rules: TokenRules | None = None
     num_prompt_logprobs: int = NO_LOGPROBS
     num_known_prompt_logprobs: int = 0
@@ -147,6 +150,7 @@ class SequenceGroup:
     has_waited_for_grammar_slot: bool = False
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
     first_scheduled_at_s: float | None = None
     expected_len: int = 0
 

@@ -107,6 +107,11 @@ class LiveRequest:
         return sum(end.num_tokens for end in self.ends)
 
     @property
+    def num_draft_tokens(self) -> int:
+        """Output tokens that came as drafts; a stop string may have dropped some."""
+        return min(self.group.num_draft_tokens, self.num_output_tokens)
+
+    @property
     def mean_length(self) -> int:
         """Tokens of an output, on average."""
         search = self.group.beam_search
@@ -175,6 +180,7 @@ class LiveRequest:
             num_prompt_tokens=group.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
             num_cached_tokens=group.num_cached_tokens,
+            num_draft_tokens=self.num_draft_tokens,
             num_preemptions=group.num_preemptions,
             num_losses=self.num_lost_executors,
             times=self.times,
@@ -207,6 +213,7 @@ def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> Sequen
         priority=request.priority,
         tenant=request.tenant,
         cache_salt=request.cache_salt,
+        speculate=request.speculate,
         token_rules=request.token_rules,
         num_prompt_logprobs=request.num_prompt_logprobs,
         traceparent=request.traceparent,

@@ -69,6 +69,7 @@ class ExecutorDriver:
         in_flight: The limit of steps in flight in this attachment.
         num_losses: How often an attachment was lost.
         num_void_rows: Rows that it computed since the start for sequences that had ended.
+        num_drafts, num_accepted_drafts: Drafts that it computed since the start, and tokens that came as drafts.
         num_output_tokens: Tokens that requests got from it since the start; in a beam search, one for each beam.
         last_trouble: Why the executor is not attached; empty: it is, or no trouble is known.
         instance_id: The executor process that answers at the address; empty: none did when last asked.
@@ -96,6 +97,8 @@ class ExecutorDriver:
         self.num_losses = 0
         self.num_output_tokens = 0
         self.num_void_rows = 0
+        self.num_drafts = 0
+        self.num_accepted_drafts = 0
         self.last_trouble = ""
         self.instance_id = ""
         self.holds_instance = False
@@ -392,7 +395,8 @@ class ExecutorDriver:
         self.num_void_rows += updates.num_void_rows
         self._meter.num_void_rows += updates.num_void_rows
         if result.draft_counts is not None:
-            self._meter.drafts_proved(result)
+            self.num_drafts += self._meter.drafts_proved(result)
+            self.num_accepted_drafts += updates.num_drafted
         num_stops = sum(reason is FinishReason.STOP for reason in updates.finished.values())
         execute_s, num_rows = result.execute_duration_us * 1e-6, result.num_rows
         self.in_flight.note_answered(now_s, execute_s, num_rows, num_stops, updates.num_void_rows)

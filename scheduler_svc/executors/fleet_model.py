@@ -121,7 +121,16 @@ class FleetModel:
             num_scores=pooling.num_scores,
             num_token_types=pooling.num_token_types,
         )
-        self.model = ServedModel(info, largest.max_model_len, most, self._served_name, Reproducibility.of(infos))
+        drafting = [info for info in infos.values() if info.max_allowance > 1]
+        self.model = ServedModel(
+            info,
+            largest.max_model_len,
+            most,
+            self._served_name,
+            Reproducibility.of(infos),
+            speculates=bool(drafting),
+            speculation_may_change_outputs=not all(info.is_invariant for info in drafting),
+        )
 
     def _require_same_model(self, session: ExecutorSession, address: str, *, is_first: bool) -> None:
         """Refuse a different model while an executor serves ours, or one that did may return."""

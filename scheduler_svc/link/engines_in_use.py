@@ -113,6 +113,8 @@ def merged(models: Sequence[ServedModel]) -> ServedModel:
         max_model_len=min(model.max_model_len for model in models),
         max_num_seqs=min(model.max_num_seqs for model in models),
         reproducibility=Reproducibility(ids, first.reproducibility.weights_digest, why_not),
+        speculates=any(model.speculates for model in models),
+        speculation_may_change_outputs=any(model.speculation_may_change_outputs for model in models),
     )
 
 

@@ -74,7 +74,10 @@ def decode_pooled(message: pb.PooledAnswer) -> Float32Array:
     return np.frombuffer(message.values, FLOAT32).astype(np.float32)
 
 
-_COUNTS = ("num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "num_preemptions", "num_losses")
+_COUNTS = (
+    *("num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "num_draft_tokens", "num_preemptions"),
+    "num_losses",
+)
 
 
 def encode_ended(ended: EndedRequest) -> pb.EndedRequest:
@@ -197,6 +200,7 @@ def encode_submission(
         beam_search=None if search is None else _encode_search(search),
         priority=request.priority,
         cache_salt=request.cache_salt,
+        speculate=None if request.speculate else False,
         num_prompt_logprobs=None if request.num_prompt_logprobs == NO_LOGPROBS else request.num_prompt_logprobs,
         has_stop_strings=request.has_stop_strings,
         trace_id=request.trace_id or "",
@@ -232,6 +236,7 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         priority=message.priority,
         tenant=message.tenant,
         cache_salt=message.cache_salt,
+        speculate=message.speculate if message.HasField("speculate") else True,
         token_rules=decode_rules(message.token_rules) if message.HasField("token_rules") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
         has_stop_strings=message.has_stop_strings,
@@ -350,6 +355,8 @@ def encode_model(model: ServedModel) -> pb.ServedModel:
         numerics_ids=model.reproducibility.numerics_ids,
         weights_digest=model.reproducibility.weights_digest,
         why_not_reproducible=model.reproducibility.why_not,
+        speculates=model.speculates,
+        speculation_may_change_outputs=model.speculation_may_change_outputs,
     )
 
 
@@ -361,4 +368,6 @@ def decode_model(message: pb.ServedModel) -> ServedModel:
         message.max_num_seqs,
         message.served_name or None,
         Reproducibility(tuple(message.numerics_ids), message.weights_digest, message.why_not_reproducible),
+        speculates=message.speculates,
+        speculation_may_change_outputs=message.speculation_may_change_outputs,
     )

@@ -18,6 +18,7 @@ MAX_TENANT_LENGTH = 256
 class EngineRequest:
     """A checked request; the names are those of `SequenceGroup`.
 
+    `speculate`: whether an output may get several tokens a step.
     `has_stop_strings`: whether the front looks for stop strings; it then says how many tokens of each output count.
     `continuation`: the known part of its answer, which was cut; None: it begins.
     `losses`: losses that counted against it at earlier engines.
@@ -39,6 +40,7 @@ class EngineRequest:
     priority: int = 0
     tenant: str = ""
     cache_salt: int = 0
+    speculate: bool = True
     token_rules: TokenRules | None = None
     num_prompt_logprobs: int = NO_LOGPROBS
     has_stop_strings: bool = False

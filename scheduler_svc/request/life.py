@@ -102,6 +102,7 @@ class EndedRequest:
         trace_id: The trace of its span; None: it has none.
         provenance: Which numerics made which of its tokens.
         num_earlier_tokens: Output tokens of the calls that it continues.
+        num_draft_tokens: Output tokens that came as drafts.
     """
 
     request_id: str
@@ -121,6 +122,7 @@ class EndedRequest:
     trace_id: str | None = None
     provenance: Provenance = field(default_factory=Provenance)
     num_earlier_tokens: int = 0
+    num_draft_tokens: int = 0
 
     @property
     def has_failed(self) -> bool:

@@ -50,6 +50,8 @@ class ServedModel:
 
     `max_model_len` is the longest sequence that is served, `max_num_seqs` the most sequences that run at once on
     one executor: each the largest over the executors that are attached or expected. `reproducibility` is of these too.
+    `speculates`: whether any of them may bring several tokens of an output in a step; `speculation_may_change_outputs`:
+    whether one that does is not invariant.
     """
 
     info: ExecutorInfo
@@ -57,6 +59,8 @@ class ServedModel:
     max_num_seqs: int
     served_name: str | None = None
     reproducibility: Reproducibility = NOTHING_KNOWN
+    speculates: bool = False
+    speculation_may_change_outputs: bool = False
 
     @property
     def name(self) -> str:

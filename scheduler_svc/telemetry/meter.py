@@ -75,13 +75,15 @@ class Meter:
         self.num_accepted_drafts = 0
         self.num_recovered = 0
 
-    def drafts_proved(self, result: StepResult) -> None:
-        """Count the drafts of a step."""
+    def drafts_proved(self, result: StepResult) -> int:
+        """Count the drafts of a step, and return how many there were."""
         drafts, counts = result.draft_counts, result.token_counts
         assert drafts is not None
         assert counts is not None
-        self.num_drafts += int(drafts.sum())
+        num_drafts = int(drafts.sum())
+        self.num_drafts += num_drafts
         self.num_accepted_drafts += int(counts.sum()) - sum(count > 0 for count in counts.tolist())
+        return num_drafts
 
     def step_processed(self, logged: RecentStep) -> None:
         """Count a step whose result was given to the requests: its times are complete."""

@@ -139,6 +139,7 @@ def generation_cases() -> list[Case]:
         include_prompt_token_ids=True,
         include_provenance=True,
         min_delta_interval_ms=1,
+        speculate=False,
         sampling_params=nouns.SamplingParams(
             max_tokens=4, n=2, best_of=3, seed=1, temperature=0.5, top_p=0.9, top_k=9, min_p=0.1, logprobs=2,
             prompt_logprobs=2, presence_penalty=0.1, frequency_penalty=0.1, repetition_penalty=1.1, stop=["end"],

@@ -81,6 +81,7 @@ def group(
     priority: int = 0,
     tenant: str = "",
     cache_salt: int = 0,
+    speculate: bool = True,
     grammar: Grammar | None = None,
 ) -> SequenceGroup:
     """Return a request, named a, b, c ... by arrival.
@@ -100,6 +101,7 @@ def group(
         priority=priority,
         tenant=tenant,
         cache_salt=cache_salt,
+        speculate=speculate,
         grammar=grammar,
     )
 
@@ -146,6 +148,7 @@ class Bench:
         priority: int = 0,
         tenant: str = "",
         cache_salt: int = 0,
+        speculate: bool = True,
         grammar: Grammar | None = None,
     ) -> SequenceGroup:
         """Queue a request that can be served; see `group`."""
@@ -158,6 +161,7 @@ class Bench:
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            speculate=speculate,
             grammar=grammar,
         )
         assert self.planner.admissions.can_ever_admit(added)

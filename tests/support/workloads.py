@@ -49,6 +49,7 @@ class Request:
     priority: int = 0
     tenant: str = ""
     cache_salt: int = 0
+    speculate: bool = True
     grammar: Grammar | None = None
     pooling: PoolingTask | None = None
     token_type_ids: bytes = b""
@@ -66,6 +67,7 @@ class Request:
             priority=self.priority,
             tenant=self.tenant,
             cache_salt=self.cache_salt,
+            speculate=self.speculate,
             grammar=self.grammar,
             pooling=self.pooling,
             token_type_ids=self.token_type_ids,
@@ -162,6 +164,7 @@ def requests_within(draw: st.DrawFn, bounds: CoreLimits, common: list[int]) -> R
         priority=draw(st.integers(0, 1)),
         tenant=draw(st.sampled_from(["", "", "x"])),
         cache_salt=draw(st.sampled_from([0, 0, 1])),
+        speculate=draw(st.booleans()),
         grammar=draw(st.none() | st.sampled_from(GRAMMARS)) if bounds.num_grammar_slots and kind != "beams" else None,
     )
 

@@ -316,6 +316,8 @@ class ExecutorState(_message.Message):
     IS_DRAINING_FIELD_NUMBER: _builtins.int
     KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     STATUS_TEXT_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Where it is dialled."""
     status: Global___ExecutorStatus.ValueType
@@ -398,6 +400,10 @@ class ExecutorState(_message.Message):
     """Format of its KV cache, such as "float32" or "int8". Empty: it is not attached, or does not say it."""
     status_text: _builtins.str
     """Its state in a word or two: "attached", "draining" (DrainExecutor), "leaving" (is_retired), or "not attached"."""
+    num_draft_tokens: _builtins.int
+    """Draft tokens that it computed since the scheduler started."""
+    num_accepted_draft_tokens: _builtins.int
+    """Tokens among num_output_tokens that came as drafts: each saved a step of its sequence."""
     def __init__(
         self,
         *,
@@ -437,10 +443,12 @@ class ExecutorState(_message.Message):
         is_draining: _builtins.bool = ...,
         kv_cache_dtype: _builtins.str = ...,
         status_text: _builtins.str = ...,
+        num_draft_tokens: _builtins.int = ...,
+        num_accepted_draft_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "_round_trip_us", b"_round_trip_us", "oldest_step_age_ms", b"oldest_step_age_ms", "round_trip_us", b"round_trip_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "_round_trip_us", b"_round_trip_us", "address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "is_draining", b"is_draining", "is_invariant", b"is_invariant", "is_retired", b"is_retired", "kv_cache_dtype", b"kv_cache_dtype", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "max_steps_in_flight", b"max_steps_in_flight", "model_id", b"model_id", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_free_slots", b"num_free_slots", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_slots", b"num_slots", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_void_rows", b"num_void_rows", "numerics_id", b"numerics_id", "oldest_step_age_ms", b"oldest_step_age_ms", "round_trip_us", b"round_trip_us", "status", b"status", "status_text", b"status_text", "warning", b"warning", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "_round_trip_us", b"_round_trip_us", "address", b"address", "epoch", b"epoch", "instance_id", b"instance_id", "is_draining", b"is_draining", "is_invariant", b"is_invariant", "is_retired", b"is_retired", "kv_cache_dtype", b"kv_cache_dtype", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "max_steps_in_flight", b"max_steps_in_flight", "model_id", b"model_id", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_draft_tokens", b"num_draft_tokens", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_free_slots", b"num_free_slots", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_slots", b"num_slots", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_void_rows", b"num_void_rows", "numerics_id", b"numerics_id", "oldest_step_age_ms", b"oldest_step_age_ms", "round_trip_us", b"round_trip_us", "status", b"status", "status_text", b"status_text", "warning", b"warning", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__oldest_step_age_ms: _TypeAlias = _typing.Literal["oldest_step_age_ms"]  # noqa: Y015
     _WhichOneofArgType__oldest_step_age_ms: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms"]  # noqa: Y015
@@ -484,6 +492,7 @@ class RequestState(_message.Message):
     ENDED_AT_FIELD_NUMBER: _builtins.int
     STATUS_TEXT_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Its id."""
     status: Global___RequestStatus.ValueType
@@ -530,6 +539,8 @@ class RequestState(_message.Message):
     """
     num_blocks: _builtins.int
     """Blocks that its tokens in the cache fill; a shared block counts for each of its sequences."""
+    num_draft_tokens: _builtins.int
+    """Output tokens that came as drafts: each saved a step of its sequence."""
     @_builtins.property
     def block_table(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Physical block of each logical block of the first live sequence while it runs, without those that
@@ -580,10 +591,11 @@ class RequestState(_message.Message):
         ended_at: _timestamp_pb2.Timestamp | None = ...,
         status_text: _builtins.str = ...,
         num_blocks: _builtins.int = ...,
+        num_draft_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_ago_ms", b"_ended_ago_ms", "_last_token_age_ms", b"_last_token_age_ms", "_queue_ms", b"_queue_ms", "_slot", b"_slot", "_time_to_first_token_ms", b"_time_to_first_token_ms", "beam_search", b"beam_search", "ended_ago_ms", b"ended_ago_ms", "ended_at", b"ended_at", "last_token_age_ms", b"last_token_age_ms", "queue_ms", b"queue_ms", "slot", b"slot", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_ago_ms", b"_ended_ago_ms", "_last_token_age_ms", b"_last_token_age_ms", "_queue_ms", b"_queue_ms", "_slot", b"_slot", "_time_to_first_token_ms", b"_time_to_first_token_ms", "age_ms", b"age_ms", "beam_search", b"beam_search", "block_table", b"block_table", "ended_ago_ms", b"ended_ago_ms", "ended_at", b"ended_at", "events", b"events", "executor", b"executor", "last_token_age_ms", b"last_token_age_ms", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "outcome", b"outcome", "priority", b"priority", "queue_ms", b"queue_ms", "request_id", b"request_id", "sequences", b"sequences", "slot", b"slot", "status", b"status", "status_text", b"status_text", "tenant", b"tenant", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_ago_ms", b"_ended_ago_ms", "_last_token_age_ms", b"_last_token_age_ms", "_queue_ms", b"_queue_ms", "_slot", b"_slot", "_time_to_first_token_ms", b"_time_to_first_token_ms", "age_ms", b"age_ms", "beam_search", b"beam_search", "block_table", b"block_table", "ended_ago_ms", b"ended_ago_ms", "ended_at", b"ended_at", "events", b"events", "executor", b"executor", "last_token_age_ms", b"last_token_age_ms", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_computed_tokens", b"num_computed_tokens", "num_draft_tokens", b"num_draft_tokens", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "outcome", b"outcome", "priority", b"priority", "queue_ms", b"queue_ms", "request_id", b"request_id", "sequences", b"sequences", "slot", b"slot", "status", b"status", "status_text", b"status_text", "tenant", b"tenant", "time_to_first_token_ms", b"time_to_first_token_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ended_ago_ms: _TypeAlias = _typing.Literal["ended_ago_ms"]  # noqa: Y015
     _WhichOneofArgType__ended_ago_ms: _TypeAlias = _typing.Literal["_ended_ago_ms", b"_ended_ago_ms"]  # noqa: Y015

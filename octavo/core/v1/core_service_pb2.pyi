@@ -198,6 +198,7 @@ class Submission(_message.Message):
     POOLING_TASK_FIELD_NUMBER: _builtins.int
     TOKEN_TYPE_IDS_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
+    SPECULATE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Its number: larger than all before it in this session."""
     request_id: _builtins.str
@@ -244,6 +245,8 @@ class Submission(_message.Message):
     """What the model makes of the whole prompt in place of tokens. Absent: it generates."""
     token_type_ids: _builtins.bytes
     """Of a pooling request: a byte for each token of the prompt. Empty: all are 0."""
+    speculate: _builtins.bool
+    """False: at most one token a step. Absent: several where the core speculates."""
     @_builtins.property
     def sampling(self) -> _sampling_params_pb2.SamplingParams:
         """How to sample."""
@@ -300,10 +303,11 @@ class Submission(_message.Message):
         pooling_task: _step_pb2.PoolingTask.ValueType | None = ...,
         token_type_ids: _builtins.bytes = ...,
         losses: Global___Losses | None = ...,
+        speculate: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_losses", b"_losses", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "continuation", b"continuation", "losses", b"losses", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "pooling_task", b"pooling_task", "sampling", b"sampling", "time_left_us", b"time_left_us", "token_rules", b"token_rules"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_losses", b"_losses", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "continuation", b"continuation", "losses", b"losses", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "pooling_task", b"pooling_task", "sampling", b"sampling", "speculate", b"speculate", "time_left_us", b"time_left_us", "token_rules", b"token_rules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_losses", b"_losses", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "losses", b"losses", "matcher_id", b"matcher_id", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "received_before_us", b"received_before_us", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "time_left_us", b"time_left_us", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "trace_id", b"trace_id", "traceparent", b"traceparent", "was_queued", b"was_queued"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_losses", b"_losses", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "losses", b"losses", "matcher_id", b"matcher_id", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "received_before_us", b"received_before_us", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "speculate", b"speculate", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "time_left_us", b"time_left_us", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "trace_id", b"trace_id", "traceparent", b"traceparent", "was_queued", b"was_queued"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_search: _TypeAlias = _typing.Literal["beam_search"]  # noqa: Y015
     _WhichOneofArgType__beam_search: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search"]  # noqa: Y015
@@ -317,6 +321,8 @@ class Submission(_message.Message):
     _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__pooling_task: _TypeAlias = _typing.Literal["pooling_task"]  # noqa: Y015
     _WhichOneofArgType__pooling_task: _TypeAlias = _typing.Literal["_pooling_task", b"_pooling_task"]  # noqa: Y015
+    _WhichOneofReturnType__speculate: _TypeAlias = _typing.Literal["speculate"]  # noqa: Y015
+    _WhichOneofArgType__speculate: _TypeAlias = _typing.Literal["_speculate", b"_speculate"]  # noqa: Y015
     _WhichOneofReturnType__time_left_us: _TypeAlias = _typing.Literal["time_left_us"]  # noqa: Y015
     _WhichOneofArgType__time_left_us: _TypeAlias = _typing.Literal["_time_left_us", b"_time_left_us"]  # noqa: Y015
     _WhichOneofReturnType__token_rules: _TypeAlias = _typing.Literal["token_rules"]  # noqa: Y015
@@ -333,6 +339,8 @@ class Submission(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pooling_task) -> _WhichOneofReturnType__pooling_task | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__speculate) -> _WhichOneofReturnType__speculate | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__time_left_us) -> _WhichOneofReturnType__time_left_us | None: ...
     @_typing.overload
@@ -782,6 +790,8 @@ class ServedModel(_message.Message):
     NUMERICS_IDS_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     WHY_NOT_REPRODUCIBLE_FIELD_NUMBER: _builtins.int
+    SPECULATES_FIELD_NUMBER: _builtins.int
+    SPECULATION_MAY_CHANGE_OUTPUTS_FIELD_NUMBER: _builtins.int
     max_model_len: _builtins.int
     """Longest sequence that is served."""
     max_num_seqs: _builtins.int
@@ -792,6 +802,10 @@ class ServedModel(_message.Message):
     """Digest of the weights. Empty: not known."""
     why_not_reproducible: _builtins.str
     """Why outputs are not reproducible. Empty: they are."""
+    speculates: _builtins.bool
+    """Whether an output may get several tokens a step."""
+    speculation_may_change_outputs: _builtins.bool
+    """Whether outputs may differ by that."""
     @_builtins.property
     def info(self) -> _execution_service_pb2.GetExecutorInfoResponse:
         """As the executor with the longest sequences describes it."""
@@ -810,10 +824,12 @@ class ServedModel(_message.Message):
         numerics_ids: _abc.Iterable[_builtins.str] | None = ...,
         weights_digest: _builtins.str = ...,
         why_not_reproducible: _builtins.str = ...,
+        speculates: _builtins.bool = ...,
+        speculation_may_change_outputs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "numerics_ids", b"numerics_ids", "served_name", b"served_name", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "numerics_ids", b"numerics_ids", "served_name", b"served_name", "speculates", b"speculates", "speculation_may_change_outputs", b"speculation_may_change_outputs", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1110,6 +1126,7 @@ class EndedRequest(_message.Message):
     ENDED_AT_UNIX_S_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     num_output_tokens: _builtins.int
@@ -1132,6 +1149,8 @@ class EndedRequest(_message.Message):
     """When it ended, in seconds since 1970."""
     reason: Global___EndReason.ValueType
     """Why its first output ended. Absent: it failed."""
+    num_draft_tokens: _builtins.int
+    """Output tokens that came as drafts."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___LifeEvent]:
         """What happened to it."""
@@ -1151,10 +1170,11 @@ class EndedRequest(_message.Message):
         ended_at_unix_s: _builtins.float = ...,
         events: _abc.Iterable[Global___LifeEvent] | None = ...,
         reason: Global___EndReason.ValueType | None = ...,
+        num_draft_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_scheduled_before_s", b"_first_scheduled_before_s", "_first_token_before_s", b"_first_token_before_s", "_last_token_before_s", b"_last_token_before_s", "_reason", b"_reason", "first_scheduled_before_s", b"first_scheduled_before_s", "first_token_before_s", b"first_token_before_s", "last_token_before_s", b"last_token_before_s", "reason", b"reason"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_scheduled_before_s", b"_first_scheduled_before_s", "_first_token_before_s", b"_first_token_before_s", "_last_token_before_s", b"_last_token_before_s", "_reason", b"_reason", "arrived_before_s", b"arrived_before_s", "ended_at_unix_s", b"ended_at_unix_s", "events", b"events", "first_scheduled_before_s", b"first_scheduled_before_s", "first_token_before_s", b"first_token_before_s", "last_token_before_s", b"last_token_before_s", "num_cached_tokens", b"num_cached_tokens", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_scheduled_before_s", b"_first_scheduled_before_s", "_first_token_before_s", b"_first_token_before_s", "_last_token_before_s", b"_last_token_before_s", "_reason", b"_reason", "arrived_before_s", b"arrived_before_s", "ended_at_unix_s", b"ended_at_unix_s", "events", b"events", "first_scheduled_before_s", b"first_scheduled_before_s", "first_token_before_s", b"first_token_before_s", "last_token_before_s", b"last_token_before_s", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_scheduled_before_s: _TypeAlias = _typing.Literal["first_scheduled_before_s"]  # noqa: Y015
     _WhichOneofArgType__first_scheduled_before_s: _TypeAlias = _typing.Literal["_first_scheduled_before_s", b"_first_scheduled_before_s"]  # noqa: Y015

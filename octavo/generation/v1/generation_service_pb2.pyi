@@ -72,6 +72,7 @@ class GenerateRequest(_message.Message):
     INCLUDE_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     REQUIRE_SAME_NUMERICS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    SPECULATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request, unique among the live ones of its tenant; at most 256 characters. Empty: the server makes
     one and tells it in `accepted`.
@@ -121,6 +122,10 @@ class GenerateRequest(_message.Message):
     """Which of the models that are served here, by GetModelResponse.model_id. Refused if there is none of that name, with
     the names that there are. Empty: the only one; refused if there are several.
     """
+    speculate: _builtins.bool
+    """False: each output gets at most one token a step. True, or absent: several where the server speculates
+    (GetModelResponse.speculates).
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are."""
@@ -160,10 +165,11 @@ class GenerateRequest(_message.Message):
         include_prompt_token_ids: _builtins.bool = ...,
         require_same_numerics: _builtins.bool = ...,
         model: _builtins.str = ...,
+        speculate: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "continuation", b"continuation", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "prompt", b"prompt", "sampling_params", b"sampling_params", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "_speculate", b"_speculate", "add_special_tokens", b"add_special_tokens", "continuation", b"continuation", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "prompt", b"prompt", "sampling_params", b"sampling_params", "speculate", b"speculate", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "continuation", b"continuation", "include_prompt_token_ids", b"include_prompt_token_ids", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "require_same_numerics", b"require_same_numerics", "sampling_params", b"sampling_params", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "_speculate", b"_speculate", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "continuation", b"continuation", "include_prompt_token_ids", b"include_prompt_token_ids", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "require_same_numerics", b"require_same_numerics", "sampling_params", b"sampling_params", "speculate", b"speculate", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -171,6 +177,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__continuation: _TypeAlias = _typing.Literal["_continuation", b"_continuation"]  # noqa: Y015
     _WhichOneofReturnType__min_delta_interval_ms: _TypeAlias = _typing.Literal["min_delta_interval_ms"]  # noqa: Y015
     _WhichOneofArgType__min_delta_interval_ms: _TypeAlias = _typing.Literal["_min_delta_interval_ms", b"_min_delta_interval_ms"]  # noqa: Y015
+    _WhichOneofReturnType__speculate: _TypeAlias = _typing.Literal["speculate"]  # noqa: Y015
+    _WhichOneofArgType__speculate: _TypeAlias = _typing.Literal["_speculate", b"_speculate"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
@@ -179,6 +187,8 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__continuation) -> _WhichOneofReturnType__continuation | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_delta_interval_ms) -> _WhichOneofReturnType__min_delta_interval_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__speculate) -> _WhichOneofReturnType__speculate | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
@@ -1019,6 +1029,8 @@ class GetModelResponse(_message.Message):
     NUM_SCORES_FIELD_NUMBER: _builtins.int
     PROMPT_NAMES_FIELD_NUMBER: _builtins.int
     MAX_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    SPECULATES_FIELD_NUMBER: _builtins.int
+    SPECULATION_MAY_CHANGE_OUTPUTS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name of the model, as requests may give it in `model`."""
     max_model_len: _builtins.int
@@ -1047,6 +1059,10 @@ class GetModelResponse(_message.Message):
     """Scores of a pair. 0: the model does not score."""
     max_input_tokens: _builtins.int
     """Longest input of Embed and Score, in tokens. 0: the model does neither."""
+    speculates: _builtins.bool
+    """Whether the server speculates: an output may get several tokens a step."""
+    speculation_may_change_outputs: _builtins.bool
+    """Whether it does so where outputs may differ by that (--speculate on, with an executor that is not invariant)."""
     @_builtins.property
     def default_sampling_params(self) -> _generation_pb2.SamplingParams:
         """What requests get that leave a field unset, from the model's generation_config.json. What is absent
@@ -1088,10 +1104,12 @@ class GetModelResponse(_message.Message):
         num_scores: _builtins.int = ...,
         prompt_names: _abc.Iterable[_builtins.str] | None = ...,
         max_input_tokens: _builtins.int = ...,
+        speculates: _builtins.bool = ...,
+        speculation_may_change_outputs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params", "dtype", b"dtype", "embedding_size", b"embedding_size", "has_chat_template", b"has_chat_template", "is_reproducible", b"is_reproducible", "max_input_tokens", b"max_input_tokens", "max_model_len", b"max_model_len", "model_id", b"model_id", "num_scores", b"num_scores", "numerics_ids", b"numerics_ids", "prompt_names", b"prompt_names", "takes_token_ids_only", b"takes_token_ids_only", "tasks", b"tasks", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params", "dtype", b"dtype", "embedding_size", b"embedding_size", "has_chat_template", b"has_chat_template", "is_reproducible", b"is_reproducible", "max_input_tokens", b"max_input_tokens", "max_model_len", b"max_model_len", "model_id", b"model_id", "num_scores", b"num_scores", "numerics_ids", b"numerics_ids", "prompt_names", b"prompt_names", "speculates", b"speculates", "speculation_may_change_outputs", b"speculation_may_change_outputs", "takes_token_ids_only", b"takes_token_ids_only", "tasks", b"tasks", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -597,6 +597,7 @@ class GroupAdded(_message.Message):
     MATCHER_ID_FIELD_NUMBER: _builtins.int
     POOLING_TASK_FIELD_NUMBER: _builtins.int
     TOKEN_TYPE_IDS_FIELD_NUMBER: _builtins.int
+    SPECULATE_FIELD_NUMBER: _builtins.int
     arrival: _builtins.int
     """Order of arrival, unique."""
     request_id: _builtins.str
@@ -633,6 +634,8 @@ class GroupAdded(_message.Message):
     """What the model makes of the whole prompt in place of tokens. Absent: it generates."""
     token_type_ids: _builtins.bytes
     """Of the prompt of a pooling request, one byte each. Empty: all are 0."""
+    speculate: _builtins.bool
+    """False: at most one token a step. Absent: several where executors draft."""
     @_builtins.property
     def sampling(self) -> _sampling_params_pb2.SamplingParams:
         """How to sample output 0."""
@@ -678,10 +681,11 @@ class GroupAdded(_message.Message):
         matcher_id: _builtins.str = ...,
         pooling_task: _step_pb2.PoolingTask.ValueType | None = ...,
         token_type_ids: _builtins.bytes = ...,
+        speculate: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "pooling_task", b"pooling_task", "sampling", b"sampling", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "pooling_task", b"pooling_task", "sampling", b"sampling", "speculate", b"speculate", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "arrival", b"arrival", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "matcher_id", b"matcher_id", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "arrival", b"arrival", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "matcher_id", b"matcher_id", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "speculate", b"speculate", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accepted_len: _TypeAlias = _typing.Literal["accepted_len"]  # noqa: Y015
     _WhichOneofArgType__accepted_len: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len"]  # noqa: Y015
@@ -693,6 +697,8 @@ class GroupAdded(_message.Message):
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__pooling_task: _TypeAlias = _typing.Literal["pooling_task"]  # noqa: Y015
     _WhichOneofArgType__pooling_task: _TypeAlias = _typing.Literal["_pooling_task", b"_pooling_task"]  # noqa: Y015
+    _WhichOneofReturnType__speculate: _TypeAlias = _typing.Literal["speculate"]  # noqa: Y015
+    _WhichOneofArgType__speculate: _TypeAlias = _typing.Literal["_speculate", b"_speculate"]  # noqa: Y015
     _WhichOneofReturnType__token_rules: _TypeAlias = _typing.Literal["token_rules"]  # noqa: Y015
     _WhichOneofArgType__token_rules: _TypeAlias = _typing.Literal["_token_rules", b"_token_rules"]  # noqa: Y015
     _WhichOneofReturnType__traceparent: _TypeAlias = _typing.Literal["traceparent"]  # noqa: Y015
@@ -707,6 +713,8 @@ class GroupAdded(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pooling_task) -> _WhichOneofReturnType__pooling_task | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__speculate) -> _WhichOneofReturnType__speculate | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__token_rules) -> _WhichOneofReturnType__token_rules | None: ...
     @_typing.overload

@@ -46,7 +46,14 @@ function tiles(state, rates) {
     ["Blocks in use", share(number(state.numUsedBlocks), number(state.numBlocks)), `of ${total("numBlocks")}`],
     ["Prefix cache hits", share(number(state.numHitTokens), number(state.numQueriedTokens)), `of ${total("numQueriedTokens")} tokens`],
     ["Preemptions", total("numPreemptions"), `${total("numSwapPreemptions")} swapped out`],
+    ...((state.executors ?? []).some((executor) => number(executor.numDraftTokens)) ? [draftsTile(rates)] : []),
   ];
+}
+
+function draftsTile(rates) {
+  const [drafts, accepted, computed] = rates.drafts;
+  const perStep = computed ? (computed / (computed - accepted)).toFixed(1) : "–";
+  return ["Drafts right", drafts ? share(accepted, drafts) : "–", `${perStep} tokens a step of a sequence`];
 }
 
 function createTile([name]) {

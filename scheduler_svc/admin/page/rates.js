@@ -1,4 +1,4 @@
-// Tokens a second, from totals of the last few seconds. The time is the scheduler's own.
+// Tokens and drafts a second, from totals of the last few seconds. The time is the scheduler's own.
 
 import { number } from "./wire.js";
 
@@ -11,7 +11,9 @@ export class Rates {
 
   // Take the totals of a GetSchedulerState response.
   add(state) {
+    const sumOf = (name) => (state.executors ?? []).reduce((sum, executor) => sum + number(executor[name]), 0);
     const sample = {
+      drafts: sumOf("numDraftTokens"), accepted: sumOf("numAcceptedDraftTokens"), computed: sumOf("numOutputTokens"),
       uptimeMs: number(state.uptimeMs), prompt: number(state.numPromptTokens), output: number(state.numOutputTokens),
       executors: new Map((state.executors ?? []).map((e) => [e.address, number(e.numOutputTokens)])),
       fronts: new Map((state.fronts ?? []).map((f) => [f.frontId, number(f.numOutputTokens)])),
@@ -27,6 +29,11 @@ export class Rates {
 
   get output() {
     return this.rateOf((sample) => sample.output);
+  }
+
+  // Drafts, those of them that were right, and all tokens of executors.
+  get drafts() {
+    return ["drafts", "accepted", "computed"].map((name) => this.rateOf((sample) => sample[name]));
   }
 
   ofExecutor(address) {

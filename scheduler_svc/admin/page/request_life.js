@@ -161,6 +161,7 @@ function requestFacts(request) {
     ["Prompt", counted(number(request.numPromptTokens), "token")],
     ["From cache", number(request.numCachedTokens) ? counted(number(request.numCachedTokens), "token") : ""],
     ["Output", counted(number(request.numOutputTokens), "token")],
+    ["From drafts", number(request.numDraftTokens) ? counted(number(request.numDraftTokens), "token") : ""],
     ["Queued", until("ADMITTED", request.queueMs)],
     ["First token after", until("FIRST_TOKEN", request.timeToFirstTokenMs)],
     ["Last token", request.lastTokenAgeMs === undefined ? "" : `${ms(request.lastTokenAgeMs)} ago`],

@@ -59,6 +59,7 @@ class Batch:
         vacated_slots, is_vacated: Slots without a sequence that the next step releases, as a list and as a column.
         shares_last_block: Slots whose last, partial block may be shared, since they were forked.
         wants_logprobs: Slots whose tokens must come with their log-probability.
+        speculates: Slots that may get several tokens a step.
         things: The slotted things of the executor.
         in_flight: The steps that were sent and have no result yet.
         num_claimed_slots: Free slots that running groups claim: their sequences will fork into them.
@@ -83,6 +84,7 @@ class Batch:
         self.sequence_in_slot = np.full(num_slots, None, np.object_)
         self.shares_last_block: set[int] = set()
         self.wants_logprobs: BoolArray = np.zeros(num_slots, np.bool_)
+        self.speculates: BoolArray = np.zeros(num_slots, np.bool_)
         self.free_slots: list[int] = list(range(num_slots - 1, -1, -1))
         self.vacated_slots: list[int] = []
         self.is_vacated: BoolArray = np.zeros(num_slots, np.bool_)
@@ -195,6 +197,7 @@ class Batch:
         for blocks, num_skipped in zip(self.blocks.groups, num_skipped_blocks, strict=True):
             blocks.first_blocks[slot] = num_skipped
         self._tenant_of_slot[slot] = self._tenant_numbers[group.tenant]
+        self.speculates[slot] = group.speculate
         if group.sampling.num_logprobs != NO_LOGPROBS and group.beams is None:
             self.wants_logprobs[slot] = True
         for pool, key in self.things.used_by(group):

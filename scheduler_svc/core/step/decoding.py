@@ -78,7 +78,7 @@ class Decoding:
         """
         limits, batch = self._limits, self._batch
         most = np.clip(batch.stop_checker.num_left(batch.table.num_tokens), 1, limits.max_allowance)
-        num_drafts = np.where(slots, most - 1, 0)
+        num_drafts = np.where(slots & batch.speculates, most - 1, 0)
         room = min(plan.token_budget, limits.max_sample_rows) - limits.max_num_seqs
         num_drafts[num_drafts.cumsum() > room] = 0
         allowances: Int32Array = num_drafts + 1

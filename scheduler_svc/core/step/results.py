@@ -193,6 +193,8 @@ class Results:
                 num_taken, reason = self._append_inflight_tokens(sequence, token_ids)
             if reason is not None:
                 updates.finished[len(updates.sequences)] = reason
+            if num_taken > 1:
+                sequence.group.num_draft_tokens += num_taken - 1
             if num_taken and width:
                 updates.alternatives |= _alternatives_in(result, alternatives, width, num_taken, len(updates.token_ids))
             updates.sequences.append(sequence)

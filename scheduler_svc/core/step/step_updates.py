@@ -66,6 +66,11 @@ class StepUpdates:
         """Tokens of the step; for a search that goes on, one for each beam."""
         return len(self.token_ids) + sum(group.num_slots for group in self.advanced_searches)
 
+    @property
+    def num_drafted(self) -> int:
+        """Tokens behind the first one of their sequence: they came as drafts."""
+        return 0 if self.counts is None else len(self.token_ids) - len(self.counts)
+
     def row_of_each_token(self) -> Iterable[int]:
         """Return the index of the sequence of each of `token_ids`."""
         return count() if self.counts is None else np.arange(len(self.counts)).repeat(self.counts).tolist()

@@ -110,6 +110,9 @@ class MessagesFields(ConversationFields):
     )
     top_k: int | None = Field(None, description="Sample from this many of the most likely tokens.")
     seed: int | None = Field(None, description="Equal seeds give equal answers (specific to Octavo).")
+    speculate: bool | None = Field(
+        None, description="False: one token a step, also where the server speculates (specific to Octavo)."
+    )
 
 
 class CountTokensFields(ConversationFields):

@@ -32,7 +32,7 @@ from scheduler_svc.front.text.text_model import TextModel
 
 _T = TypeVar("_T")
 
-_SAME_NAMES = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k", "seed")
+_SAME_NAMES = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "speculate")
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,7 @@ def validate_request(
         priority=request.priority,
         tenant=request.tenant,
         cache_salt=hash_cache_salt(request.tenant, request.cache_salt),
+        speculate=request.speculate if request.HasField("speculate") else True,
         token_rules=token_rules(params, banned_words, limits),
         has_stop_strings=bool(params.stop),
         num_prompt_logprobs=NO_LOGPROBS if num_prompt_logprobs is None else num_prompt_logprobs,

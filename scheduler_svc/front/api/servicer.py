@@ -144,6 +144,8 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             num_scores=model.info.num_scores,
             prompt_names=sorted(model.tokenizer.embedding_config.prompts) if model.info.embedding_size else (),
             max_input_tokens=longest_input(model) if model.info.pooling_tasks else 0,
+            speculates=model.served.speculates,
+            speculation_may_change_outputs=model.served.speculation_may_change_outputs,
         )
 
     async def Embed(  # type: ignore[override]  # noqa: N802 (gets the body)

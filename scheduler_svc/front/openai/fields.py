@@ -125,6 +125,9 @@ class DecodingFields(RequestFields):
     banned_token_ids: TokenIds | None = Field(None, description="Tokens that are never generated (specific to Octavo).")
     priority: int | None = Field(None, description="With --policy priority, smaller values are served first.")
     cache_salt: str | None = Field(None, description="Prompts share cached blocks only if their salts are equal.")
+    speculate: bool | None = Field(
+        None, description="False: one token a step, also where the server speculates (specific to Octavo)."
+    )
     min_delta_interval_ms: int | None = Field(
         None, description="Minimum time between two events of a stream, in ms; range 0 to 10,000 (specific to Octavo)."
     )

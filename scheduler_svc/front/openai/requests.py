@@ -203,6 +203,8 @@ def _request(
 ) -> pb.GenerateRequest:
     request = pb.GenerateRequest(sampling_params=params, cache_salt=fields.cache_salt or "", model=fields.model or "")
     set_priority(request, fields.priority, limits)
+    if fields.speculate is not None:
+        request.speculate = fields.speculate
     if fields.min_delta_interval_ms is not None:
         require_delta_interval(fields.min_delta_interval_ms)
         request.min_delta_interval_ms = fields.min_delta_interval_ms

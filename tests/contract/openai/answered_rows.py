@@ -64,6 +64,7 @@ COMMON: Rows = {
     "min_tokens": (SHORT | {"min_tokens": 2, "ignore_eos": True}, lambda a: num_output_tokens(a) == 4),
     "skip_special_tokens": (SHORT | {"skip_special_tokens": False}, lambda a: num_output_tokens(a) == 4),
     "cache_salt": (SHORT | {"cache_salt": "x"}, lambda a: num_output_tokens(a) == 4),
+    "speculate": (SHORT | {"speculate": False}, lambda a: num_output_tokens(a) == 4),
     "min_delta_interval_ms": (SHORT | {"min_delta_interval_ms": 100}, lambda a: num_output_tokens(a) == 4),
     "priority": (SHORT | {"priority": 0}, lambda a: num_output_tokens(a) == 4),
     "request_id": (SHORT | {"request_id": "mine"}, lambda a: a["id"] in ("cmpl-mine", "chatcmpl-mine")),

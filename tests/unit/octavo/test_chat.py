@@ -149,10 +149,11 @@ async def test_an_error_of_a_turn_from_a_pipe_is_the_exit_status(stand_in: Stand
 
 
 async def test_chat_sends_priority_and_tenant_with_each_turn(stand_in: StandIn) -> None:
-    flags = ["--priority", "3", "--tenant", "red", "--beam-width", "2"]
+    flags = ["--priority", "3", "--tenant", "red", "--beam-width", "2", "--no-speculate"]
     ended = await run("chat", *flags, "--address", stand_in.address, stdin="Hi\nAnd?\n")
     sent = [(request.priority, request.tenant, request.sampling_params.beam_width) for request in stand_in.requests]
     assert sent == [(3, "red", 2), (3, "red", 2)]
+    assert all(request.HasField("speculate") for request in stand_in.requests)
     assert ended.stdout == f"{ANSWER}\n{ANSWER}\n"
 
 

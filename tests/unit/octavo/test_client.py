@@ -90,10 +90,10 @@ async def test_ranked_outputs_say_what_they_were_ranked_by(stand_in: StandIn) ->
 
 async def test_priority_tenant_and_salt_travel_with_the_request(stand_in: StandIn) -> None:
     async with Client(stand_in.address) as client:
-        await client.generate("Why?", priority=-2, tenant="red", cache_salt="secret")
+        await client.generate("Why?", priority=-2, tenant="red", cache_salt="secret", speculate=False)
         await client.generate("Why?")
     named, plain = stand_in.requests
-    assert (named.priority, named.tenant, named.cache_salt) == (-2, "red", "secret")
+    assert (named.priority, named.tenant, named.cache_salt, named.speculate) == (-2, "red", "secret", False)
     assert {field.name for field, _ in plain.ListFields()} == {
         "text",
         "lean_finished",
@@ -116,6 +116,7 @@ async def test_the_least_time_between_deltas_travels_with_the_request(stand_in: 
     ({"priority": 2**31}, "priority is 2147483648; it must be a whole number from -2^31 to 2^31-1"),
     ({"priority": True}, "priority is True; it must be a whole number from -2^31 to 2^31-1"),
     ({"tenant": 7}, "tenant is 7; it must be a string"),
+    ({"speculate": 1}, "speculate is 1; it must be True or False"),
     ({"cache_salt": b"\xff"}, r"cache_salt is b'\xff'; it must be a string"),
     ({"request_id": 7}, "request_id is 7; it must be a string"),
     ({"timeout_s": "soon"}, "timeout_s is 'soon'; it must be a number of seconds"),

@@ -154,12 +154,12 @@ async def test_priority_tenant_and_salt_hold_for_all_prompts(
         stand_in,
         monkeypatch,
         lambda llm: [
-            *llm.generate(["a", "b"], priority=2, tenant="red", cache_salt="secret", progress=False),
-            *llm.chat(hello, priority=2, tenant="red", cache_salt="secret", progress=False),
+            *llm.generate(["a", "b"], priority=2, tenant="red", cache_salt="secret", speculate=False, progress=False),
+            *llm.chat(hello, priority=2, tenant="red", cache_salt="secret", speculate=False, progress=False),
         ],
     )
-    sent = [(request.priority, request.tenant, request.cache_salt) for request in stand_in.requests]
-    assert sent == [(2, "red", "secret")] * 3
+    sent = [(each.priority, each.tenant, each.cache_salt, each.HasField("speculate")) for each in stand_in.requests]
+    assert sent == [(2, "red", "secret", True)] * 3
 
 
 async def test_a_scheduler_that_stops_is_the_cause_and_not_the_lost_connection(

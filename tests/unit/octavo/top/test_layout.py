@@ -26,7 +26,9 @@ def busy_picture() -> Picture:
     """Return a picture with large numbers everywhere."""
     scheduler = state(
         executor("scheduler-executor-7.executors.default.svc.cluster.local:50061", oldest_step_age_ms=12_345),
-        executor(num_running_requests=256, num_steps_in_flight=2, oldest_step_age_ms=31, num_losses=12),
+        executor(
+            num_running_requests=256, num_steps_in_flight=2, oldest_step_age_ms=31, num_losses=12, num_draft_tokens=9
+        ),
         lost_executor(),
         num_waiting_requests=123_456,
         max_waiting_requests=200_000,
@@ -44,7 +46,9 @@ def busy_picture() -> Picture:
         running(LONG_ID, 3_600_000, tenant="a tenant with a long name", num_output_tokens=99_999),
         waiting("日本語のリクエスト日本語のリクエスト", 50_000, tenant="東京"),
     ]
-    rates = Rates(12_345.6, 99_999.0, 1234.5, 0.4, 17.3, {"127.0.0.1:50061": 54_321.0}, {LONG_ID: 123.4}, 5.0)
+    rates = Rates(
+        12_345.6, 99_999.0, 1234.5, 0.4, 17.3, {"127.0.0.1:50061": 54_321.0}, {LONG_ID: 123.4}, 5.0, 50_000.0, 30_000.0
+    )
     shown = picture(scheduler, *live, rates=rates, reasons={live[1].request_id: "needs 12 blocks, 8 free" * 4})
     return Picture(shown.answers, rates, tuple(map(float, range(200))), (0.0,) * 200)
 
@@ -111,6 +115,7 @@ def test_the_overview_says_what_the_scheduler_does() -> None:
     )
     assert lines[3].startswith("per second  1,234 finished   0.4 failed   5.0 refused   17 preemptions (10.00M in all)")
     assert lines[3].endswith("cache hits 43 %")
+    assert lines[4] == "drafts      30,000 of 50,000 right per second   2.2 tokens a step of a sequence"
 
 
 @each_row(

@@ -64,6 +64,7 @@ REQUESTS = {
         priority=-2,
         tenant="red",
         cache_salt=2**63 + 1,
+        speculate=False,
         num_prompt_logprobs=0,
         has_stop_strings=True,
         trace_id="0" * 32,
@@ -174,6 +175,7 @@ def test_the_end_of_a_request_on_another_clock(error: OctavoServiceError | None)
         error_code=None if error is None else "UNAVAILABLE",
         error_message="" if error is None else "gone",
         trace_id="0" * 32,
+        num_draft_tokens=3,
     )
     message = pb.EndedRequest.FromString(encode_ended(ended).SerializeToString())
     decoded = decode_ended(message, 114.0, error, request_id="a", tenant="red", priority=1, trace_id="0" * 32)
@@ -190,7 +192,7 @@ def test_a_span() -> None:
 
 def test_the_state_of_a_core() -> None:
     info = FakeWorker().info
-    model = ServedModel(info, 99, 8, "mine", Reproducibility(("id",), "digest", "why"))
+    model = ServedModel(info, 99, 8, "mine", Reproducibility(("id",), "digest", "why"), speculates=True)
     load = EngineLoad(1, 2, 3, 4, 5, 6, 7)
     told = EngineState(model, "", False, "trouble", True, 3, 9, 1.5, load, 12, tenants_at_share=frozenset({"", "red"}))
     for state in (told, UNREACHABLE):

@@ -110,7 +110,7 @@ def test_a_request_is_recorded_as_it_was_though_it_is_written_later(tmp_path: Pa
     with recording(tmp_path) as make:
         policy = FcfsPolicy()
         fleet = make(WaitingQueue(policy), policy, b"key", lambda: True)
-        guided = group(0, 4, grammar=Grammar(b"one"))
+        guided = group(0, 4, grammar=Grammar(b"one"), speculate=False)
         put: list[Callable[[None], pb.LogRecord]] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(StepLogWriter, "put", lambda _, record, *rest: put.append(record))
@@ -118,6 +118,7 @@ def test_a_request_is_recorded_as_it_was_though_it_is_written_later(tmp_path: Pa
         guided.matcher_id = "of the executor"
         [record] = put
         assert record(None).group_added.matcher_id == ""
+        assert not records.decode_group(record(None).group_added).speculate
 
 
 def test_a_decision_is_recorded_with_its_time_and_whether_executors_are_expected(tmp_path: Path) -> None:

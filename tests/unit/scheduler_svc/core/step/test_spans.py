@@ -1,5 +1,6 @@
 """Rows that get several tokens in a step: what is believed of them, where they end, what goes back."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.step_wire.step import RowFlag, SamplingRow, StepResult
+from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from tests.support.driving import Bench, group, max_tokens, small_limits
@@ -143,6 +145,24 @@ def test_blocks_of_drafts_that_did_not_come_stay_with_the_slot() -> None:
     assert bench.planner.table.num_blocks[0] == num_blocks
     assert bench.planner.table.num_tokens[0] == 5
     assert bench.planner.table.num_open_tokens[0] == 0
+
+
+def test_one_token_a_step_for_those_that_say_so() -> None:
+    drafted, plain = (Bench(small_limits(max_allowance=most, max_num_seqs=3, blocks=64)) for most in (4, 1))
+    for arrival in range(9):  # each slot is used again
+        for bench in (drafted, plain):
+            bench.add(arrival, 3, max_tokens(9), speculate=arrival % 2 == 0)
+    most_of = defaultdict[SequenceGroup, int](int)
+    while drafted.try_schedule() is not None:
+        for slot in drafted.planner.table.active.nonzero()[0].tolist():
+            group = drafted.planner.batch.sequence_in_slot[slot].group
+            most_of[group] = max(most_of[group], int(drafted.planner.table.allowance[slot]))
+        drafted.process()
+    plain.run()
+
+    assert drafted.outputs == plain.outputs
+    assert {group.arrival: most for group, most in most_of.items()} == {n: 1 if n % 2 else 4 for n in range(9)}
+    assert all((group.num_draft_tokens > 0) is group.speculate for group in most_of)
 
 
 def test_nobody_makes_room_for_drafts() -> None:

@@ -111,6 +111,7 @@ def test_a_beam_search_samples_nothing(logprobs: dict[str, Any]) -> None:
 def test_a_group_gets_all_that_was_asked_for() -> None:
     sent = request(n=2, best_of=3, max_tokens=7)
     sent.request_id, sent.priority, sent.tenant, sent.cache_salt = "mine", -5, "red", "secret"
+    sent.speculate = False
     valid = validate(sent)
     group = group_of(valid.engine, arrival=11, max_model_len=32)
     assert (group.request_id, group.prompt_token_ids.tolist(), group.arrival) == ("mine", PROMPT, 11)
@@ -121,6 +122,7 @@ def test_a_group_gets_all_that_was_asked_for() -> None:
     )
     assert (group.num_sequences, len(group.sequences), group.beam_search) == (3, 3, None)
     assert (group.priority, group.tenant, group.cache_salt) == (-5, "red", hash_cache_salt("red", "secret"))
+    assert not group.speculate
 
 
 def test_a_group_of_beams_gets_its_search() -> None:
