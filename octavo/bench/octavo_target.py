@@ -60,12 +60,19 @@ class _SchedulerTarget:
     async def describe(self) -> TargetInfo:
         """Ask which model is served. Raises OctavoError: as `Client.get_model`."""
         model = await self._client.get_model()
-        return TargetInfo(self.api, self._client.address, model.model_id, model.max_model_len, model.vocab_size)
+        limits = (model.max_model_len, model.vocab_size)
+        return TargetInfo(self.api, self._client.address, model.model_id, *limits, model.has_chat_template)
 
     async def send(self, record: RequestRecord) -> None:
         """Run one request. Raises OctavoError: as `Client.stream`, or the request was aborted."""
         try:
-            await self._run(record, SamplingParams(max_tokens=record.planned.max_tokens, **self._sampling))
+            planned = record.planned
+            how: dict[str, Any] = {
+                "max_tokens": planned.max_tokens,
+                "json_schema": planned.json_schema,
+                **self._sampling,
+            }
+            await self._run(record, SamplingParams(**how))
         except InvalidRequestError as error:
             raise InvalidRequestError(self._in_words(str(error)), field=error.field) from error
 

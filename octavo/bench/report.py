@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import octavo
-from octavo.bench.config import BenchConfig
+from octavo.bench.config import BenchConfig, DatasetName
 from octavo.bench.load import SessionResult
 from octavo.bench.record import RequestRecord, TargetInfo
 from octavo.bench.summary import Distribution, Summary, make_timeline
@@ -83,6 +83,8 @@ def describe_load(config: BenchConfig) -> str:
 
 def describe_lengths(config: BenchConfig) -> str:
     """Return what was asked for, in a few words."""
+    if isinstance(config.dataset, DatasetName):
+        return f"dataset {config.dataset}"
     if config.dataset is not None:
         return f"prompts of {config.dataset}, output {config.output_len.text} where it does not say"
     prefix = f"{config.shared_prefix_len} shared (of {config.num_prefixes}) + " if config.shared_prefix_len else ""

@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from octavo.bench.config import STDOUT, BenchConfig, BenchError, Outputs
+from octavo.bench.config import STDOUT, BenchConfig, BenchError, DatasetName, Outputs
 from octavo.bench.load import Load, SessionResult
 from octavo.bench.plan import load_dataset, plan_load, plan_probe, plan_warmup
 from octavo.bench.provenance import provenance
@@ -87,7 +87,8 @@ async def run_session(config: BenchConfig, target: Target, stop: asyncio.Event, 
     Raises:
         OctavoError: no server answers, requests do not fit the model, or a request before the measured ones fails.
     """
-    dataset = [] if config.dataset is None else load_dataset(config.dataset)
+    path = config.dataset.path if isinstance(config.dataset, DatasetName) else config.dataset
+    dataset = [] if path is None else load_dataset(path)
     try:
         async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
             info = await target.describe()

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.config import BenchError
+from octavo.bench.config import BenchError, DatasetName
 from octavo.bench.octavo_target import OctavoTarget, OneStreamTarget
 from octavo.bench.openai_target import OpenAIApi, OpenAITarget
+from octavo.bench.plan import load_dataset
 from octavo.bench.record import PlannedRequest, RequestRecord, Target
 from octavo.bench.report import to_json
 from octavo.bench.session import run_session
@@ -104,6 +105,26 @@ async def test_the_dataset_is_sent_as_text(tmp_path: Path) -> None:
         report = await measured(target, dataset=path, num_requests=None, output_len="5")
     samples = report["samples"]  # the fake model's tokens are bytes
     assert [(s["num_prompt_tokens"], s["num_output_tokens"]) for s in samples] == [(4, 3), (8, 5)]
+
+
+@pytest.mark.parametrize("name", list(DatasetName))
+async def test_every_prompt_that_comes_with_octavo_is_answered(name: DatasetName) -> None:
+    async with running_stack() as stack, octavo_target(stack.address) as target:
+        report = await measured(target, dataset=name, num_requests=None, concurrency=16)
+    assert report["summary"]["errors"] == []
+    assert report["summary"]["num_completed"] == len(load_dataset(name.path))
+
+
+async def test_schemas_and_conversations_reach_an_openai_compatible_server() -> None:
+    flags = ("--dataset-name", "schema", "--num-requests", "1")
+    async with openai_server() as server, started("--openai", server.url, *flags) as process:
+        found = await ended(process)
+    assert (found.status, found.stderr) == (0, "")
+    [entry, *_] = load_dataset(DatasetName.SCHEMA.path)
+    body = server.bodies[-1]
+    assert (body["messages"], "ignore_eos" in body) == ([{"role": "user", "content": entry.prompt}], False)
+    schema = {"name": "answer", "schema": entry.json_schema, "strict": True}
+    assert body["response_format"] == {"type": "json_schema", "json_schema": schema}
 
 
 async def test_prompts_that_are_too_long_are_refused_with_the_limit() -> None:
