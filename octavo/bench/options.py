@@ -68,7 +68,14 @@ LOAD_OPTIONS = (
     click.option(
         "--concurrency",
         type=click.IntRange(1, 100_000),
-        help=f"Closed loop: this many clients; each waits for its answer.  [default: {DEFAULT_CONCURRENCY}]",
+        help="Closed loop: this many clients; each waits for its answer.  "
+        f"[default: {DEFAULT_CONCURRENCY}; 1 with --compare-speculation]",
+    ),
+    click.option(
+        "--compare-speculation",
+        "compares_speculation",
+        is_flag=True,
+        help="Closed loop: send each request twice, with speculation and without, and compare speed and outputs.",
     ),
     click.option(
         "--num-requests",

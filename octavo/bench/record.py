@@ -147,3 +147,4 @@ class TargetInfo:
     max_model_len: int | None = None  # longest sequence, prompt and output together, in tokens; None: it does not say
     vocab_size: int | None = None  # number of token ids; None: it does not say
     has_chat_template: bool = False  # whether prompts may be conversations
+    speculates: bool = False  # whether a request may get several tokens a step

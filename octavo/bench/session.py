@@ -59,6 +59,10 @@ def run_bench(config: BenchConfig, target: AbstractAsyncContextManager[Target], 
         click.echo("octavo: interrupted; the report has what was completed until then", err=True)
     elif not summary.num_completed:
         raise BenchError(f"no request succeeded: {summary.errors[0][0]}")
+    elif config.compares_speculation and summary.comparison is None:
+        raise BenchError(f"no request succeeded both with speculation and without: {summary.errors[0][0]}")
+    if summary.comparison is not None and summary.comparison.differences:
+        raise BenchError(summary.comparison.verdict())
     return not session.load.is_interrupted
 
 
@@ -94,6 +98,10 @@ async def run_session(config: BenchConfig, target: Target, stop: asyncio.Event, 
             info = await target.describe()
     except TimeoutError:
         raise BenchError(f"what listens there did not say within {_DESCRIBE_TIMEOUT_S:g} s what it serves") from None
+    if config.compares_speculation and not info.speculates:
+        raise BenchError(
+            f"{info.model_id} at {info.address} does not speculate; start its scheduler with --speculate auto"
+        )
     warmup, measured = plan_warmup(config, info, dataset), plan_load(config, info, dataset)
     if not len(measured):
         raise BenchError("the load has no request: at this rate none arrives within --duration")

@@ -28,7 +28,7 @@ _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 # Flags that say something to one kind of server only.
 _OCTAVO_ONLY = (
     *("address", "speaks_tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token", "token_file"),
-    *("priority", "tenant", "cache_salt", "speculate", "one_stream"),
+    *("priority", "tenant", "cache_salt", "speculate", "one_stream", "compares_speculation"),
 )
 _OPENAI_ONLY = ("openai_api", "api_key")
 
@@ -63,7 +63,7 @@ def bench(
     outputs = Outputs(json_path, with_samples, plot_path)
     outputs.check_writable()
     if load["rate"] is None and load["concurrency"] is None:
-        load["concurrency"] = DEFAULT_CONCURRENCY
+        load["concurrency"] = 1 if load["compares_speculation"] else DEFAULT_CONCURRENCY
     if dataset_name is not None:
         load["dataset"] = DatasetName(dataset_name)
     if load["ignore_eos"] is None:
@@ -109,7 +109,10 @@ def _check_flags(context: click.Context, *, is_openai: bool, is_json: bool, load
         refuse(_OCTAVO_ONLY, "works only with an Octavo scheduler, not with --openai")
     else:
         refuse(_OPENAI_ONLY, "needs --openai")
+    if load["compares_speculation"]:
+        refuse(("speculate",), "does not go with --compare-speculation, which sends both")
     if load["rate"] is not None:
+        refuse(("compares_speculation",), "needs a closed loop, and --rate is an open loop")
         refuse(("concurrency",), "is a closed loop and --rate is an open loop: give only one of them")
     else:
         refuse(("burstiness",), "needs --rate")

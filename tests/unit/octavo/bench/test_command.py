@@ -52,6 +52,12 @@ def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
     ("--openai-api chat", "--openai-api needs --openai"),
     ("--openai http://x/v1 --address a:1", "--address works only with an Octavo scheduler, not with --openai"),
     ("--openai http://x/v1 --tenant red", "--tenant works only with an Octavo scheduler, not with --openai"),
+    (
+        "--openai http://x/v1 --compare-speculation",
+        "--compare-speculation works only with an Octavo scheduler, not with --openai",
+    ),
+    ("--no-speculate --compare-speculation", "--no-speculate does not go with --compare-speculation, which sends both"),
+    ("--rate 5 --compare-speculation", "--compare-speculation needs a closed loop, and --rate is an open loop"),
     ("--openai http://x/v1 --one-stream", "--one-stream works only with an Octavo scheduler, not with --openai"),
     ("--openai gpu:8000", "--openai: 'gpu:8000' is not a URL of an API, such as http://127.0.0.1:8080/v1"),
 )
