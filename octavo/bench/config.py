@@ -152,6 +152,20 @@ def parse_slo(text: str) -> Slo:
     return Slo(text, limits_s)
 
 
+class DatasetName(StrEnum):
+    """Prompts that come with octavo, sent as chat, with the output tokens that each needs."""
+
+    CHAT = "chat"  # open questions, whose answers repeat nothing
+    CODE = "code"  # edit a file that stands in the prompt, and return it whole
+    COPY = "copy"  # rewrite, extract from or quote a text that stands in the prompt
+    SCHEMA = "schema"  # fill a JSON schema from a short text; the server holds the answer to it
+
+    @property
+    def path(self) -> Path:
+        """Its file, in the form of every dataset."""
+        return Path(__file__).parent / "datasets" / f"{self.value}.jsonl"
+
+
 # Of one run; what is noted of each request has to fit into memory.
 MAX_NUM_REQUESTS = 1_000_000
 
@@ -171,13 +185,14 @@ class BenchConfig:
     seed: int  # equal seeds give equal arrivals, lengths and prompts
     input_len: Lengths  # length of the prompts, without the shared prefix
     output_len: Lengths  # tokens that are asked for
-    dataset: Path | None  # JSON lines with prompts, instead of `input_len`
+    dataset: Path | DatasetName | None  # JSON lines with prompts, instead of `input_len`
     shared_prefix_len: int  # tokens in front of each prompt that many requests share; 0: none
     num_prefixes: int  # number of different shared prefixes
     temperature: float
     ignore_eos: bool  # whether outputs go on to their full length
     timeout_s: float  # longest that one request may take
     slo: Slo | None  # what a good request is; None: that is not looked at
+    compares_speculation: bool = False  # closed loop: whether each request is sent with speculation, and without
 
 
 STDOUT = Path("-")

@@ -9,8 +9,9 @@ import asyncio
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 
 from octavo.bench.plan import Plan
 from octavo.bench.record import Outcome, PlannedRequest, RequestRecord, Target, TargetInfo
@@ -67,7 +68,7 @@ class Load:
         lags_s: list[float] = []
         cpu_begin_s = time.thread_time()
         self.begin_s = time.perf_counter()
-        work = asyncio.create_task(self._closed_loop() if self.plan.arrivals_s is None else self._open_loop())
+        work = asyncio.create_task(self._send_all())
         stopped = asyncio.create_task(self._stop.wait())
         lag = asyncio.create_task(_watch_lag(lags_s))
         tasks = (work, stopped, lag)
@@ -86,6 +87,14 @@ class Load:
             end_s = max((record.ended_s for record in self.records), default=end_s)
         return LoadResult(self.records, self.begin_s, end_s, lags_s, busy_share, is_interrupted)
 
+    async def _send_all(self) -> None:
+        if self.plan.compares_speculation:
+            await self._paired_loop()
+        elif self.plan.arrivals_s is None:
+            await self._closed_loop()
+        else:
+            await self._open_loop()
+
     async def _open_loop(self) -> None:
         async with asyncio.TaskGroup() as group:
             # The prompt is made before the time has come.
@@ -102,17 +111,34 @@ class Load:
             for _ in range(min(self.plan.concurrency, len(self.plan))):
                 group.create_task(self._client(requests))
 
+    async def _paired_loop(self) -> None:
+        """Send as many requests at once as there are clients, then the same again on the other side.
+
+        Which side is first alternates (ABBA): what the second one finds in the server's cache helps both sides alike.
+        """
+        requests, order = self.plan.requests(), (False, True)
+        while (batch := list(islice(requests, self.plan.concurrency))) and time.perf_counter() < self._send_until_s:
+            for speculate in order:
+                sides = [replace(planned, speculate=speculate) for planned in batch]
+                records = await asyncio.gather(*(self._send(planned, None) for planned in sides))
+                if any(record.outcome is Outcome.FAILED for record in records):
+                    await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
+            order = order[::-1]
+
+    @property
+    def _send_until_s(self) -> float:
+        return math.inf if self.plan.duration_s is None else self.begin_s + self.plan.duration_s
+
     async def _client(self, requests: Iterator[PlannedRequest]) -> None:
-        end_s = math.inf if self.plan.duration_s is None else self.begin_s + self.plan.duration_s
         for planned in requests:
-            if time.perf_counter() >= end_s:
+            if time.perf_counter() >= self._send_until_s:
                 return
             record = await self._send(planned, None)
             if record.outcome is Outcome.FAILED:
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
 
     async def _send(self, planned: PlannedRequest, scheduled_s: float | None) -> RequestRecord:
-        record = RequestRecord(planned, scheduled_s)
+        record = RequestRecord(planned, scheduled_s, token_ids=None if planned.speculate is None else [])
         self.records.append(record)
         record.outcome = Outcome.CANCELLED  # unless it comes to an end below
         record.sent_s = time.perf_counter()

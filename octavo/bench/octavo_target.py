@@ -60,14 +60,25 @@ class _SchedulerTarget:
     async def describe(self) -> TargetInfo:
         """Ask which model is served. Raises OctavoError: as `Client.get_model`."""
         model = await self._client.get_model()
-        return TargetInfo(self.api, self._client.address, model.model_id, model.max_model_len, model.vocab_size)
+        limits, can = (model.max_model_len, model.vocab_size), (model.has_chat_template, model.speculates)
+        return TargetInfo(self.api, self._client.address, model.model_id, *limits, *can)
 
     async def send(self, record: RequestRecord) -> None:
         """Run one request. Raises OctavoError: as `Client.stream`, or the request was aborted."""
         try:
-            await self._run(record, SamplingParams(max_tokens=record.planned.max_tokens, **self._sampling))
+            planned = record.planned
+            how: dict[str, Any] = {
+                "max_tokens": planned.max_tokens,
+                "json_schema": planned.json_schema,
+                **self._sampling,
+            }
+            await self._run(record, SamplingParams(**how))
         except InvalidRequestError as error:
             raise InvalidRequestError(self._in_words(str(error)), field=error.field) from error
+
+    def _account_of(self, record: RequestRecord) -> Mapping[str, Any]:
+        speculate = record.planned.speculate
+        return self._account if speculate is None else {**self._account, "speculate": speculate}
 
     @abstractmethod
     async def _run(self, record: RequestRecord, params: SamplingParams) -> None: ...
@@ -79,7 +90,8 @@ class OctavoTarget(_SchedulerTarget):
     api = "octavo"
 
     async def _run(self, record: RequestRecord, params: SamplingParams) -> None:
-        stream = self._client.stream(record.planned.prompt, params, timeout_s=self._timeout_s, **self._account)
+        prompt, account = record.planned.prompt, self._account_of(record)
+        stream = self._client.stream(prompt, params, timeout_s=self._timeout_s, **account)
         async with aclosing(stream) as events:
             async for event in events:
                 if (error := _note(record, event)) is not None:
@@ -112,8 +124,8 @@ class OneStreamTarget(_SchedulerTarget):
         number, ended = None, asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self._timeout_s):
-                prompt = record.planned.prompt
-                number = await self._stream.submit(prompt, params, include_text=False, **self._account)
+                prompt, account = record.planned.prompt, self._account_of(record)
+                number = await self._stream.submit(prompt, params, include_text=False, **account)
                 self._running[number] = (record, ended)
                 await ended
         except TimeoutError:

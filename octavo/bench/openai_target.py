@@ -152,6 +152,9 @@ class OpenAITarget:
             body["messages"] = [{"role": "user", "content": record.planned.prompt}]
         else:
             body["prompt"] = record.planned.prompt
+        if (schema := record.planned.json_schema) is not None:
+            named = {"name": "answer", "schema": schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
         return body
 
     def _to_models(self, status: int, content_type: str, body: bytes) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import click
 
-from octavo.bench.config import FORMS, MAX_NUM_REQUESTS, PLOT_SUFFIXES, parse_lengths, parse_slo
+from octavo.bench.config import FORMS, MAX_NUM_REQUESTS, PLOT_SUFFIXES, DatasetName, parse_lengths, parse_slo
 from octavo.commands.options import Number
 
 DEFAULT_CONCURRENCY = 4
@@ -48,9 +48,7 @@ TARGET_OPTIONS = (
     click.option(
         "--openai-api",
         type=click.Choice(["completions", "chat"]),
-        default="completions",
-        show_default=True,
-        help="API to call with --openai.",
+        help="API to call with --openai.  [default: completions; chat with --dataset-name]",
     ),
     click.option("--api-key", envvar="OPENAI_API_KEY", metavar="KEY", help="API key for --openai. [OPENAI_API_KEY]"),
 )
@@ -70,7 +68,14 @@ LOAD_OPTIONS = (
     click.option(
         "--concurrency",
         type=click.IntRange(1, 100_000),
-        help=f"Closed loop: this many clients; each waits for its answer.  [default: {DEFAULT_CONCURRENCY}]",
+        help="Closed loop: this many clients; each waits for its answer.  "
+        f"[default: {DEFAULT_CONCURRENCY}; 1 with --compare-speculation]",
+    ),
+    click.option(
+        "--compare-speculation",
+        "compares_speculation",
+        is_flag=True,
+        help="Closed loop: send each request twice, with speculation and without, and compare speed and outputs.",
     ),
     click.option(
         "--num-requests",
@@ -129,7 +134,12 @@ CONTENT_OPTIONS = (
         "--dataset",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help='File with prompts: lines of JSON with "prompt", and "max_tokens" if you like.',
+        help='File with prompts: lines of JSON with "prompt", and "max_tokens" and "json_schema" if you like.',
+    ),
+    click.option(
+        "--dataset-name",
+        type=click.Choice([name.value for name in DatasetName]),
+        help="Prompts that come with octavo: questions, files to edit, texts to copy from, or forms to fill.",
     ),
     click.option(
         "--shared-prefix-len",
@@ -148,8 +158,11 @@ CONTENT_OPTIONS = (
     click.option("--temperature", type=Number(0, 100), default=0.0, show_default=True, help="0: greedy decoding."),
     click.option(
         "--ignore-eos/--no-ignore-eos",
-        default=True,
-        help="Continue after the model's end-of-sequence token, up to the full length.  [default: ignore-eos]",
+        default=None,
+        help=(
+            "Continue after the model's end-of-sequence token, up to the full length.  "
+            "[default: ignore-eos; no-ignore-eos with --dataset-name]"
+        ),
     ),
 )
 

@@ -2,16 +2,18 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.bench.config import MAX_NUM_REQUESTS, BenchConfig, BenchError, Lengths
+from octavo.bench.config import MAX_NUM_REQUESTS, BenchConfig, BenchError, DatasetName, Lengths
 from octavo.bench.record import PlannedRequest, TargetInfo
+from octavo.values.outputs import ChatMessage, Prompt
 
 _CHUNK = 1024
 
@@ -40,10 +42,11 @@ def arrival_times(
 
 @dataclass(frozen=True, slots=True)
 class DatasetEntry:
-    """A prompt, and the output tokens to ask for; None: as --output-len says."""
+    """A prompt, and what is asked for."""
 
     prompt: str
-    max_tokens: int | None
+    max_tokens: int | None = None  # output tokens; None: as --output-len says
+    json_schema: Mapping[str, Any] | None = None  # what the answer has to follow; None: nothing
 
 
 def load_dataset(path: Path) -> list[DatasetEntry]:
@@ -75,7 +78,10 @@ def _to_entry(line: str, place: str) -> DatasetEntry:
     max_tokens = fields.get("max_tokens")
     if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1):
         raise BenchError(f'{place}: "max_tokens" is {max_tokens!r}; it must be a whole number, at least 1')
-    return DatasetEntry(prompt, max_tokens)
+    json_schema = fields.get("json_schema")
+    if json_schema is not None and not isinstance(json_schema, dict):
+        raise BenchError(f'{place}: "json_schema" is no object')
+    return DatasetEntry(prompt, max_tokens, json_schema)
 
 
 # Short and common: nearly every tokenizer has one token for each, with the space in front of it.
@@ -157,20 +163,24 @@ class Plan:
 
     output_lens: list[int]  # output tokens that each request asks for
     prompt_lens: list[int]  # in token ids or words, shared prefixes included; empty: texts whose lengths are not known
-    make_prompt: Callable[[int], str | list[int]]  # of the request with that index
+    make_prompt: Callable[[int], Prompt]  # of the request with that index
     arrivals_s: list[float] | None = None  # when each is sent, in seconds from the beginning; None: a closed loop
     concurrency: int | None = None  # clients of a closed loop; None: an open one
     duration_s: float | None = None  # when sending ends; None: with the last request
+    json_schemas: Sequence[Mapping[str, Any] | None] = ()  # what each answer has to follow; empty: nothing
+    compares_speculation: bool = False  # whether each request is sent twice, with speculation and without
 
     def __len__(self) -> int:
-        return len(self.output_lens)
+        """Return how many requests are sent."""
+        return len(self.output_lens) * (2 if self.compares_speculation else 1)
 
     def requests(self) -> Iterator[PlannedRequest]:
         """Make the requests one after another, in the order in which they are sent."""
         for index, output_len in enumerate(self.output_lens):
             prompt_len = self.prompt_lens[index] if self.prompt_lens else None
             scheduled_s = None if self.arrivals_s is None else self.arrivals_s[index]
-            yield PlannedRequest(index, self.make_prompt(index), prompt_len, output_len, scheduled_s)
+            json_schema = self.json_schemas[index] if self.json_schemas else None
+            yield PlannedRequest(index, self.make_prompt(index), prompt_len, output_len, scheduled_s, json_schema)
 
     def check_fits(self, info: TargetInfo) -> None:
         """Refuse requests that are longer than the model's context, if they are sure to be sent.
@@ -212,7 +222,8 @@ def plan_load(config: BenchConfig, info: TargetInfo, dataset: Sequence[DatasetEn
         assert config.concurrency is not None
         assert config.duration_s is not None
         count = round(min(MAX_NUM_REQUESTS, config.concurrency + config.duration_s * _MOST_REQUESTS_A_SECOND))
-    return _plan(config, info, dataset, _MEASURED, count, arrivals_s, config.duration_s)
+    plan = _plan(config, info, dataset, _MEASURED, count, arrivals_s, config.duration_s)
+    return replace(plan, compares_speculation=config.compares_speculation)
 
 
 def plan_warmup(config: BenchConfig, info: TargetInfo, dataset: Sequence[DatasetEntry]) -> Plan:
@@ -252,7 +263,14 @@ def _plan(
     if dataset:
         entries = [dataset[index % len(dataset)] for index in range(count)]
         output_lens = [entry.max_tokens or length for entry, length in zip(entries, output_lens, strict=True)]
-        return Plan(output_lens, [], lambda index: entries[index].prompt, arrivals_s, config.concurrency, duration_s)
+        is_chat = isinstance(config.dataset, DatasetName) and info.has_chat_template
+
+        def prompt_of(index: int) -> Prompt:
+            prompt = entries[index].prompt
+            return [ChatMessage(role="user", content=prompt)] if is_chat else prompt
+
+        schemas = [entry.json_schema for entry in entries]
+        return Plan(output_lens, [], prompt_of, arrivals_s, config.concurrency, duration_s, schemas)
     own_lens, prefix_len = drawn(config.input_len, STREAM_INPUT_LENGTHS), config.shared_prefix_len
     prompts = Prompts(info, seed=config.seed, phase=phase, prefix_len=prefix_len, num_prefixes=config.num_prefixes)
     return Plan(

@@ -2,12 +2,15 @@
 
 import math
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from octavo.values.outputs import Prompt
 
 Float64Array = NDArray[np.float64]
 
@@ -25,12 +28,14 @@ class PlannedRequest:
     """One request of a load."""
 
     index: int  # its place in the load, from 0
-    prompt: str | list[int]  # text, or token ids
+    prompt: Prompt  # text, token ids, or a conversation
     # Length of the prompt, in token ids or in words; None: a text whose length is not known.
     num_prompt_tokens: int | None
     max_tokens: int  # output tokens that are asked for
     # When it is sent, in seconds from the beginning; None: when a client of a closed loop is free.
     scheduled_s: float | None
+    json_schema: Mapping[str, Any] | None = None  # what the answer has to follow; None: nothing
+    speculate: bool | None = None  # on which side of a comparison it is; None: nothing is compared
 
 
 class TokenUsage(NamedTuple):
@@ -141,3 +146,5 @@ class TargetInfo:
     model_id: str
     max_model_len: int | None = None  # longest sequence, prompt and output together, in tokens; None: it does not say
     vocab_size: int | None = None  # number of token ids; None: it does not say
+    has_chat_template: bool = False  # whether prompts may be conversations
+    speculates: bool = False  # whether a request may get several tokens a step

@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 import octavo
-from octavo.bench.config import BenchConfig
+from octavo.bench.comparison import comparison_report
+from octavo.bench.config import BenchConfig, DatasetName
 from octavo.bench.load import SessionResult
 from octavo.bench.record import RequestRecord, TargetInfo
 from octavo.bench.summary import Distribution, Summary, make_timeline
@@ -52,7 +53,7 @@ def warnings(config: BenchConfig, info: TargetInfo, summary: Summary) -> list[st
         )
     # What a chat template puts around each prompt is shared too.
     has_fresh_prompts = not config.shared_prefix_len and config.dataset is None and info.api != "chat"
-    if has_fresh_prompts and summary.cached_share > _CACHED_SHARE:
+    if has_fresh_prompts and not config.compares_speculation and summary.cached_share > _CACHED_SHARE:
         found.append(
             f"{summary.cached_share:.0%} of the prompt tokens came from the server's prefix cache: "
             "it saw prompts of this --seed before"
@@ -76,6 +77,7 @@ def describe_load(config: BenchConfig) -> str:
         how = f"open loop, {config.rate:g} requests/s ({gaps})"
     else:
         how = f"closed loop, {config.concurrency} at once"
+        how += ", each twice, with speculation and without" if config.compares_speculation else ""
     if config.duration_s is not None:
         how += f", for {config.duration_s:g} s"
     return how
@@ -83,6 +85,8 @@ def describe_load(config: BenchConfig) -> str:
 
 def describe_lengths(config: BenchConfig) -> str:
     """Return what was asked for, in a few words."""
+    if isinstance(config.dataset, DatasetName):
+        return f"dataset {config.dataset}"
     if config.dataset is not None:
         return f"prompts of {config.dataset}, output {config.output_len.text} where it does not say"
     prefix = f"{config.shared_prefix_len} shared (of {config.num_prefixes}) + " if config.shared_prefix_len else ""
@@ -94,7 +98,10 @@ def _report(config: BenchConfig, info: TargetInfo, summary: Summary) -> Iterator
     yield f"[bold]{escape(info.model_id)}[/bold] at {escape(info.address)} ({api})"
     yield escape(f"{describe_load(config)}; {describe_lengths(config)}; seed {config.seed}")
     yield ""
-    yield _latency_table(summary)
+    if summary.comparison is None:
+        yield _latency_table(summary)
+    else:
+        yield from comparison_report(summary.comparison)
     yield _counts_table(config, summary)
     if summary.errors:
         yield _errors_table(summary)
@@ -219,6 +226,7 @@ def _sample(record: RequestRecord, begin_s: float) -> dict[str, Any]:
     usage = record.usage
     return {
         "index": record.planned.index,
+        "speculate": record.planned.speculate,
         "scheduled_s": record.planned.scheduled_s,
         "sent_s": record.sent_s - begin_s,
         "ended_s": record.ended_s - begin_s if math.isfinite(record.ended_s) else None,

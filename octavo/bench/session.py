@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from octavo.bench.config import STDOUT, BenchConfig, BenchError, Outputs
+from octavo.bench.config import STDOUT, BenchConfig, BenchError, DatasetName, Outputs
 from octavo.bench.load import Load, SessionResult
 from octavo.bench.plan import load_dataset, plan_load, plan_probe, plan_warmup
 from octavo.bench.provenance import provenance
@@ -59,6 +59,10 @@ def run_bench(config: BenchConfig, target: AbstractAsyncContextManager[Target], 
         click.echo("octavo: interrupted; the report has what was completed until then", err=True)
     elif not summary.num_completed:
         raise BenchError(f"no request succeeded: {summary.errors[0][0]}")
+    elif config.compares_speculation and summary.comparison is None:
+        raise BenchError(f"no request succeeded both with speculation and without: {summary.errors[0][0]}")
+    if summary.comparison is not None and summary.comparison.differences:
+        raise BenchError(summary.comparison.verdict())
     return not session.load.is_interrupted
 
 
@@ -87,12 +91,17 @@ async def run_session(config: BenchConfig, target: Target, stop: asyncio.Event, 
     Raises:
         OctavoError: no server answers, requests do not fit the model, or a request before the measured ones fails.
     """
-    dataset = [] if config.dataset is None else load_dataset(config.dataset)
+    path = config.dataset.path if isinstance(config.dataset, DatasetName) else config.dataset
+    dataset = [] if path is None else load_dataset(path)
     try:
         async with asyncio.timeout(_DESCRIBE_TIMEOUT_S):
             info = await target.describe()
     except TimeoutError:
         raise BenchError(f"what listens there did not say within {_DESCRIBE_TIMEOUT_S:g} s what it serves") from None
+    if config.compares_speculation and not info.speculates:
+        raise BenchError(
+            f"{info.model_id} at {info.address} does not speculate; start its scheduler with --speculate auto"
+        )
     warmup, measured = plan_warmup(config, info, dataset), plan_load(config, info, dataset)
     if not len(measured):
         raise BenchError("the load has no request: at this rate none arrives within --duration")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from octavo.bench.comparison import Comparison, compare
 from octavo.bench.config import Metric, Slo
 from octavo.bench.load import LoadResult
 from octavo.bench.record import Float64Array, Outcome, RequestRecord
@@ -67,6 +68,7 @@ class Summary:
     goodput: Goodput | None  # None without objectives
     lag_s: Distribution | None  # of the sender's event loop; None: the load was too short to look
     busy_share: float  # share of the time that the sender computed, 0 to 1
+    comparison: Comparison | None  # of pairs with and without speculation; None: there are none
 
     @property
     def cached_share(self) -> float:
@@ -112,6 +114,7 @@ def summarize(load: LoadResult, slo: Slo | None) -> Summary:
         goodput=None if slo is None else _goodput(records, slo, duration_s),
         lag_s=distribution(load.lags_s),
         busy_share=load.busy_share,
+        comparison=compare(records),
     )
 
 

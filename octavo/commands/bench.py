@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.bench.config import MAX_NUM_REQUESTS, BenchConfig, Outputs
+from octavo.bench.config import MAX_NUM_REQUESTS, BenchConfig, DatasetName, Outputs
 from octavo.bench.options import (
     CONTENT_OPTIONS,
     DEFAULT_CONCURRENCY,
@@ -28,7 +28,7 @@ _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 # Flags that say something to one kind of server only.
 _OCTAVO_ONLY = (
     *("address", "speaks_tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token", "token_file"),
-    *("priority", "tenant", "cache_salt", "speculate", "one_stream"),
+    *("priority", "tenant", "cache_salt", "speculate", "one_stream", "compares_speculation"),
 )
 _OPENAI_ONLY = ("openai_api", "api_key")
 
@@ -44,7 +44,7 @@ def bench(
     client: Client,
     one_stream: bool,
     openai: str | None,
-    openai_api: str,
+    openai_api: str | None,
     api_key: str | None,
     priority: int,
     tenant: str,
@@ -53,6 +53,7 @@ def bench(
     json_path: Path | None,
     with_samples: bool,
     plot_path: Path | None,
+    dataset_name: str | None,
     **load: Any,
 ) -> None:
     """Send load to a server and report latencies and throughput."""
@@ -62,7 +63,11 @@ def bench(
     outputs = Outputs(json_path, with_samples, plot_path)
     outputs.check_writable()
     if load["rate"] is None and load["concurrency"] is None:
-        load["concurrency"] = DEFAULT_CONCURRENCY
+        load["concurrency"] = 1 if load["compares_speculation"] else DEFAULT_CONCURRENCY
+    if dataset_name is not None:
+        load["dataset"] = DatasetName(dataset_name)
+    if load["ignore_eos"] is None:
+        load["ignore_eos"] = dataset_name is None
     config = BenchConfig(**load)
     # What these import needs the extra.
     from octavo.bench.octavo_target import OctavoTarget, OneStreamTarget
@@ -85,7 +90,7 @@ def bench(
             check_url(openai, api_key, is_key_explicit=is_on_command_line(context, "api_key"))
         except ValueError as error:
             raise click.UsageError(f"--openai: {error}", context) from None
-        api = OpenAIApi(openai_api)
+        api = OpenAIApi(openai_api or ("completions" if dataset_name is None else "chat"))
         target = OpenAITarget(openai, **how, api=api, api_key=api_key, model=client.model or None)
     if not run_bench(config, target, outputs):
         raise click.exceptions.Exit(_EXIT_INTERRUPTED)
@@ -104,12 +109,18 @@ def _check_flags(context: click.Context, *, is_openai: bool, is_json: bool, load
         refuse(_OCTAVO_ONLY, "works only with an Octavo scheduler, not with --openai")
     else:
         refuse(_OPENAI_ONLY, "needs --openai")
+    if load["compares_speculation"]:
+        refuse(("speculate",), "does not go with --compare-speculation, which sends both")
     if load["rate"] is not None:
+        refuse(("compares_speculation",), "needs a closed loop, and --rate is an open loop")
         refuse(("concurrency",), "is a closed loop and --rate is an open loop: give only one of them")
     else:
         refuse(("burstiness",), "needs --rate")
+    generates = ("input_len", "shared_prefix_len", "num_prefixes")
     if load["dataset"] is not None:
-        refuse(("input_len", "shared_prefix_len", "num_prefixes"), "generates prompts, and --dataset supplies them")
+        refuse(generates, "generates prompts, and --dataset supplies them")
+    if "dataset_name" in given:
+        refuse(("dataset", *generates, "output_len"), "does not go with --dataset-name, which has prompts and lengths")
     if not load["shared_prefix_len"]:
         refuse(("num_prefixes",), "needs --shared-prefix-len")
     if not is_json:

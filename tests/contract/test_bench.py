@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.config import BenchError
+from executor_svc.fake.worker import FakeWorker
+from octavo.bench.config import BenchError, DatasetName
 from octavo.bench.octavo_target import OctavoTarget, OneStreamTarget
 from octavo.bench.openai_target import OpenAIApi, OpenAITarget
+from octavo.bench.plan import load_dataset
 from octavo.bench.record import PlannedRequest, RequestRecord, Target
 from octavo.bench.report import to_json
 from octavo.bench.session import run_session
@@ -104,6 +106,50 @@ async def test_the_dataset_is_sent_as_text(tmp_path: Path) -> None:
         report = await measured(target, dataset=path, num_requests=None, output_len="5")
     samples = report["samples"]  # the fake model's tokens are bytes
     assert [(s["num_prompt_tokens"], s["num_output_tokens"]) for s in samples] == [(4, 3), (8, 5)]
+
+
+@pytest.mark.parametrize("target_of", [octavo_target, one_stream_target])
+async def test_speculation_is_compared_over_grpc_and_a_planted_difference_is_found(
+    target_of: Callable[[str], OctavoTarget | OneStreamTarget],
+) -> None:
+    load: dict[str, Any] = {"compares_speculation": True, "concurrency": 1, "num_requests": 6, "output_len": "40"}
+    async with running_stack(FakeWorker(max_allowance=8), speculate="on") as stack, target_of(stack.address) as target:
+        found = (await measured(target, **load))["summary"]["comparison"]
+        assert (found["num_pairs"], found["num_tokens"], found["differences"]) == (6, 240, [])
+        drafted = [request.num_draft_tokens > 0 for request in stack.engine.ended.newest(12)]
+        assert drafted == [False, True, True, False] * 3
+        send = target.send
+
+        async def send_with_a_wrong_token(record: RequestRecord) -> None:
+            await send(record)
+            if record.planned.index == 4 and record.planned.speculate:
+                assert record.token_ids is not None
+                record.token_ids[17] += 1
+
+        target.send = send_with_a_wrong_token  # type: ignore[method-assign]
+        [difference] = (await measured(target, **load))["summary"]["comparison"]["differences"]
+        assert (difference["index"], difference["position"]) == (4, 17)
+        assert difference["with_speculation"] == difference["without"] + 1
+
+
+@pytest.mark.parametrize("name", list(DatasetName))
+async def test_every_prompt_that_comes_with_octavo_is_answered(name: DatasetName) -> None:
+    async with running_stack() as stack, octavo_target(stack.address) as target:
+        report = await measured(target, dataset=name, num_requests=None, concurrency=16)
+    assert report["summary"]["errors"] == []
+    assert report["summary"]["num_completed"] == len(load_dataset(name.path))
+
+
+async def test_schemas_and_conversations_reach_an_openai_compatible_server() -> None:
+    flags = ("--dataset-name", "schema", "--num-requests", "1")
+    async with openai_server() as server, started("--openai", server.url, *flags) as process:
+        found = await ended(process)
+    assert (found.status, found.stderr) == (0, "")
+    [entry, *_] = load_dataset(DatasetName.SCHEMA.path)
+    body = server.bodies[-1]
+    assert (body["messages"], "ignore_eos" in body) == ([{"role": "user", "content": entry.prompt}], False)
+    schema = {"name": "answer", "schema": entry.json_schema, "strict": True}
+    assert body["response_format"] == {"type": "json_schema", "json_schema": schema}
 
 
 async def test_prompts_that_are_too_long_are_refused_with_the_limit() -> None:

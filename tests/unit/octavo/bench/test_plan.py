@@ -1,9 +1,10 @@
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from octavo.bench.config import BenchError
+from octavo.bench.config import BenchError, DatasetName
 from octavo.bench.plan import WORDS, DatasetEntry, Prompts, ordinary_token_ids, plan_load, plan_probe, plan_warmup
 from octavo.bench.record import PlannedRequest, TargetInfo
 from tests.support.each_row import each_row
@@ -36,6 +37,16 @@ def test_prompts_have_the_lengths_that_were_drawn() -> None:
     assert all(len(request.prompt) == request.num_prompt_tokens for request in made)
     assert {(request.num_prompt_tokens or 0) - 7 for request in made} <= set(range(5, 91))
     assert len({request.num_prompt_tokens for request in made}) > 20
+
+
+def test_prompts_that_come_with_octavo_are_conversations_where_there_is_a_template() -> None:
+    entries = [DatasetEntry("Why?", 5, {"type": "object"})]
+    config = bench_config(dataset=DatasetName.SCHEMA, num_requests=None)
+    [with_template] = plan_load(config, replace(INFO, has_chat_template=True), entries).requests()
+    [without] = plan_load(config, INFO, entries).requests()
+    assert with_template.prompt == [{"role": "user", "content": "Why?"}]
+    assert replace(with_template, prompt="Why?") == without
+    assert (without.max_tokens, without.json_schema) == (5, {"type": "object"})
 
 
 def test_token_ids_are_of_the_middle_of_the_vocabulary() -> None:
