@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from executor_svc.drafts.proposer import Proposer
+from executor_svc.drafts.proposer import Grammars, Proposer
 from executor_svc.parallel.group import TensorParallelGroup
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.step import IndexArray, Int32Array, Step, StepLayout, StepResult
+from octavo_shared.step_wire.step import BoolArray, IndexArray, Int32Array, Step, StepLayout, StepResult
 from octavo_shared.step_wire.table_columns import NO_GRAMMAR
 
 # What is counted of drafts at each step that has some, and at each step: older ones count less.
@@ -32,6 +32,7 @@ class DraftedStep:
     layout: StepLayout  # sampled once behind each last token and each draft; rows with their drafts as `lengths`
     drafts: Int32Array  # [num_samples, most drafts]
     num_drafts: Int32Array  # [num_samples]
+    is_forced: BoolArray  # [num_samples]: by its grammar
 
     def prove(self, answer: StepResult) -> None:
         """Keep, of the tokens of each row, those up to the first draft that was not drawn.
@@ -110,11 +111,20 @@ class Drafting:
         max_num_seqs: Slots of the batch table.
         most_drafts: Most drafts of a row.
         group: The ranks that share the model; rank 0 proposes.
+        grammars: Of rank 0; None: rows that follow one have no drafts.
     """
 
-    def __init__(self, proposer: Proposer, max_num_seqs: int, most_drafts: int, group: TensorParallelGroup) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        max_num_seqs: int,
+        most_drafts: int,
+        group: TensorParallelGroup,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._proposer = proposer
         self._group = group
+        self._grammars = grammars
         self._most_drafts = most_drafts
         self._row_cost = RowCost()
         self._generations = np.full(max_num_seqs, -1, np.int64)
@@ -124,7 +134,7 @@ class Drafting:
     def draft(self, table: BatchTable, layout: StepLayout, step: Step) -> DraftedStep | None:
         """Write drafts behind the last tokens of rows with an allowance; None: there are none.
 
-        Rows that follow a grammar have none, unless the step brings some.
+        Of rows that follow a grammar they are what it forces, or what it allows of the proposed ones.
 
         Args:
             table: With the step applied, and all steps before it resolved.
@@ -135,28 +145,29 @@ class Drafting:
             counts = step.draft_counts.astype(np.int32)
             drafts = np.zeros((len(counts), int(counts.max(initial=0))), np.int32)
             drafts[np.arange(drafts.shape[1]) < counts[:, None]] = step.draft_token_ids
-            return self._drafted(table, layout, drafts, counts)
+            return self._drafted(table, layout, drafts, counts, np.zeros(len(counts), np.bool_))
         allowances = layout.allowances
         assert allowances is not None
         slots = layout.sample_index
         most = np.maximum(allowances - 1, 0)
         most[layout.num_decodes :] = 0
-        most[table.grammar_slot[slots] != NO_GRAMMAR] = 0
         self._forget_others(slots, layout.sample_generations)
-        drafts, counts = self._proposed(table, layout, np.minimum(most, self._worth(slots, layout.num_decodes)))
-        return self._drafted(table, layout, drafts, counts) if counts.any() else None
+        drafts, counts, is_forced = self._proposed(table, layout, most)
+        return self._drafted(table, layout, drafts, counts, is_forced) if counts.any() else None
 
-    def _drafted(self, table: BatchTable, layout: StepLayout, drafts: Int32Array, counts: Int32Array) -> DraftedStep:
+    def _drafted(
+        self, table: BatchTable, layout: StepLayout, drafts: Int32Array, counts: Int32Array, is_forced: BoolArray
+    ) -> DraftedStep:
         slots = layout.sample_index
         for place in range(drafts.shape[1]):
             with_draft = (counts > place).nonzero()[0]
             table.token_ids[slots[with_draft], layout.sample_positions[with_draft] + place] = drafts[with_draft, place]
-        return DraftedStep(_with_drafts(layout, counts), drafts, counts)
+        return DraftedStep(_with_drafts(layout, counts), drafts, counts, is_forced)
 
     def learn(self, layout: StepLayout, drafted: DraftedStep, answer: StepResult) -> None:
-        """Learn from how many drafts of each row were right."""
+        """Learn from how many drafts of each row were right; forced ones say nothing of others."""
         assert answer.token_counts is not None
-        rows = drafted.num_drafts.nonzero()[0]
+        rows = ((drafted.num_drafts > 0) & ~drafted.is_forced).nonzero()[0]
         slots, num_drafts = layout.sample_index[rows], drafted.num_drafts[rows]
         num_right = np.maximum(answer.token_counts[rows].astype(np.int32) - 1, 0)
         self._num_tried[slots] = self._num_tried[slots] * _KEPT_OF_DRAFTS + num_right + (num_right < num_drafts)
@@ -184,17 +195,51 @@ class Drafting:
         self._num_tried[new] = self._num_right[new] = 0.0
         self._generations[slots] = generations
 
-    def _proposed(self, table: BatchTable, layout: StepLayout, most: Int32Array) -> tuple[Int32Array, Int32Array]:
+    def _proposed(
+        self, table: BatchTable, layout: StepLayout, most: Int32Array
+    ) -> tuple[Int32Array, Int32Array, BoolArray]:
+        """Return drafts, [num_samples, any], how many each row has, and which are forced, as rank 0 has them."""
+        drafts, counts = np.zeros((len(most), self._most_drafts), np.int32), np.zeros(len(most), np.int32)
+        is_forced = np.zeros(len(most), np.bool_)
         if self._group.rank == 0:
-            drafts, counts = self._proposer.propose(table.token_ids, layout.sample_slots, layout.sample_positions, most)
-        if self._group.size == 1:
-            return drafts, counts
-        told = np.zeros((len(most), self._most_drafts + 1), np.int64)
-        if self._group.rank == 0:
-            told[:, 0], told[:, 1 : 1 + drafts.shape[1]] = counts, drafts
-        told = self._group.broadcast(torch.from_numpy(told)).numpy()
-        counts = told[:, 0].astype(np.int32)
-        return told[:, 1 : 1 + int(counts.max(initial=0))].astype(np.int32), counts
+            worth = np.minimum(most, self._worth(layout.sample_index, layout.num_decodes))
+            proposed, counts = self._proposer.propose(
+                table.token_ids, layout.sample_slots, layout.sample_positions, worth
+            )
+            drafts[:, : proposed.shape[1]] = proposed
+            guided = ((table.grammar_slot[layout.sample_index] != NO_GRAMMAR) & (most > 0)).nonzero()[0]
+            if len(guided):
+                self._hold_to_grammars(table, layout, most, drafts, counts, is_forced, guided)
+        if self._group.size > 1:
+            told = self._group.broadcast(torch.from_numpy(np.column_stack((counts, drafts)).astype(np.int64))).numpy()
+            counts, drafts = told[:, 0].astype(np.int32), told[:, 1:].astype(np.int32)
+        return drafts[:, : int(counts.max(initial=0))], counts, is_forced
+
+    def _hold_to_grammars(
+        self,
+        table: BatchTable,
+        layout: StepLayout,
+        most: Int32Array,
+        drafts: Int32Array,
+        counts: Int32Array,
+        is_forced: BoolArray,
+        guided: IndexArray,
+    ) -> None:
+        """Let rows that follow a grammar have the drafts that it forces or allows."""
+        if self._grammars is None:
+            counts[guided] = 0
+            return
+        slots, ends = layout.sample_slots[guided].tolist(), layout.sample_positions[guided].tolist()
+        begins = table.num_prompt_tokens[slots].tolist()
+        held = self._grammars.draft(
+            slots,
+            [table.token_ids[slot, begin:end] for slot, begin, end in zip(slots, begins, ends, strict=True)],
+            [drafts[row, : counts[row]].tolist() for row in guided.tolist()],
+            most[guided].tolist(),
+        )
+        for row, (token_ids, forced) in zip(guided.tolist(), held, strict=True):
+            drafts[row, : len(token_ids)] = token_ids
+            counts[row], is_forced[row] = len(token_ids), forced
 
 
 def without_drafts(layout: StepLayout) -> StepLayout:

@@ -29,6 +29,22 @@ class Proposer(Protocol):
         """
 
 
+class Grammars(Protocol):
+    """Knows what may follow on outputs that follow a grammar; see `GrammarMasks`."""
+
+    def draft(
+        self, slots: list[int], outputs: Sequence[Int32Array], proposed: Sequence[list[int]], most: list[int]
+    ) -> list[tuple[list[int], bool]]:
+        """Return for each row drafts that its grammar allows, and whether they are all that it allows.
+
+        Args:
+            slots: Of the rows, [num_rows].
+            outputs: Their tokens so far, without prompts.
+            proposed: What may follow, by what is known without the grammar.
+            most: How many drafts they may have.
+        """
+
+
 _FUNCTIONS: Sequence[Function] = (
     (
         "octavo_look_up_drafts",

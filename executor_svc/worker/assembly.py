@@ -191,7 +191,9 @@ class _Parts:
         last_tokens = self._last_tokens()
         native = load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None
         sampler = Sampler(native, device_sampling(self.device))
-        drafting = self._drafting(sampler)
+        has_masks = grammars.num_slots and self.group.rank == 0
+        masks = GrammarMasks(grammars.load_tokenizer, has_threads=True) if has_masks else None
+        drafting = self._drafting(sampler, masks)
         most_drafts = 0 if drafting is None else config.max_draft_tokens
         info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
@@ -239,8 +241,6 @@ class _Parts:
             return ModelRunner(model, caches.layers, backend, last_tokens, graphs), caches
 
         probe = device_probe(self.device)
-        has_masks = grammars.num_slots and self.group.rank == 0
-        masks = GrammarMasks(grammars.load_tokenizer, has_threads=True) if has_masks else None
         return TorchWorker(
             info,
             lay_out,
@@ -281,7 +281,7 @@ class _Parts:
         _logger.info(Event("cuda_graphs", sizes=len(self.graph_sizes), seconds=num_seconds))
         return graphs
 
-    def _drafting(self, sampler: Sampler) -> Drafting | None:
+    def _drafting(self, sampler: Sampler, masks: GrammarMasks | None) -> Drafting | None:
         """Return what drafts; None: no row gets more than one token in a step."""
         library, config = self.chosen.library, self.config
         if (
@@ -291,7 +291,8 @@ class _Parts:
             or not self.identity.is_generative
         ):
             return None
-        return Drafting(PromptLookup(library.path), config.max_num_seqs, config.max_draft_tokens, self.group)
+        proposer = PromptLookup(library.path)
+        return Drafting(proposer, config.max_num_seqs, config.max_draft_tokens, self.group, masks)
 
     def _pooler(self) -> Pooler | None:
         """Return what makes vectors of texts; None: the model makes none."""

@@ -1,8 +1,10 @@
 """The masks of rows with a grammar: made on rank 0, beside the forward pass. NumPy only.
 
 Before each of an output's masks, its matcher is brought up to date with the tokens in the batch table, so admissions,
-appended tokens, preemptions and continuations need nothing else. An output has no matcher of its own while others with
-its grammar began alike. Read next: `kept_masks.py`, then `octavo_shared/grammar/matcher.py`.
+appended tokens, preemptions and continuations need nothing else. Behind drafts it goes back. An output has no matcher
+of its own while others with its grammar began alike.
+
+Read next: `kept_masks.py`, then `octavo_shared/grammar/matcher.py`.
 """
 
 import functools
@@ -14,6 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from typing import TypeVar
 
 import numpy as np
 
@@ -52,6 +56,7 @@ _logger = logging.getLogger(__name__)
 # Work for one output in one step that takes longer is logged with its grammar, in seconds.
 SLOW_S = 0.5
 
+Made = TypeVar("Made")
 # Gives the rows of a step their masks; see `GrammarMasks.begin`.
 FinishMasks = Callable[[], RowFlags | None]
 
@@ -183,6 +188,7 @@ class _Output:
         matcher: Its own; None: it needed none so far.
         parent: The output that it is a copy of, if the copy has not been made yet.
         flag: Why it cannot go on.
+        has_drafts: Whether it may have some: none of them has met a limit.
     """
 
     slot: _Slot
@@ -191,6 +197,7 @@ class _Output:
     matcher: OutputMatcher | None = None
     parent: "_Output | None" = None
     flag: RowFlag | None = None
+    has_drafts: bool = True
 
     def fork(self) -> "_Output":
         self.resolve()
@@ -237,13 +244,34 @@ class _Output:
         return self.matcher
 
     def _keep_position(self, token_ids: Int32Array) -> None:
-        """Go on to the position behind its tokens, if it has had a mask at every one."""
-        assert self.position is not None
-        if len(token_ids) == self.num_kept + 1 and self.position.mask is not None:
-            self.position = self.slot.kept.behind(self.position, int(token_ids[-1]))
-        elif len(token_ids) > self.num_kept:
-            self.position = None
+        """Go on to the position behind its tokens, if there was a mask at every one."""
+        for token_id in token_ids[self.num_kept :].tolist():
+            if self.position is None or self.position.mask is None:
+                self.position = None
+                break
+            self.position = self.slot.kept.behind(self.position, token_id)
         self.num_kept = len(token_ids)
+
+    def likely(self, token_ids: Int32Array, proposed: list[int], most: int, words: MaskRow) -> tuple[list[int], bool]:
+        """Return drafts behind its tokens, and whether they are forced; see `OutputMatcher.likely`.
+
+        Raises: GrammarError: as `follow`.
+        """
+        if self.parent is not None or self.flag is not None or not self.has_drafts:
+            return [], False
+        if (kept := self.take_kept(token_ids)) is None:
+            return self.follow(token_ids, words).likely(proposed, most)
+        forced = self.slot.kept.forced(kept, most)
+        return forced, bool(forced)
+
+    @contextmanager
+    def trying(self, num_tokens: int) -> Iterator[None]:
+        """Go back to so many tokens in the end: those behind them are drafts."""
+        position, num_kept = self.position, self.num_kept
+        yield
+        self.position, self.num_kept = position, num_kept
+        if self.flag is not None or (self.matcher is not None and not self.matcher.retract(num_tokens)):
+            self.matcher, self.flag, self.has_drafts = None, None, False  # a matcher is made anew
 
 
 class GrammarMasks:
@@ -309,12 +337,13 @@ class GrammarMasks:
         """
         assert rows.is_guided is not None, "else there is nothing to do"
         guided = rows.is_guided.nonzero()[0].tolist()
-        if not self._has_threads:
-            return lambda: self._fill(rows, guided)
-        if self._masking is None:
-            self._masking = self._start_thread("grammar-masks")
-        made = self._masking.submit(self._fill, rows, guided)
-        return made.result
+        return self._on_masking_thread(partial(self._fill, rows, guided))
+
+    def draft(
+        self, slots: list[int], outputs: Sequence[Int32Array], proposed: Sequence[list[int]], most: list[int]
+    ) -> list[tuple[list[int], bool]]:
+        """Return drafts that grammars allow; the caller waits. See `executor_svc.drafts.proposer.Grammars`."""
+        return self._on_masking_thread(partial(self._draft, slots, outputs, proposed, most))()
 
     def take_loaded(self) -> tuple[GrammarLoaded, ...]:
         """Return the loads that have ended since the last call; called once in each step, behind `follow`."""
@@ -347,6 +376,14 @@ class GrammarMasks:
     def _compile(self, grammar: Grammar) -> OutputMatcher:
         return OutputMatcher(self._load_tokenizer(), grammar)
 
+    def _on_masking_thread(self, make: Callable[[], Made]) -> Callable[[], Made]:
+        """Begin to make something; return what waits for it."""
+        if not self._has_threads:
+            return make
+        if self._masking is None:
+            self._masking = self._start_thread("grammar-masks")
+        return self._masking.submit(make).result
+
     def _start_thread(self, name: str) -> ThreadPoolExecutor:
         pool = thread_of_large_stack(name)
         clock = pool.submit(lambda: time.pthread_getcpuclockid(threading.get_ident())).result()
@@ -356,15 +393,38 @@ class GrammarMasks:
     def _fill(self, rows: SampleRows, guided: list[int]) -> RowFlags | None:
         masks: list[GrammarMask | None] = [None] * len(rows)
         flags = np.zeros(len(rows), np.uint8)
-        for row in guided:
-            slot, begin, end = int(rows.slots[row]), rows.num_prompt_tokens[row], rows.num_tokens[row]
-            output = self._outputs[slot]
+
+        def fill(row: int) -> None:
+            begin, end = int(rows.num_prompt_tokens[row]), int(rows.num_tokens[row])
             if output.flag is None:
-                with output.slot.watching():
-                    masks[row] = self._mask(output, rows.token_ids[slot, int(begin) : int(end)])
+                masks[row] = self._mask(output, rows.token_ids[slot, begin:end])
             flags[row] = output.flag or 0
+
+        for slot, group in groupby(guided, lambda row: int(rows.slots[row])):
+            output, (first, *behind) = self._outputs[slot], group
+            with output.slot.watching():
+                fill(first)
+                if behind and output.flag is None:
+                    with output.trying(int(rows.num_output_tokens[first])):
+                        for row in behind:
+                            fill(row)
         rows.grammar_masks = masks
         return flags if flags.any() else None
+
+    def _draft(
+        self, slots: list[int], outputs: Sequence[Int32Array], proposed: Sequence[list[int]], most: list[int]
+    ) -> list[tuple[list[int], bool]]:
+        likely = []
+        for slot, token_ids, its, its_most in zip(slots, outputs, proposed, most, strict=True):
+            output = self._outputs[slot]
+            try:
+                words = np.empty(self._load_tokenizer().num_mask_words, np.uint32)
+                with output.slot.watching():
+                    likely.append(output.likely(token_ids, its, its_most, words))
+            except BaseException as error:
+                _flag_of(error)  # its mask finds the same
+                likely.append(([], False))
+        return likely
 
     def _mask(self, output: _Output, token_ids: Int32Array) -> GrammarMask | None:
         """Return which tokens may follow an output; None: it cannot go on, and has the flag that says why."""

@@ -47,3 +47,16 @@ class KeptMasks:
             found = position.followers[token_id] = KeptPosition()
             self.num_positions += 1
         return found
+
+    def forced(self, position: KeptPosition, most: int) -> list[int]:
+        """Return the tokens behind a position, at most `most`, that are the only ones there, as far as all is known."""
+        token_ids: list[int] = []
+        found: KeptPosition | None = position
+        while found is not None and found.mask is not None and len(token_ids) < most:
+            bytes_with_one = found.mask.nonzero()[0]
+            bits = int(found.mask[bytes_with_one[0]]) if len(bytes_with_one) == 1 else 0
+            token_id = int(bytes_with_one[0]) * 8 + bits.bit_length() - 1 if bits.bit_count() == 1 else -1
+            found = found.followers.get(token_id)
+            if found is not None and found.mask is not None:
+                token_ids.append(token_id)
+        return token_ids

@@ -6,6 +6,7 @@ By the fake worker, by models in C and in torch, by one whose steps are launched
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, repeat
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from jsonschema import Draft202012Validator
 from llguidance import LLMatcher
 
 from executor_svc.config import ExecutorConfig
+from executor_svc.drafts.drafting import RowCost
+from executor_svc.drafts.proposer import PromptLookup
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.sampler.sampler import Sampler
@@ -27,6 +30,7 @@ from octavo_shared.step_wire.step import (
     Admission,
     Fork,
     GrammarLoad,
+    Int32Array,
     Resources,
     RowFlag,
     SamplingRow,
@@ -81,7 +85,7 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         yield load_worker(config)
 
 
-@dataclass
+@dataclass(eq=False)
 class Output:
     """An output of a play: where it begins, and what came of it."""
 
@@ -102,6 +106,7 @@ class Play:
         self.driver = StepDriver(worker)
         self.launched: list[tuple[RunningStep, list[Output]]] = []
         self.decoding: list[Output] = []
+        self.num_in_runs = 0  # tokens that came in the same step as the one before
         loads = tuple(GrammarLoad(slot, grammar) for slot, grammar in enumerate(grammars))
         self.launch(TableDelta(grammar_loads=loads), [])
 
@@ -116,11 +121,16 @@ class Play:
         self.launched.clear()
 
     def _take(self, result: StepResult, sampled: list[Output]) -> None:
-        assert len(result.sampled_token_ids) == len(sampled)
-        for row, sequence in enumerate(sampled):
-            sequence.output.append(int(result.sampled_token_ids[row]))
-            sequence.logprobs.append(0.0 if result.logprobs is None else float(result.logprobs[row]))
-            sequence.flags.append(0 if result.row_flags is None else int(result.row_flags[row]))
+        counts = [1] * len(sampled) if result.token_counts is None else result.token_counts.tolist()
+        assert len(result.sampled_token_ids) == sum(counts)
+        token_ids = iter(result.sampled_token_ids.tolist())
+        logprobs = repeat(0.0) if result.logprobs is None else iter(result.logprobs.tolist())
+        for row, (sequence, count) in enumerate(zip(sampled, counts, strict=True)):
+            sequence.output += islice(token_ids, count)
+            sequence.logprobs += islice(logprobs, count)
+            flag = 0 if result.row_flags is None else int(result.row_flags[row])
+            sequence.flags += [0] * (count - 1) + [flag] if count else [flag]
+            self.num_in_runs += max(0, count - 1)
 
     def admission(self, slot: int, sequence: Output) -> Admission:
         entry = self.driver.admission(
@@ -213,6 +223,62 @@ def test_every_token_is_allowed_with_the_same_bits_alone_and_beside_others(worke
         assert_same(worker, sequence, shorter)
         if sequence.grammar is not None:
             assert_follows(expected)
+
+
+class Spoiling:
+    """Proposes what comes, by outputs that are known, with a wrong token in every fourth place; or nothing.
+
+    Args:
+        known: Outputs that were computed a token a step.
+    """
+
+    def __init__(self, known: Sequence[Output]) -> None:
+        self._texts = [[*sequence.prompt, *sequence.output] for sequence in known]
+
+    def propose(
+        self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array, most: Int32Array
+    ) -> tuple[Int32Array, Int32Array]:
+        """See `Proposer.propose`."""
+        drafts, counts = np.zeros((len(slots), int(most.max(initial=0))), np.int32), np.zeros(len(slots), np.int32)
+        for row, (slot, length) in enumerate(zip(slots.tolist(), num_tokens.tolist(), strict=True)):
+            known = token_ids[slot, :length].tolist()
+            coming = next((text[length:] for text in self._texts if text[:length] == known), [])[: int(most[row])]
+            spoiled = [token_id ^ ((length + place) % 4 == 0) for place, token_id in enumerate(coming)]
+            drafts[row, : len(spoiled)], counts[row] = spoiled, len(spoiled)
+        return drafts, counts
+
+
+@pytest.mark.parametrize("worker", ["one call", "two ranks"], indirect=True)
+@pytest.mark.parametrize("proposes", [True, False], ids=["drafts that are often right", "forced tokens alone"])
+def test_drafts_leave_what_follows_a_grammar_as_it_is(
+    worker: Worker, proposes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matcher_module, "_STEP_LEXER_FUEL", 300)
+    monkeypatch.setattr(matcher_module, "_TIGHTER", 2)
+    slow = Output(b"slow", SLOW, SamplingRow(temperature=1.0, seed=2))
+    sequences = [*eight(worker.info.vocab_size), slow, Output(b"slow too", SLOW), Output(b"two", NOTHING)]
+    lone = [alone(worker, sequence) for sequence in sequences]
+    monkeypatch.setattr(PromptLookup, "propose", Spoiling(lone if proposes else []).propose)
+    monkeypatch.setattr(RowCost, "share", lambda *_: 0.001)
+
+    play = Play(worker)
+    play.admit(sequences)
+    delta = TableDelta(allowances=pairs(*((slot, 8) for slot in range(len(sequences)))))
+    while play.decoding:
+        play.launch(delta, play.decoding)
+        play.finish()
+        ended = [each for each in play.decoding if any(each.flags) or len(each.output) > NUM_TOKENS - 8]
+        delta = TableDelta(released_slots=np.array([sequences.index(each) for each in ended], np.int32))
+        play.decoding = [each for each in play.decoding if each not in ended]
+
+    assert play.num_in_runs > (100 if proposes else 20)
+    for sequence, expected in zip(sequences, lone, strict=True):
+        length = sum(flag == 0 for flag in sequence.flags)
+        assert sequence.output[:length] == expected.output[:length]
+        assert sequence.flags == expected.flags[: len(sequence.flags)]
+        if sequence.sampling.num_logprobs >= 0 and worker.info.is_invariant:
+            assert sequence.logprobs[:length] == expected.logprobs[:length]
+    assert RowFlag.GRAMMAR_LIMIT in slow.flags
 
 
 def test_what_goes_on_elsewhere_and_what_is_forked_has_the_same_tokens(worker: Worker) -> None:

@@ -5,9 +5,10 @@ properties of the library would break that, and are dealt with here:
 
 - A matcher in error allows exactly the end of the sequence, which would look like a finished output. So its error is
   checked after every call, and a matcher in error gives no mask.
-- How much it may compute at a time depends on what it has computed before, and copies share that. So after an error the
-  matcher is built anew, sharing nothing, with a mask at every position, as if the output had been sampled with it; only
-  an error that occurs then too counts.
+- How much it may compute at a time depends on what it has computed before, also for drafts that were wrong, and copies
+  share that. So a matcher begins with an eighth of the limits: what stays within them is far from them in any order.
+  After an error it is built anew with all of them, sharing nothing, with a mask at every position, as if the output had
+  been sampled with it; only an error that occurs then too counts, and drafts are over.
 """
 
 import threading
@@ -33,7 +34,7 @@ MaskRow = npt.NDArray[np.uint32]
 # change of these numbers requires a higher _RULES_VERSION.
 _STEP_LEXER_FUEL = 50_000
 _STEP_MAX_ITEMS = 25_000
-
+_TIGHTER = 8  # see above
 
 # A chain of 20,000 rules took less than 64 MiB. This is address space: unused memory is not allocated.
 _STACK_BYTES = 256 * 2**20
@@ -102,7 +103,8 @@ class OutputMatcher:
     def __init__(self, tokenizer: MatcherTokenizer, grammar: Grammar) -> None:
         self._tokenizer = tokenizer
         self._grammar = grammar
-        self._matcher = _compile(tokenizer, grammar)
+        self._matcher = _compile(tokenizer, grammar, _TIGHTER)
+        self._is_tight = True  # it has not met the tighter limits
         self._token_ids: list[int] = []  # followed so far, without what ends an output
         self._has_ended = False
         self._has_mask = False  # of this position
@@ -159,6 +161,40 @@ class OutputMatcher:
         if not row.any():
             raise NoTokenAllowedError("the grammar allows no token")
 
+    def likely(self, proposed: Sequence[int], most: int) -> tuple[list[int], bool]:
+        """Return tokens that may come next, at most `most`, and whether they are those that the grammar forces.
+
+        Forced are the tokens of the text that has to follow, split as its tokenizer splits it. They are taken unless
+        more of `proposed` may follow, up to the first that the grammar forbids or that ends the output. None for a
+        grammar that needs much computing.
+
+        Raises: GrammarError: as `fill_mask`.
+        """
+        if self._has_ended or not self._is_tight:
+            return [], False
+        self._is_on_its_own = False
+        forced = self._matcher.compute_ff_tokens()[:most]
+        end = next((at for at, token_id in enumerate(proposed) if token_id in self._tokenizer.eos_token_ids), most)
+        tried = [*proposed[: min(end, most)]]
+        num_allowed = self._matcher.validate_tokens(tried) if tried else 0
+        if self._matcher.is_error():
+            self._build_anew()
+            return [], False
+        return (forced, True) if len(forced) >= num_allowed else (tried[:num_allowed], False)
+
+    def retract(self, num_tokens: int) -> bool:
+        """Go back to the first so many tokens; return False if that failed: then it is of no use any more.
+
+        Nor is it if the others brought it to its limits: with all of them it may compute only what the output needs.
+        """
+        if self._has_ended or not self._is_tight:
+            return False
+        if (excess := len(self._token_ids) - num_tokens) > 0:
+            self._is_on_its_own = self._has_mask = False
+            self._matcher.rollback(excess)
+            del self._token_ids[num_tokens:]
+        return not self._matcher.is_error()
+
     def fork(self) -> "OutputMatcher":
         """Return a copy that follows an output with the same tokens so far."""
         copy = object.__new__(OutputMatcher)
@@ -166,13 +202,14 @@ class OutputMatcher:
         copy._matcher = self._matcher.deep_copy()
         copy._token_ids, copy._has_ended, copy._has_mask = [*self._token_ids], self._has_ended, self._has_mask
         copy._is_on_its_own = self._is_on_its_own = False
+        copy._is_tight = self._is_tight
         return copy
 
     def _build_anew(self) -> None:
         """Follow the output from its beginning, with a mask at every position. Raises GrammarError: that fails too."""
-        if self._is_on_its_own:
+        if self._is_on_its_own and not self._is_tight:
             _require_sound(self._matcher)
-        self._matcher, self._is_on_its_own = _compile(self._tokenizer, self._grammar), True
+        self._matcher, self._is_tight, self._is_on_its_own = _compile(self._tokenizer, self._grammar), False, True
         row = np.zeros(self._tokenizer.num_mask_words, np.uint32)
         for token_id in self._token_ids:
             _compute_mask(self._matcher, row)
@@ -181,10 +218,12 @@ class OutputMatcher:
             _require_sound(self._matcher)
 
 
-def _compile(tokenizer: MatcherTokenizer, grammar: Grammar) -> "LLMatcher":
+def _compile(tokenizer: MatcherTokenizer, grammar: Grammar, tighter: int = 1) -> "LLMatcher":
     from llguidance import LLMatcher, LLParserLimits
 
-    limits = LLParserLimits(step_lexer_fuel=_STEP_LEXER_FUEL, step_max_items=_STEP_MAX_ITEMS, verbose_errors=False)
+    limits = LLParserLimits(
+        step_lexer_fuel=_STEP_LEXER_FUEL // tighter, step_max_items=_STEP_MAX_ITEMS // tighter, verbose_errors=False
+    )
     try:
         body = grammar.body.decode()
     except UnicodeDecodeError as error:
