@@ -49,7 +49,7 @@ from tests.support.schedules import GREEDY, Request, Schedule
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_REQUESTS = int(os.environ.get("OCTAVO_TEST_DRAFTED_REQUESTS", "200"))
-REQUESTS_OF_A_PLAY = 10
+REQUESTS_OF_A_PLAY = 20
 MOST_DRAFTS = (1, 3, 7)
 EOS = 2
 
@@ -117,8 +117,11 @@ def random_request(random: np.random.Generator, text: list[int]) -> Request:
     """Return a request that asks for anything; `text` are tokens that prompts are pieces of."""
     ids = sorted(set(text))
     prompt = random_prompt(random, text)
+    max_tokens = int(random.integers(1, 25))
+    if random.random() < 0.5:  # the output fills its last block
+        max_tokens += -(len(prompt) + max_tokens) % BLOCK_SIZE
     conditions = StopConditions(
-        int(random.integers(1, 25)),
+        max_tokens,
         frozenset(random.choice(ids, int(random.choice([0, 0, 2]))).tolist()),
         ignore_eos=bool(random.integers(2)),
     )
@@ -140,19 +143,19 @@ def random_request(random: np.random.Generator, text: list[int]) -> Request:
 
 
 def random_waves(random: np.random.Generator, scene: Scene, block_size: int) -> Schedule:
-    """Return a schedule of two waves of the requests: they come, leave, are preempted, and lose their executor."""
+    """Return a schedule of two waves: requests come, leave, are preempted, and lose their executor."""
     num_requests = len(scene.requests)
     schedule = random_schedule(int(random.integers(2**31)), fewest_blocks(scene.requests, block_size))
     mode = [None, *PreemptionMode][random.integers(3)]
-    seconds = random.integers(SECOND_WAVE_ROUND, SECOND_WAVE_ROUND + 5, num_requests)
-    leavers = random.choice(2 * num_requests, 2, replace=False)
+    first, second = np.array_split(random.integers(0, 12, num_requests), 2)
+    leavers = random.choice(num_requests, 2, replace=False).tolist()
     return replace(
         schedule,
         num_host_blocks=MOST_HOST_BLOCKS if mode is PreemptionMode.SWAP else schedule.num_host_blocks,
         settings=replace(schedule.settings, preemption_mode=mode),
-        arrival_rounds=[*random.integers(0, 12, num_requests).tolist(), *seconds.tolist()],
-        abort_rounds=dict(zip(leavers.tolist(), random.integers(2, 45, 2).tolist(), strict=True)),
-        loss_round=int(random.integers(3, 40)) if random.random() < 0.2 else None,
+        arrival_rounds=[*first.tolist(), *(second + SECOND_WAVE_ROUND).tolist()],
+        abort_rounds={leaver: int(random.integers(2, 50)) for leaver in leavers if random.random() < 0.5},
+        loss_round=int(random.integers(3, 50)) if random.random() < 0.2 else None,
         uses_groups=bool(random.random() < 0.2),
     )
 
@@ -173,9 +176,17 @@ class Campaign:
     preempted: set[PreemptionMode] = field(default_factory=set)
 
     def scene(self, seed: int, num_requests: int) -> Scene:
-        """Return random requests, and what each gets alone."""
+        """Return random requests, and what each gets alone: the later half go on where outputs of the others end."""
         random = np.random.default_rng(seed)
-        return Scene.of(self.model, [random_request(random, self.text) for _ in range(num_requests)])
+        first = Scene.of(self.model, [random_request(random, self.text) for _ in range(num_requests // 2)])
+        following = []
+        for request, outcome in zip(first.requests, first.alone, strict=True):
+            outputs = [output.token_ids for output in outcome.outputs] or [[]]  # a beam search has none
+            prompt = [*request.prompt, *outputs[random.integers(len(outputs))], *random.choice(self.text, 2).tolist()]
+            asked = random_request(random, self.text)
+            following.append(replace(asked, prompt=prompt, cache_salt=request.cache_salt))
+        then = Scene.of(self.model, following)
+        return Scene(self.model, first.requests + then.requests, first.alone + then.alone)
 
     def play(self, scene: Scene, seed: int, most_drafts: int) -> None:
         """Play a scene by a random schedule with at most so many drafts of a row."""
@@ -191,7 +202,7 @@ class Campaign:
             return worker
 
         schedule = random_waves(random, scene, block_size)
-        play = scene.play(schedule, scene.requests * 2, make_worker)
+        play = scene.play(schedule, scene.requests, make_worker)
         self.num_cached_tokens += play.num_cached_tokens
         self.preempted |= {preempted.mode for preempted in play.preemptions if preempted.num_output_tokens}
         if isinstance(proposer, Knowing):
@@ -204,8 +215,8 @@ class Campaign:
             scene = self.scene(seed, REQUESTS_OF_A_PLAY)
             for most_drafts in MOST_DRAFTS:
                 self.play(scene, seed, most_drafts)
-        assert self.num_right > 20 * num_requests
-        assert self.num_wrong > 2 * num_requests
+        assert self.num_right > 8 * num_requests
+        assert self.num_wrong > num_requests
         assert self.num_cached_tokens
         assert self.preempted == set(PreemptionMode)
 
@@ -239,7 +250,7 @@ def tiny(name: str, lookup: PromptLookup, tmp_path: Path) -> Campaign:
 def test_random_requests_get_with_drafts_what_they_get_alone(name: str, tiny: Campaign) -> None:
     number = list(FAMILIES).index(name)
 
-    tiny.play(tiny.scene(number, 8), number, MOST_DRAFTS[number % 3])
+    tiny.play(tiny.scene(number, 12), number, MOST_DRAFTS[number % 3])
 
     assert tiny.num_right > 30
     assert tiny.num_wrong > 5
