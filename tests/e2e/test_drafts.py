@@ -72,7 +72,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
 
 def random_prompt(random: np.random.Generator, text: list[int]) -> list[int]:
     """Return a piece of a text, often one that others begin with too, sometimes what repeats itself."""
-    begin = int(random.choice([0, 0, random.integers(len(text) - 50)]))
+    begin = int(random.choice([0, 0, int(random.integers(len(text) - 50))]))
     if random.random() < 0.4:
         return (text[begin : begin + int(random.integers(2, 7))] * 20)[: int(random.integers(6, 40))]
     return text[begin:][: int(random.integers(1, 50))]

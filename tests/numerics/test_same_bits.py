@@ -26,7 +26,6 @@ from tests.numerics.bits import assert_same_bits
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import LANES, SETTINGS, library_path
 from tests.numerics.random_schedules import BLOCK_SIZES, Plan, plans, play
-from tests.support.each_row import further_case
 
 NUM_THREADS = (1, 2)
 ATTENTION_PART, MAX_ROW = 384, 8  # keys that attention plans as one; the last token of a row and its drafts
@@ -61,7 +60,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen 3 MoE: experts, heads of 20": ("Qwen3MoeForCausalLM", {"hidden_size": 80}),
 }
-WITH_EDGES = ("Gemma 2", "Mistral", "MPT")  # windows, short with soft caps and long; ALiBi
+# Windows, short with soft caps and long; ALiBi.
+WITH_EDGES = (
+    "Gemma 2: windows, soft caps, heads of 48",
+    "Mistral: a window of 300",
+    "MPT: ALiBi, 12 heads of 4",
+)
 assert {name for name, _ in VARIANTS.values()} == set(FAMILY_ARCHITECTURES)
 
 
@@ -144,7 +148,8 @@ def check_drafted(model: Loaded, block_size: int, sequences: Sequence[Drafted], 
     num_blocks = (MAX_TOKENS + 2 * MAX_ROW) // block_size + 1
     drafted = PagedRun(*model.by_threads[num_threads], block_size, len(texts) * num_blocks)
     tables = drafted.take_blocks(len(texts) * num_blocks).reshape(len(texts), num_blocks)
-    logits, places = [[] for _ in texts], [sequence.begin for sequence in sequences]
+    logits: list[list[torch.Tensor]] = [[] for _ in texts]
+    places = [sequence.begin for sequence in sequences]
     drafted.step([text[:place] for text, place in zip(texts, places, strict=True)], [0] * len(texts), tables)
     for number in range(max(len(sequence.spans) for sequence in sequences)):
         rows = [row for row, sequence in enumerate(sequences) if number < len(sequence.spans)]
@@ -158,12 +163,12 @@ def check_drafted(model: Loaded, block_size: int, sequences: Sequence[Drafted], 
             logits[row].append(of_row[: num_right + 1])
             places[row] += num_right + 1
 
-    for text, table, sequence, of_row in zip(texts, tables, sequences, logits, strict=True):
+    for text, table, sequence, found_of in zip(texts, tables, sequences, logits, strict=True):
         alone = PagedRun(*model.by_threads[1], block_size, num_blocks)
         own = alone.take_blocks(num_blocks)[None]
         alone.step([text[: sequence.begin]], [0], own)
         expected = [alone.step([[text[at]]], [at], own)[0] for at in range(sequence.begin, len(text))]
-        assert_same_bits(torch.cat(of_row), torch.cat(expected), f"{sequence}")
+        assert_same_bits(torch.cat(found_of), torch.cat(expected), f"{sequence}")
         for layer, (ours, theirs) in enumerate(zip(drafted.cached(table), alone.cached(own[0]), strict=True)):
             assert_same_bits(ours[: len(text)], theirs[: len(text)], f"{sequence}, cache {layer}")
 
@@ -192,13 +197,12 @@ def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(load: Load) ->
     check_random_plans(models, settings(max_examples=10), max_tokens=600)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name.startswith(WITH_EDGES) else further_case) for name in VARIANTS]
-)
+@pytest.mark.parametrize("name", WITH_EDGES)
 def test_a_row_with_drafts_has_the_bits_of_its_tokens_one_by_one(name: str, load: Load) -> None:
-    models = [load(name, number_format) for number_format in SETTINGS]
-    config = models[0].by_threads[1][0].config
-    windows = {layer.attention.window_tokens for layer in config.layers} - {None}
+    models = [load(name, number_format) for number_format in ("none", "int8", "compute bfloat16")]
+    decoder = models[0].by_threads[1][0]
+    assert isinstance(decoder, Decoder)
+    windows = {layer.attention.window_tokens or ATTENTION_PART for layer in decoder.config.layers}
     edges = (ATTENTION_PART, *BLOCK_SIZES, *windows)
 
     @settings(max_examples=10)
