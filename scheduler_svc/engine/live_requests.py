@@ -268,6 +268,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         num_tokens_of: Counter[str] | None = Counter() if self._token_quotas.are_there else None  # by tenant
         requests, finished, alternatives_of = self._requests, updates.finished, updates.alternatives
         rows, last_places = updates.row_of_each_token(), updates.last_places()
+        num_tokens = 0
         for place, (row, token_id, logprob) in enumerate(zip(rows, updates.token_ids, logprobs, strict=False)):
             sequence = updates.sequences[row]
             group = sequence.group
@@ -286,6 +287,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
                 continue
             self._note_progress(request, planner, now_s, last_tokens_at_s)
             end.num_tokens += 1
+            num_tokens += 1
             if num_tokens_of is not None:
                 num_tokens_of[group.tenant] += 1
             if row in finished:
@@ -301,7 +303,6 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             if num_tokens_of is not None:
                 num_tokens_of[group.tenant] += group.num_slots
             self._note_progress(request, planner, now_s, last_tokens_at_s)
-        num_tokens = len(updates.token_ids)  # tokens of a search are known at its end
         for group in updates.finished_searches:
             assert group.beams is not None
             request = self._live(group)

@@ -15,78 +15,31 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from executor_svc.drafts.drafting import RowCost
-from executor_svc.worker.interface import Worker
-from octavo_shared.step_wire.step import Int32Array, SamplingRow
-from scheduler_svc.core.limits import PreemptionMode, PrefillMode
+from octavo_shared.step_wire.step import SamplingRow
+from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
+from tests.e2e.scenes import (
+    ALL_AT_ONCE,
+    ALONE,
+    BLOCK_SIZE,
+    BLOCK_SIZES,
+    NUM_BLOCKS,
+    SCHEDULE_NAMES,
+    Scene,
+    fewest_blocks,
+    named_schedules,
+    random_schedule,
+)
 from tests.numerics.architectures import VOCAB_SIZE, save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import SETTINGS
 from tests.numerics.real_model import RealModel
-from tests.support.fleet import Outcome, assert_same_outcomes
-from tests.support.schedules import GREEDY, Play, Request, Schedule
+from tests.support.schedules import GREEDY, Request, Schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-BLOCK_SIZES = (8, 16, 32)
-BLOCK_SIZE = BLOCK_SIZES[0]
-NUM_BLOCKS = 400
 FORMATS = ("none", "int8")
-SECOND_WAVE_ROUND = 30
-ALL_AT_ONCE = Schedule(NUM_BLOCKS)
-ALONE = replace(ALL_AT_ONCE, settings=PlannerSettings(prefix_caching=False))
-
-
-def fewest_blocks(requests: Sequence[Request], block_size: int = BLOCK_SIZE) -> int:
-    """Return a pool in which each request fits when it is alone, and few more."""
-    return 1 + max(
-        request.to_group(0).num_slots * -(-(len(request.prompt) + (request.conditions.max_tokens or 0)) // block_size)
-        for request in requests
-    )
-
-
-@dataclass
-class Scene:
-    """A model, the requests, and what each of them gets alone."""
-
-    model: RealModel
-    requests: list[Request]
-    alone: list[Outcome]
-
-    @classmethod
-    def of(cls, model: RealModel, requests: list[Request]) -> "Scene":
-        """Run each request alone, a token a step."""
-        make_worker = partial(model.worker, num_threads=1, max_draft_tokens=0)
-        return cls(model, requests, [Play(ALONE, [request], make_worker).run().outcome_of(0) for request in requests])
-
-    def part(self, numbers: Sequence[int]) -> "Scene":
-        """Return the scene with some of its requests."""
-        return replace(self, requests=[self.requests[n] for n in numbers], alone=[self.alone[n] for n in numbers])
-
-    def check(self, schedule: Schedule, **settings: int) -> Play:
-        """Play both waves, and fail unless every output is that alone and what the schedule forces came to pass.
-
-        `settings` are those of the executor.
-        """
-        num_requests = len(self.requests)
-        schedule = replace(schedule, arrival_rounds=[0] * num_requests + [SECOND_WAVE_ROUND] * num_requests)
-
-        play = self.play(schedule, [*self.requests, *self.requests], partial(self.model.worker, **settings))
-
-        mode = schedule.settings.preemption_mode
-        in_the_middle = {preempted.mode for preempted in play.preemptions if preempted.num_output_tokens}
-        assert mode is None or mode in in_the_middle, "nobody was preempted in the middle"
-        return play
-
-    def play(self, schedule: Schedule, requests: Sequence[Request], make_worker: Callable[[], Worker]) -> Play:
-        """Play waves of the requests, and fail unless every output is that alone."""
-        play = Play(schedule, requests, make_worker).run()
-        stayed = [arrival for arrival in range(len(requests)) if arrival not in schedule.abort_rounds]
-        found = [play.outcome_of(arrival) for arrival in stayed]
-        assert_same_outcomes(found, [self.alone[arrival % len(self.requests)] for arrival in stayed], f"{stayed}")
-        return play
 
 
 def make_requests(prompts: Sequence[list[int]], num_output_tokens: int) -> list[Request]:
@@ -103,57 +56,6 @@ def make_requests(prompts: Sequence[list[int]], num_output_tokens: int) -> list[
         Request(fourth, conditions, seeded, num_sequences=3),
         Request(fifth, conditions, filtered),
     ]
-
-
-def named_schedules(num_blocks: int) -> dict[str, Schedule]:
-    """Return schedules that differ in one thing each; `num_blocks` are too few for all."""
-    chunked = {
-        f"chunks of {size}, {depth} in flight": Schedule(
-            NUM_BLOCKS,
-            settings=PlannerSettings(long_prefill_threshold=size, max_long_prefills=16),
-            num_steps_in_flight=depth,
-        )
-        for size, depth in ((1, 1), (1, 3), (7, 2), (64, 1), (64, 3))
-    }
-    preempted = {
-        f"{mode.value}, {depth} in flight": Schedule(
-            num_blocks, NUM_BLOCKS, PlannerSettings(preemption_mode=mode, watermark=0.0), depth
-        )
-        for mode in PreemptionMode
-        for depth in (1, 2, 4)
-    }
-    return {
-        "all at once": ALL_AT_ONCE,
-        "all at once, 4 in flight": replace(ALL_AT_ONCE, num_steps_in_flight=4),
-        "nothing cached": ALONE,
-        "prefill first": Schedule(NUM_BLOCKS, settings=PlannerSettings(prefill_mode=PrefillMode.FIRST)),
-        "a budget of 8": Schedule(NUM_BLOCKS, settings=PlannerSettings(max_num_seqs=8, max_num_batched_tokens=8)),
-        "neighbours leave": replace(ALL_AT_ONCE, abort_rounds={1: 3, 2: 6, 5: 33, 8: 34}, num_steps_in_flight=2),
-        **chunked,
-        **preempted,
-    }
-
-
-SCHEDULE_NAMES = list(named_schedules(1))
-
-
-def random_schedule(seed: int, num_blocks: int) -> Schedule:
-    """Draw everything that can vary; the pool is tight, the preemption automatic."""
-    random = np.random.default_rng(seed)
-    max_num_seqs = int(random.integers(3, 16))
-    settings = PlannerSettings(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + int(random.choice([0, 3, 20, 100])),
-        watermark=float(random.choice([0.0, 0.1])),
-        prefill_mode=list(PrefillMode)[random.integers(2)],
-        long_prefill_threshold=int(random.choice([0, 6])),
-    )
-    return Schedule(
-        num_blocks + 3 + int(random.choice([0, 5, 20])),
-        int(random.choice([0, 10, NUM_BLOCKS])),
-        settings,
-        num_steps_in_flight=int(random.integers(1, 5)),
-    )
 
 
 def check_named(scene: Scene, name: str) -> None:
@@ -175,34 +77,6 @@ def check_loss(scene: Scene) -> None:
     play = scene.play(schedule, scene.requests, lambda: workers.pop())
 
     assert play.fleet.num_recomputed_groups == len(scene.requests)
-
-
-class Knowing:
-    """A proposer that knows what comes, and now and then says something else, or less."""
-
-    def __init__(self, scene: Scene) -> None:
-        self._texts = [
-            [*request.prompt, *output.token_ids]
-            for request, outcome in zip(scene.requests, scene.alone, strict=True)
-            for output in outcome.outputs
-        ]
-        self._random = np.random.default_rng(0)
-        self.num_right = self.num_wrong = 0
-
-    def propose(
-        self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array, most: Int32Array
-    ) -> tuple[Int32Array, Int32Array]:
-        """Return drafts, and how many each row has."""
-        drafts, counts = np.zeros((len(slots), int(most.max(initial=0))), np.int32), np.zeros(len(slots), np.int32)
-        for row, (slot, length) in enumerate(zip(slots.tolist(), num_tokens.tolist(), strict=True)):
-            known = token_ids[slot, :length].tolist()
-            coming = next((text[length:] for text in self._texts if text[:length] == known), [])
-            counts[row] = count = min(int(most[row]), len(coming), int(self._random.integers(0, 8)))
-            is_wrong = self._random.random(count) < 0.2
-            drafts[row, :count] = np.where(is_wrong, (np.array(coming[:count]) + 1) % VOCAB_SIZE, coming[:count])
-            self.num_wrong += int(is_wrong.sum())
-            self.num_right += count - int(is_wrong.sum())
-        return drafts, counts
 
 
 # Tiny models -------------------------------------------------------------------------------------
@@ -237,40 +111,6 @@ def tiny(make_scene: Callable[[str, str], Scene], request: pytest.FixtureRequest
 )
 def test_outputs_of_a_tiny_model_are_those_alone(tiny: Scene, name: str) -> None:
     check_named(tiny, name)
-
-
-@pytest.mark.parametrize(
-    "name", ["all at once, 4 in flight", "recompute, 1 in flight", "swap, 2 in flight", "neighbours leave"]
-)
-def test_outputs_of_a_tiny_model_with_drafts_that_are_often_right_are_those_alone(
-    tiny: Scene, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proposer = Knowing(tiny)
-    monkeypatch.setattr("executor_svc.worker.assembly.PromptLookup", lambda _: proposer)
-    monkeypatch.setattr(RowCost, "share", lambda *_: 0.001)
-    schedule = named_schedules(fewest_blocks(tiny.requests))[name]
-    worker = tiny.model.new_worker()
-
-    def emptied() -> Worker:
-        worker.reset()
-        return worker
-
-    waves = replace(schedule, arrival_rounds=[0] * 5 + [SECOND_WAVE_ROUND] * 5)
-    tiny.play(waves, [*tiny.requests, *tiny.requests], emptied)
-
-    assert proposer.num_right > 20
-    assert proposer.num_wrong > 20
-
-
-def test_greedy_rows_with_drafts_may_outnumber_the_slots(tiny: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    greedy = Scene.of(tiny.model, [replace(tiny.requests[number], sampling=SamplingRow()) for number in (0, 4)])
-    proposer = Knowing(greedy)
-    monkeypatch.setattr("executor_svc.worker.assembly.PromptLookup", lambda _: proposer)
-    monkeypatch.setattr(RowCost, "share", lambda *_: 0.001)
-
-    greedy.play(ALL_AT_ONCE, greedy.requests, lambda: tiny.model.new_worker(max_num_seqs=2))
-
-    assert proposer.num_right > 10
 
 
 def test_a_lost_executor_changes_no_output_of_a_tiny_model(tiny: Scene) -> None:

@@ -7,7 +7,7 @@ is special: settings without which the architecture would do less than its real 
 
 import ctypes
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -272,6 +272,12 @@ class PagedRun:
         taken, self._free_blocks = np.split(self._free_blocks, [num_blocks])
         assert len(taken) == num_blocks, "there are no more blocks"
         return taken
+
+    def cached(self, table: Int32Array) -> Iterator[torch.Tensor]:
+        """Yield what the cache has of a sequence, [num_tokens, num_kv_heads, head_dim]: keys and values by layer."""
+        for layer in self._caches:
+            for pool in (layer.keys, layer.values):
+                yield pool[torch.from_numpy(table).long()].flatten(0, 1)
 
     def _block_tables(self, num_rows: int, num_tokens: int) -> Int32Array:
         num_blocks = -(-num_tokens // self.block_size)

@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,12 +21,14 @@ from executor_svc.attention.interface import AttentionBackend
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.native.library import NativeLibrary
-from tests.numerics.architectures import PagedRun, load_architecture, save_tiny_architecture
+from tests.numerics.architectures import VOCAB_SIZE, PagedRun, load_architecture, save_tiny_architecture
+from tests.numerics.bits import assert_same_bits
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import LANES, SETTINGS, library_path
-from tests.numerics.random_schedules import Plan, plans, play
+from tests.numerics.random_schedules import BLOCK_SIZES, Plan, plans, play
 
 NUM_THREADS = (1, 2)
+ATTENTION_PART, MAX_ROW = 384, 8  # keys that attention plans as one; the last token of a row and its drafts
 MAX_TOKENS = 900  # three parts of the keys; contexts of 2,000 tokens are in tests/e2e/test_invariance.py
 
 # What the families do to attention, with sizes of heads and of groups that are no power of two.
@@ -57,6 +60,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Qwen 3 MoE: experts, heads of 20": ("Qwen3MoeForCausalLM", {"hidden_size": 80}),
 }
+# Windows, short with soft caps and long; ALiBi.
+WITH_EDGES = (
+    "Gemma 2: windows, soft caps, heads of 48",
+    "Mistral: a window of 300",
+    "MPT: ALiBi, 12 heads of 4",
+)
 assert {name for name, _ in VARIANTS.values()} == set(FAMILY_ARCHITECTURES)
 
 
@@ -109,6 +118,61 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
     torch.set_num_threads(num_threads_before)
 
 
+@dataclass(frozen=True)
+class Drafted:
+    """A sequence whose tokens are computed as drafts: of `spans`, so many drafts of which so many are right."""
+
+    begin: int  # where the first span is: the tokens before are computed
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.begin + sum(num_right + 1 for _, num_right in self.spans)
+
+
+@st.composite
+def drafted_sequences(draw: st.DrawFn, edges: Sequence[int]) -> Drafted:
+    """Draw a sequence whose first span is about an edge."""
+    edge = draw(st.sampled_from(edges)) * draw(st.sampled_from([1, 1, 2]))
+    most = st.sampled_from([1, 3, 7])
+    spans = draw(
+        st.lists(most.flatmap(lambda num: st.tuples(st.just(num), st.integers(0, num))), min_size=2, max_size=4)
+    )
+    return Drafted(max(1, edge - draw(st.integers(0, 9))), tuple(spans))
+
+
+def check_drafted(model: Loaded, block_size: int, sequences: Sequence[Drafted], num_threads: int) -> None:
+    """Compare rows with drafts, all sequences in each step, with a token a step of each alone: logits and cache."""
+    random = np.random.default_rng(5)
+    texts = [random.integers(3, VOCAB_SIZE, sequence.num_tokens).tolist() for sequence in sequences]
+    num_blocks = (MAX_TOKENS + 2 * MAX_ROW) // block_size + 1
+    drafted = PagedRun(*model.by_threads[num_threads], block_size, len(texts) * num_blocks)
+    tables = drafted.take_blocks(len(texts) * num_blocks).reshape(len(texts), num_blocks)
+    logits: list[list[torch.Tensor]] = [[] for _ in texts]
+    places = [sequence.begin for sequence in sequences]
+    drafted.step([text[:place] for text, place in zip(texts, places, strict=True)], [0] * len(texts), tables)
+    for number in range(max(len(sequence.spans) for sequence in sequences)):
+        rows = [row for row, sequence in enumerate(sequences) if number < len(sequence.spans)]
+        spans = [sequences[row].spans[number] for row in rows]
+        chunks = [
+            [*texts[row][places[row] :][: num_right + 1], *random.integers(3, VOCAB_SIZE, num_drafts - num_right)]
+            for row, (num_drafts, num_right) in zip(rows, spans, strict=True)
+        ]
+        found = drafted.step(chunks, [places[row] for row in rows], tables[rows])
+        for row, (_, num_right), of_row in zip(rows, spans, found, strict=True):
+            logits[row].append(of_row[: num_right + 1])
+            places[row] += num_right + 1
+
+    for text, table, sequence, found_of in zip(texts, tables, sequences, logits, strict=True):
+        alone = PagedRun(*model.by_threads[1], block_size, num_blocks)
+        own = alone.take_blocks(num_blocks)[None]
+        alone.step([text[: sequence.begin]], [0], own)
+        expected = [alone.step([[text[at]]], [at], own)[0] for at in range(sequence.begin, len(text))]
+        assert_same_bits(torch.cat(found_of), torch.cat(expected), f"{sequence}")
+        for layer, (ours, theirs) in enumerate(zip(drafted.cached(table), alone.cached(own[0]), strict=True)):
+            assert_same_bits(ours[: len(text)], theirs[: len(text)], f"{sequence}, cache {layer}")
+
+
 def check_random_plans(models: Sequence[Loaded], profile: settings, max_tokens: int) -> None:
     """Draw plans, and for each one of the models and a number of threads."""
 
@@ -131,6 +195,27 @@ def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(load: Load) ->
     models = [load("Llama: heads of 80 in a group of 9", number_format, "avx2") for number_format in SETTINGS]
 
     check_random_plans(models, settings(max_examples=10), max_tokens=600)
+
+
+@pytest.mark.parametrize("name", WITH_EDGES)
+def test_a_row_with_drafts_has_the_bits_of_its_tokens_one_by_one(name: str, load: Load) -> None:
+    models = [load(name, number_format) for number_format in ("none", "int8", "compute bfloat16")]
+    decoder = models[0].by_threads[1][0]
+    assert isinstance(decoder, Decoder)
+    windows = {layer.attention.window_tokens or ATTENTION_PART for layer in decoder.config.layers}
+    edges = (ATTENTION_PART, *BLOCK_SIZES, *windows)
+
+    @settings(max_examples=10)
+    @given(
+        st.sampled_from(models),
+        st.sampled_from(BLOCK_SIZES),
+        st.lists(drafted_sequences(edges), min_size=1, max_size=3),
+        st.sampled_from(NUM_THREADS),
+    )
+    def check(model: Loaded, block_size: int, sequences: list[Drafted], num_threads: int) -> None:
+        check_drafted(model, block_size, sequences, num_threads)
+
+    check()
 
 
 @pytest.mark.slow

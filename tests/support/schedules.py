@@ -26,7 +26,7 @@ GREEDY = SamplingRow(num_logprobs=0)
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks for."""
+    """What a client asks for. With `stop_string_at` tokens the text of an output holds a stop string; None: never."""
 
     prompt: Sequence[int]
     conditions: StopConditions
@@ -36,6 +36,7 @@ class Request:
     cache_salt: int = 0
     token_rules: TokenRules | None = None
     num_prompt_logprobs: int = NO_LOGPROBS
+    stop_string_at: int | None = None
 
     def to_group(self, arrival: int) -> SequenceGroup:
         """Return the request as the scheduler takes it."""
@@ -109,6 +110,12 @@ class Play:
         self.num_rounds = 0
         self._make_worker = make_worker
         self._groups = [request.to_group(arrival) for arrival, request in enumerate(requests)]
+        self.fleet.stop_lengths = {
+            (arrival, index): request.stop_string_at
+            for arrival, request in enumerate(requests)
+            for index in range(request.num_sequences)
+            if request.stop_string_at is not None
+        }
         self._member = self._join()
 
     @property
