@@ -228,6 +228,8 @@ def test_every_token_is_allowed_with_the_same_bits_alone_and_beside_others(worke
 class Spoiling:
     """Proposes what comes, by outputs that are known, with a wrong token in every fourth place; or nothing.
 
+    Such a token is often one that the grammar allows too.
+
     Args:
         known: Outputs that were computed a token a step.
     """
@@ -243,7 +245,7 @@ class Spoiling:
         for row, (slot, length) in enumerate(zip(slots.tolist(), num_tokens.tolist(), strict=True)):
             known = token_ids[slot, :length].tolist()
             coming = next((text[length:] for text in self._texts if text[:length] == known), [])[: int(most[row])]
-            spoiled = [token_id ^ ((length + place) % 4 == 0) for place, token_id in enumerate(coming)]
+            spoiled = [token_id ^ 3 * ((length + place) % 4 == 0) for place, token_id in enumerate(coming)]
             drafts[row, : len(spoiled)], counts[row] = spoiled, len(spoiled)
         return drafts, counts
 
