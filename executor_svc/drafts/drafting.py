@@ -13,7 +13,7 @@ import torch
 from executor_svc.drafts.proposer import Grammars, Proposer
 from executor_svc.parallel.group import TensorParallelGroup
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.step import BoolArray, IndexArray, Int32Array, Step, StepLayout, StepResult
+from octavo_shared.step_wire.step import IndexArray, Int32Array, Step, StepLayout, StepResult
 from octavo_shared.step_wire.table_columns import NO_GRAMMAR
 
 # What is counted of drafts at each step that has some, and at each step: older ones count less.
@@ -32,7 +32,7 @@ class DraftedStep:
     layout: StepLayout  # sampled once behind each last token and each draft; rows with their drafts as `lengths`
     drafts: Int32Array  # [num_samples, most drafts]
     num_drafts: Int32Array  # [num_samples]
-    is_forced: BoolArray  # [num_samples]: by its grammar
+    num_looked_up: Int32Array  # [num_samples]: how many, the first ones, are not forced by a grammar
 
     def prove(self, answer: StepResult) -> None:
         """Keep, of the tokens of each row, those up to the first draft that was not drawn.
@@ -145,31 +145,31 @@ class Drafting:
             counts = step.draft_counts.astype(np.int32)
             drafts = np.zeros((len(counts), int(counts.max(initial=0))), np.int32)
             drafts[np.arange(drafts.shape[1]) < counts[:, None]] = step.draft_token_ids
-            return self._drafted(table, layout, drafts, counts, np.zeros(len(counts), np.bool_))
+            return self._drafted(table, layout, drafts, counts, counts)
         allowances = layout.allowances
         assert allowances is not None
         slots = layout.sample_index
         most = np.maximum(allowances - 1, 0)
         most[layout.num_decodes :] = 0
         self._forget_others(slots, layout.sample_generations)
-        drafts, counts, is_forced = self._proposed(table, layout, most)
-        return self._drafted(table, layout, drafts, counts, is_forced) if counts.any() else None
+        drafts, counts, num_looked_up = self._proposed(table, layout, most)
+        return self._drafted(table, layout, drafts, counts, num_looked_up) if counts.any() else None
 
     def _drafted(
-        self, table: BatchTable, layout: StepLayout, drafts: Int32Array, counts: Int32Array, is_forced: BoolArray
+        self, table: BatchTable, layout: StepLayout, drafts: Int32Array, counts: Int32Array, num_looked_up: Int32Array
     ) -> DraftedStep:
         slots = layout.sample_index
         for place in range(drafts.shape[1]):
             with_draft = (counts > place).nonzero()[0]
             table.token_ids[slots[with_draft], layout.sample_positions[with_draft] + place] = drafts[with_draft, place]
-        return DraftedStep(_with_drafts(layout, counts), drafts, counts, is_forced)
+        return DraftedStep(_with_drafts(layout, counts), drafts, counts, num_looked_up)
 
     def learn(self, layout: StepLayout, drafted: DraftedStep, answer: StepResult) -> None:
         """Learn from how many drafts of each row were right; forced ones say nothing of others."""
         assert answer.token_counts is not None
-        rows = ((drafted.num_drafts > 0) & ~drafted.is_forced).nonzero()[0]
-        slots, num_drafts = layout.sample_index[rows], drafted.num_drafts[rows]
-        num_right = np.maximum(answer.token_counts[rows].astype(np.int32) - 1, 0)
+        rows = drafted.num_looked_up.nonzero()[0]
+        slots, num_drafts = layout.sample_index[rows], drafted.num_looked_up[rows]
+        num_right = np.clip(answer.token_counts[rows].astype(np.int32) - 1, 0, num_drafts)
         self._num_tried[slots] = self._num_tried[slots] * _KEPT_OF_DRAFTS + num_right + (num_right < num_drafts)
         self._num_right[slots] = self._num_right[slots] * _KEPT_OF_DRAFTS + num_right
 
@@ -197,49 +197,48 @@ class Drafting:
 
     def _proposed(
         self, table: BatchTable, layout: StepLayout, most: Int32Array
-    ) -> tuple[Int32Array, Int32Array, BoolArray]:
-        """Return drafts, [num_samples, any], how many each row has, and which are forced, as rank 0 has them."""
+    ) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """Return what rank 0 proposes: drafts, [num_samples, any], how many each row has, how many are looked up."""
         drafts, counts = np.zeros((len(most), self._most_drafts), np.int32), np.zeros(len(most), np.int32)
-        is_forced = np.zeros(len(most), np.bool_)
+        num_looked_up = counts
         if self._group.rank == 0:
             worth = np.minimum(most, self._worth(layout.sample_index, layout.num_decodes))
-            proposed, counts = self._proposer.propose(
-                table.token_ids, layout.sample_slots, layout.sample_positions, worth
-            )
-            drafts[:, : proposed.shape[1]] = proposed
+            found, counts = self._proposer.propose(table.token_ids, layout.sample_slots, layout.sample_positions, worth)
+            drafts[:, : found.shape[1]] = found
+            num_looked_up = counts.copy()
             guided = ((table.grammar_slot[layout.sample_index] != NO_GRAMMAR) & (most > 0)).nonzero()[0]
             if len(guided):
-                self._hold_to_grammars(table, layout, most, drafts, counts, is_forced, guided)
+                self._hold_to_grammars(table, layout, guided, most, drafts, counts, num_looked_up)
         if self._group.size > 1:
             told = self._group.broadcast(torch.from_numpy(np.column_stack((counts, drafts)).astype(np.int64))).numpy()
             counts, drafts = told[:, 0].astype(np.int32), told[:, 1:].astype(np.int32)
-        return drafts[:, : int(counts.max(initial=0))], counts, is_forced
+        return drafts[:, : int(counts.max(initial=0))], counts, num_looked_up
 
     def _hold_to_grammars(
         self,
         table: BatchTable,
         layout: StepLayout,
+        guided: IndexArray,
         most: Int32Array,
         drafts: Int32Array,
         counts: Int32Array,
-        is_forced: BoolArray,
-        guided: IndexArray,
+        num_looked_up: Int32Array,
     ) -> None:
-        """Let rows that follow a grammar have the drafts that it forces or allows."""
+        """Let rows that follow a grammar have the drafts that it allows and forces."""
         if self._grammars is None:
-            counts[guided] = 0
+            counts[guided] = num_looked_up[guided] = 0
             return
         slots, ends = layout.sample_slots[guided].tolist(), layout.sample_positions[guided].tolist()
         begins = table.num_prompt_tokens[slots].tolist()
-        held = self._grammars.draft(
+        likely = self._grammars.draft(
             slots,
             [table.token_ids[slot, begin:end] for slot, begin, end in zip(slots, begins, ends, strict=True)],
             [drafts[row, : counts[row]].tolist() for row in guided.tolist()],
             most[guided].tolist(),
         )
-        for row, (token_ids, forced) in zip(guided.tolist(), held, strict=True):
+        for row, (token_ids, num_proposed) in zip(guided.tolist(), likely, strict=True):
             drafts[row, : len(token_ids)] = token_ids
-            counts[row], is_forced[row] = len(token_ids), forced
+            counts[row], num_looked_up[row] = len(token_ids), num_proposed
 
 
 def without_drafts(layout: StepLayout) -> StepLayout:

@@ -34,8 +34,10 @@ class Grammars(Protocol):
 
     def draft(
         self, slots: list[int], outputs: Sequence[Int32Array], proposed: Sequence[list[int]], most: list[int]
-    ) -> list[tuple[list[int], bool]]:
-        """Return for each row drafts that its grammar allows, and whether they are all that it allows.
+    ) -> list[tuple[list[int], int]]:
+        """Return for each row drafts that its grammar allows, and how many of them are the first of the proposed ones.
+
+        The others are forced: nearly always right, but where the model splits the text in other tokens.
 
         Args:
             slots: Of the rows, [num_rows].

@@ -110,7 +110,7 @@ def test_tokens_are_kept_up_to_the_first_wrong_draft(
         row_flags=flags.astype(np.uint8) if flagged else None,
     )
 
-    DraftedStep(layout(num_drafts), padded, num_drafts).prove(answer)
+    DraftedStep(layout(num_drafts), padded, num_drafts, num_drafts).prove(answer)
 
     assert answer.token_counts is not None
     assert answer.token_counts.tolist() == [len(row) for row in kept]
@@ -127,7 +127,7 @@ def test_a_beam_row_gets_no_token() -> None:
     num_drafts = ints(1, 0)
     answer = StepResult(1, 1, ints(5, 6, -1))
 
-    DraftedStep(layout(num_drafts, ints(0, 3)), np.array([[5], [0]], np.int32), num_drafts).prove(answer)
+    DraftedStep(layout(num_drafts, ints(0, 3)), np.array([[5], [0]], np.int32), num_drafts, num_drafts).prove(answer)
 
     assert answer.token_counts is not None
     assert answer.token_counts.tolist() == [2, 0]
