@@ -31,6 +31,7 @@ class PlacementCheck:
         self._now_s = now_s
         self._takers = [other.planner for other in fleet.members if other.planner.takes_groups]
         self._newcomers = [group for group in fleet.queue if not group.has_run]
+        self._line = list(fleet.queue.in_order())
         self._fitting = [g for g in fleet.queue if any(fits_when_empty(taker.limits, g) for taker in self._takers)]
         [self._inbox] = [inbox for inbox in fleet.fleet.dispatcher.inboxes if inbox.planner is planner]
         self._dispatched = {assignment.group for assignment in self._inbox.assignments}
@@ -115,13 +116,16 @@ class PlacementCheck:
         """Return whether the queue was looked at last, with budget left, so that whoever waits had its chance.
 
         Not so if somebody lost its place in this step, came back, was held back for lack of blocks, or is computed or
-        waits to be computed alone; nor if a group
-        does not fit any more that was dispatched before: those behind it have their turn with the next step.
+        waits to be computed alone; nor if a group does not fit any more that was dispatched before, or the line has
+        another order, as when a text was charged to its tenant: those behind have their turn with the next step.
         """
         planner = self._core
         if self._has_solo or planner.solo is not None or planner.queue.has_solo:
             return False
         if self._needs_step_of_texts and step is not None and step.pooling_inputs:
+            return False
+        line = list(self._fleet.queue.in_order())
+        if [group for group in line if group in self._line] != [group for group in self._line if group in line]:
             return False
         if not self._num_left_tokens(step) or _num_moves(planner) != self._num_moves:
             return False
