@@ -71,17 +71,20 @@ class Decoding:
         slots = batch.is_decoding & ~batch.stop_checker.at_length_limit(batch.table.num_tokens)
         return slots if plan.solo is None else slots & batch.slots_of(plan.solo)
 
-    def _allowances(self, plan: StepPlan, slots: BoolArray) -> Int32Array:
-        """Return how many tokens each of `slots` may get, [max_num_seqs].
+    def _allowances(self, plan: StepPlan, slots: BoolArray) -> Int32Array | None:
+        """Return how many tokens each of `slots` may get, [max_num_seqs]; None: one, as before.
 
-        No sequence passes its limit by them. They leave each slot a token of the budget, so that prompts go on.
+        No sequence passes its limit by them. They leave each slot a token of the budget, so that prompts go on. Those
+        that may have drafts share what room there is, and none has any if it is less than one for each.
         """
         limits, batch = self._limits, self._batch
-        most = np.clip(batch.stop_checker.num_left(batch.table.num_tokens), 1, limits.max_allowance)
-        num_drafts = np.where(slots & batch.speculates, most - 1, 0)
+        wanting = slots & batch.speculates
         room = min(plan.token_budget, limits.max_sample_rows) - limits.max_num_seqs
-        num_drafts[num_drafts.cumsum() > room] = 0
-        allowances: Int32Array = num_drafts + 1
+        each = min(room // max(1, int(np.count_nonzero(wanting))), limits.max_allowance - 1)
+        if each <= 0:
+            return np.ones(len(slots), np.int32) if np.count_nonzero(batch.table.allowance > 1) else None
+        num_left = batch.stop_checker.num_left(batch.table.num_tokens)
+        allowances: Int32Array = np.where(wanting, np.clip(num_left, 1, each + 1), 1).astype(np.int32)
         return allowances
 
     def _has_blocks_for(self, needs: BlockNeeds) -> bool:

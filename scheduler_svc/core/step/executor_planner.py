@@ -273,7 +273,8 @@ class ExecutorPlanner:
         updates = self._results.take(self.in_flight.popleft(), result)
         if updates.counts is not None:  # each row was charged for one token when it was decided
             for sequence, num_tokens in zip(updates.sequences, updates.counts, strict=True):
-                self.queue.charge(sequence.group.tenant, num_tokens - 1)
+                if num_tokens > 1:
+                    self.queue.charge(sequence.group.tenant, num_tokens - 1)
         self.groups.requeue()
         return updates
 

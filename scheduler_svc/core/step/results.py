@@ -11,7 +11,7 @@ from itertools import count
 import numpy as np
 
 from octavo_shared.step_wire.batch_table import StepLayout
-from octavo_shared.step_wire.step import BoolArray, Int32Array, PoolingTask, RowFlag, RowFlags, StepResult
+from octavo_shared.step_wire.step import BoolArray, IndexArray, Int32Array, PoolingTask, RowFlag, RowFlags, StepResult
 from scheduler_svc.core.beam_search import Candidates
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmittedGroups
@@ -164,47 +164,67 @@ class Results:
             current: Which rows still belong to the sequence that they were sent for, [num_samples]; None: all.
             begins: How many tokens each row's slot had, [num_samples].
         """
-        counts, widths = result.token_counts, layout.num_alternatives
+        batch, counts = self._batch, result.token_counts
         assert counts is not None
-        updates = StepUpdates([], [], None if result.logprobs is None else [], {}, [])
-        assert updates.counts is not None
-        ends, first_alternative = counts.astype(np.intp).cumsum(), 0
-        rows = zip(layout.sample_slots.tolist(), counts.tolist(), ends.tolist(), strict=True)
-        for row, (slot, num_tokens, end) in enumerate(rows):
-            width = 0 if widths is None else int(widths[row])
-            alternatives = slice(first_alternative, first_alternative + num_tokens * width)
-            first_alternative = alternatives.stop
-            if not num_tokens:
-                continue
-            is_current = current is None or bool(current[row])
-            generation = int(layout.sample_generations[row])
-            sequence = (
-                self._batch.sequence_in_slot[slot] if is_current else self._preempted.sequence_of(slot, generation)
-            )
-            if sequence is None:
-                updates.num_void_rows += 1
-                continue
-            token_ids = result.sampled_token_ids[end - num_tokens : end]
-            if is_current:
-                positions = begins[row] + np.arange(num_tokens, dtype=np.int32)
-                found = self._batch.stop_checker.finished(np.full(num_tokens, slot), positions, token_ids)
-                num_taken, reason = next(((place + 1, why) for place, why in found.items()), (num_tokens, None))
-            else:
-                num_taken, reason = self._append_inflight_tokens(sequence, token_ids)
-            if reason is not None:
-                updates.finished[len(updates.sequences)] = reason
-            if num_taken > 1:
-                sequence.group.num_draft_tokens += num_taken - 1
-            if num_taken and width:
-                updates.alternatives |= _alternatives_in(result, alternatives, width, num_taken, len(updates.token_ids))
-            updates.sequences.append(sequence)
-            updates.counts.append(num_taken)
-            updates.token_ids += token_ids[:num_taken].tolist()
-            if updates.logprobs is not None and result.logprobs is not None:
-                updates.logprobs += result.logprobs[end - num_tokens : end - num_tokens + num_taken].tolist()
+        num_entries = counts.astype(np.intp)
+        first_entries = num_entries.cumsum() - num_entries
+        rows = (counts > 0 if current is None else current & (counts > 0)).nonzero()[0]
+        slots, num_taken = layout.sample_index[rows], num_entries[rows]
+        of_row = np.arange(len(rows)).repeat(num_taken)  # of each token, among `rows`
+        places = np.arange(len(of_row)) - (num_taken.cumsum() - num_taken)[of_row]
+        entries = first_entries[rows][of_row] + places
+        found = batch.stop_checker.finished(
+            slots[of_row], begins[rows][of_row] + places.astype(np.int32), result.sampled_token_ids[entries]
+        )
+        finished: dict[int, FinishReason] = {}
+        for index, reason in found.items():
+            if (row := int(of_row[index])) not in finished:  # what comes behind an end is cut off
+                finished[row], num_taken[row] = reason, places[index] + 1
+        if finished:
+            entries = entries[places < num_taken[of_row]]
+        updates = StepUpdates(
+            sequences=batch.sequence_in_slot[slots].tolist(),
+            token_ids=result.sampled_token_ids[entries].tolist(),
+            logprobs=None if result.logprobs is None else result.logprobs[entries].tolist(),
+            finished=finished,
+            counts=num_taken.tolist(),
+        )
+        for row in (num_taken > 1).nonzero()[0].tolist():
+            updates.sequences[row].group.num_draft_tokens += int(num_taken[row]) - 1
+        taken = np.zeros(len(counts), np.intp)
+        taken[rows] = num_taken
+        late = () if current is None else ((counts > 0) & ~current).nonzero()[0].tolist()
+        for row in late:
+            taken[row] = self._take_late_span(layout, result, row, int(first_entries[row]), updates)
+        if layout.num_alternatives is not None:
+            order = [*rows.tolist(), *(row for row in late if taken[row])]
+            updates.alternatives = _alternatives_of_spans(layout.num_alternatives, result, order, taken)
         for index in updates.finished:
             self._groups.finish_sequence(updates.sequences[index])
         return updates
+
+    def _take_late_span(
+        self, layout: StepLayout, result: StepResult, row: int, first_entry: int, updates: StepUpdates
+    ) -> int:
+        """Give a row's tokens to its sequence, which was preempted after the step was sent; return how many it took."""
+        assert result.token_counts is not None
+        assert updates.counts is not None
+        slot, generation = int(layout.sample_slots[row]), int(layout.sample_generations[row])
+        sequence = self._preempted.sequence_of(slot, generation)
+        if sequence is None:
+            updates.num_void_rows += 1
+            return 0
+        token_ids = result.sampled_token_ids[first_entry : first_entry + int(result.token_counts[row])]
+        num_taken, reason = self._append_inflight_tokens(sequence, token_ids)
+        if reason is not None:
+            updates.finished[len(updates.sequences)] = reason
+        sequence.group.num_draft_tokens += num_taken - 1
+        updates.sequences.append(sequence)
+        updates.counts.append(num_taken)
+        updates.token_ids += token_ids[:num_taken].tolist()
+        if updates.logprobs is not None and result.logprobs is not None:
+            updates.logprobs += result.logprobs[first_entry : first_entry + num_taken].tolist()
+        return num_taken
 
     def _append_inflight_tokens(self, sequence: Sequence, token_ids: Int32Array) -> tuple[int, FinishReason | None]:
         """Append a late row's tokens, up to the end, to a preempted sequence; return how many, and why it ends."""
@@ -297,18 +317,30 @@ def _alternatives_of(
     return found
 
 
-def _alternatives_in(
-    result: StepResult, span: slice, width: int, num_tokens: int, first_index: int
+def _alternatives_of_spans(
+    widths: Int32Array, result: StepResult, rows: Seq[int], taken: IndexArray
 ) -> dict[int, Alternatives]:
-    """Return the alternatives of the first tokens of a row, `width` each; `span` has the row's alternatives."""
-    token_ids, logprobs = result.alternative_token_ids, result.alternative_logprobs
-    assert token_ids is not None
-    assert logprobs is not None
-    begins = [span.start + place * width for place in range(num_tokens)]
-    return {
-        index: Alternatives(token_ids[begin : begin + width].tolist(), logprobs[begin : begin + width].tolist())
-        for index, begin in enumerate(begins, first_index)
-    }
+    """Return the alternatives of the tokens that rows took, in this order of rows, by their place among the tokens.
+
+    Args:
+        widths: How many each token of a row has, [num_samples].
+        result: Has counts.
+        rows: In the order of their tokens.
+        taken: How many tokens each row took, the first ones, [num_samples].
+    """
+    token_ids, logprobs, counts = result.alternative_token_ids, result.alternative_logprobs, result.token_counts
+    if token_ids is None or logprobs is None or counts is None:
+        return {}
+    begins = (counts * widths).cumsum() - counts * widths
+    found: dict[int, Alternatives] = {}
+    index = 0
+    for row in rows:
+        width, num_taken = int(widths[row]), int(taken[row])
+        for place in range(num_taken) if width else ():
+            span = slice(int(begins[row]) + place * width, int(begins[row]) + (place + 1) * width)
+            found[index + place] = Alternatives(token_ids[span].tolist(), logprobs[span].tolist())
+        index += num_taken
+    return found
 
 
 def with_counts(layout: StepLayout, result: StepResult) -> StepResult:
