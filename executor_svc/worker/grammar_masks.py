@@ -341,7 +341,7 @@ class GrammarMasks:
 
     def draft(
         self, slots: list[int], outputs: Sequence[Int32Array], proposed: Sequence[list[int]], most: list[int]
-    ) -> list[tuple[list[int], bool]]:
+    ) -> list[tuple[list[int], int]]:
         """Return drafts that grammars allow; the caller waits. See `executor_svc.drafts.proposer.Grammars`."""
         return self._on_masking_thread(partial(self._draft, slots, outputs, proposed, most))()
 

@@ -23,6 +23,8 @@ from tests.numerics.test_native_forward import Load, load, mixed_steps
 from tests.support.fleet import Outcome
 from tests.support.schedules import Play, Request, Schedule
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 __all__ = ["load"]
 
 
