@@ -97,7 +97,8 @@ def test_moves_of_blocks_stay_in_their_group(load: Load) -> None:
 
 def test_a_hit_at_every_boundary_changes_no_bit(load: Load) -> None:
     """Prompts begin like one that was computed before, and leave it at each block."""
-    driver = load("Gemma3ForCausalLM", is_composed=False, max_num_seqs=16, max_num_batched_tokens=16)
+    sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 16, "num_host_blocks": 0}
+    driver = load("Gemma3ForCausalLM", is_composed=False, **sizes)
     assert isinstance(driver.worker, TorchWorker)
     common, conditions = random_prompt(60), StopConditions(9, ignore_eos=True)
     sampled = SamplingRow(temperature=1.0, seed=3, num_logprobs=2)
