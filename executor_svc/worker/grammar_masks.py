@@ -252,7 +252,7 @@ class _Output:
             self.position = self.slot.kept.behind(self.position, token_id)
         self.num_kept = len(token_ids)
 
-    def likely(self, token_ids: Int32Array, proposed: list[int], most: int, words: MaskRow) -> tuple[list[int], bool]:
+    def likely(self, token_ids: Int32Array, proposed: list[int], most: int, words: MaskRow) -> tuple[list[int], int]:
         """Return drafts behind its tokens, and whether they are forced; see `OutputMatcher.likely`.
 
         Raises: GrammarError: as `follow`.
@@ -413,8 +413,8 @@ class GrammarMasks:
 
     def _draft(
         self, slots: list[int], outputs: Sequence[Int32Array], proposed: Sequence[list[int]], most: list[int]
-    ) -> list[tuple[list[int], bool]]:
-        likely = []
+    ) -> list[tuple[list[int], int]]:
+        likely: list[tuple[list[int], int]] = []
         for slot, token_ids, its, its_most in zip(slots, outputs, proposed, most, strict=True):
             output = self._outputs[slot]
             try:

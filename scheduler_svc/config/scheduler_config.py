@@ -215,7 +215,7 @@ class SchedulerConfig(ClientSideConfig):
         ),
     )
     speculate: Literal["auto", "on", "off"] = Field(
-        "off",
+        "auto",
         description=(
             "Speculative decoding: sequences may get several tokens in a step. auto: where drafts change no output, "
             "which is where an executor is invariant. on: also elsewhere, where outputs may differ in rounding."
