@@ -1,5 +1,6 @@
 """What every answer needs: the path, access, errors, and the count of answers."""
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -138,8 +139,8 @@ class Routes:
             status = response.status
             if counted is not None:
                 counted.accept()
-        except ConnectionError:  # while the answer was sent
-            raise
+        except ConnectionError as error:  # while the answer was sent: the connection is about to cancel this call
+            raise asyncio.CancelledError from error
         except Exception as error:
             if not isinstance(error, OctavoServiceError):
                 log.exception(Event("http_call_failed", path=path, request_id=call.request_id))

@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from aiohttp import ClientConnectionResetError
 
 from executor_svc.fake.worker import FakeWorker
 from scheduler_svc.front.openai import call, set_up
+from scheduler_svc.front.openai.sse import EventStream
 from scheduler_svc.http.connections import ConnectionTimes
 from tests.contract.openai.api import Api, running_api
 from tests.contract.openai.hostile_rows import CLOSED, COMPLETIONS, GOOD, ROWS, Row, fields, get, post
@@ -89,6 +91,20 @@ async def test_no_bytes_disturb_the_port(monkeypatch: pytest.MonkeyPatch, caplog
         await until(lambda: len(events) > num_before)
         await until(lambda: len(api.stack.engine.requests) == 1)
         assert bodies._num_bytes_left == num_bytes_left
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info] == []
+
+
+async def test_a_connection_that_breaks_while_an_answer_is_written_is_no_error(
+    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def break_off(stream: EventStream, events: bytes) -> None:
+        assert stream._call.request.transport is not None
+        stream._call.request.transport.abort()
+        raise ClientConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(EventStream, "send", break_off)
+    await exchange(api.address, post(COMPLETIONS, fields(stream=True)))
+    await until(lambda: not api.stack.engine.requests)
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info] == []
 
 
