@@ -63,6 +63,8 @@ def warnings(config: BenchConfig, info: TargetInfo, summary: Summary) -> list[st
             f"{summary.cached_share:.0%} of the prompt tokens came from the server's prefix cache: "
             "the warm-up sent prompts of the same dataset"
         )
+    if config.compares_speculation and config.dataset is None:
+        found.append("random prompts: the ratios say nothing of real text; add --dataset-name or --dataset")
     if summary.num_without_usage:
         found.append(
             f"{summary.num_without_usage} answers had no usage: each part of their streams counts as one token"

@@ -100,7 +100,8 @@ async def run_session(config: BenchConfig, target: Target, stop: asyncio.Event, 
         raise BenchError(f"what listens there did not say within {_DESCRIBE_TIMEOUT_S:g} s what it serves") from None
     if config.compares_speculation and not info.speculates:
         raise BenchError(
-            f"{info.model_id} at {info.address} does not speculate; start its scheduler with --speculate auto"
+            f"{info.model_id} at {info.address} does not speculate: its scheduler has --speculate off, or its "
+            "executors draft nothing (--max-draft-tokens 0, no C kernels, or rows that are not invariant)"
         )
     warmup, measured = plan_warmup(config, info, dataset), plan_load(config, info, dataset)
     if not len(measured):

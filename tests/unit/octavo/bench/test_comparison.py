@@ -99,7 +99,7 @@ def test_a_pair_counts_if_both_were_answered(capsys: pytest.CaptureFixture[str])
 def test_a_server_that_does_not_speculate_is_not_compared_with_itself() -> None:
     target = Planted({})
     target.speculates = False
-    with pytest.raises(BenchError, match="tiny at here does not speculate; start its scheduler with --speculate auto"):
+    with pytest.raises(BenchError, match="tiny at here does not speculate: its scheduler has --speculate off"):
         run_bench(bench_config(compares_speculation=True), target, NOTHING_ELSE)
     assert target.sent == []
 
