@@ -136,7 +136,7 @@ protos: $(INSTALLED)
 
 # The wire that later changes are compared with; renewed at each release.
 baseline: $(INSTALLED)
-	$(BIN)/buf build protos --output protos/baseline.binpb
+	$(BIN)/buf build protos --exclude-source-info --output protos/baseline.binpb
 
 # The code that the next release is tested beside (tests/skew); recorded on the commit of each release.
 record-release: $(INSTALLED)

@@ -4,7 +4,7 @@
 # BUILD        the command that builds, default "buildah bud"; "podman build" does as well
 # BUILD_FLAGS  what else it is told, e.g. --build-arg TORCH_OPTIONS="..." (see the head of executor.Containerfile)
 # BASE         the base image, default that of the Containerfiles; a release needs one with a digest, NAME@sha256:DIGEST
-# REPOSITORY   in front of the names, default "octavo": octavo/scheduler:0.2.0
+# REPOSITORY   in front of the names, default "octavo": octavo/scheduler:0.3.0.dev0
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from octavo.local.llm import LLM
     from octavo.values.sampling_params import SamplingParams
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 _HOMES = {"Client": "octavo.client", "LLM": "octavo.local.llm", "SamplingParams": "octavo.values.sampling_params"}
 

@@ -106,11 +106,6 @@ class Code:
         return bool(self._read(("octavo/calls/resumption.py", "octavo/resumption.py")))
 
     @property
-    def tells_accepted_length(self) -> bool:
-        """Whether clients and schedulers tell each other for which length a request was accepted."""
-        return self._has("max_model_len", ("octavo/calls/streamed_answer.py", "octavo/streamed_answer.py"))
-
-    @property
     def wire_versions(self) -> tuple[int, int]:
         """The lowest and the highest version of octavo.execution.v1 that it speaks."""
         found = {
