@@ -122,7 +122,7 @@ def test_a_llama_of_another_shape_has_the_bits_of_safetensors(
 
 def test_the_factors_of_llama_3_stretch_its_frequencies(tmp_path: Path, recorder: RecordingSampler) -> None:
     directory = save(tmp_path / "model", "LlamaForCausalLM", {"rope_parameters": LLAMA3_ROPE}, FileType.F32)
-    rope = read_rope(ConfigFields({"rope_parameters": LLAMA3_ROPE}, directory), 128)
+    rope = read_rope(ConfigFields({"rope_parameters": LLAMA3_ROPE}, directory), 8, 128)
     plain = inverse_frequencies(RopeConfig(rope.theta), 8)
     factors = {"rope_freqs.weight": (plain / inverse_frequencies(rope, 8)).numpy()}  # as llama.cpp's converter
     file, unscaled = (
