@@ -161,7 +161,7 @@ QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 7}
 FAMILY_SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
     "linear rotary scaling": ("LlamaForCausalLM", {"rope_parameters": LINEAR_ROPE}),
     "dynamic rotary scaling": ("LlamaForCausalLM", {"rope_parameters": {**DYNAMIC_ROPE, "factor": 0.7}}),
-    "yarn": ("Qwen3ForCausalLM", {"rope_parameters": YARN}),
+    "yarn": ("Qwen3ForCausalLM", {"rope_parameters": {**YARN, "rope_theta": 100.0}}),
     "yarn with an attention factor": ("Qwen2ForCausalLM", {"rope_parameters": {**YARN, "attention_factor": 1.7}}),
     "yarn with all else": (
         "LlamaForCausalLM",
@@ -176,7 +176,10 @@ FAMILY_SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
             }
         },
     ),
-    "yarn between the same pairs": ("MistralForCausalLM", {"rope_parameters": {**YARN, "beta_fast": 1.0}}),
+    "yarn between the same pairs": (
+        "MistralForCausalLM",
+        {"rope_parameters": {**YARN, "original_max_position_embeddings": 4}},
+    ),
     "yarn beside a window": (
         "Gemma3ForCausalLM",
         {"rope_parameters": TWO_ROPES, "num_hidden_layers": 7, "sliding_window": 9},
