@@ -128,7 +128,7 @@ class LayerInput:
         if self.rotation is not None:
             half = self.rotation.cos.shape[1] // 2
             cos, sin = (part.cpu().double()[:, None, half:] for part in (self.rotation.cos, self.rotation.signed_sin))
-            low, high, rest = rotated.split((half, half, rotated.shape[2] - 2 * half), -1)
+            low, high, rest = rotated[..., :half], rotated[..., half : 2 * half], rotated[..., 2 * half :]
             rotated = torch.cat((low * cos - high * sin, high * cos + low * sin, rest), -1)
         if written is None:
             cache = LayerCache(self.keys.cpu().double(), self.values.cpu().double())
