@@ -68,16 +68,19 @@ class DecodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The rotary embedding of the tokens of a step; equal for all heads."""
+    """The rotary embedding of the tokens of a step; equal for all heads, of which it turns the first dimensions."""
 
-    cos: torch.Tensor  # [num_tokens, head_dim]
+    cos: torch.Tensor  # [num_tokens, rotary_dim]
     # The minus of the rotation sits in the first half, which spares a negation in every layer.
-    signed_sin: torch.Tensor  # [num_tokens, head_dim]
+    signed_sin: torch.Tensor  # [num_tokens, rotary_dim]
 
     def apply(self, heads: torch.Tensor) -> torch.Tensor:
         """Turn [num_tokens, num_heads, head_dim] by the angles of its positions."""
-        swapped = heads.roll(heads.shape[-1] // 2, -1)
-        return torch.addcmul(heads * self.cos[:, None], swapped, self.signed_sin[:, None])
+        rotary_dim = self.cos.shape[1]
+        turning, rest = heads[..., :rotary_dim], heads[..., rotary_dim:]
+        swapped = turning.roll(rotary_dim // 2, -1)
+        turned = torch.addcmul(turning * self.cos[:, None], swapped, self.signed_sin[:, None])
+        return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,10 @@ class NativeAttentionPlan:
             struct = self._structs[layer] = self._step_struct(num_tokens, num_heads, cache, layer)
         if rotation is None:
             struct.cos = struct.sin = None
+            struct.rotary_dim = 0
         else:
             struct.cos, struct.sin = rotation.cos.data_ptr(), rotation.signed_sin.data_ptr()
+            struct.rotary_dim = rotation.cos.shape[1]
         out = torch.empty(num_tokens, num_heads * head_dim)
         self._library.attention(struct, qkv, cache_struct(cache), out)
         return out

@@ -22,7 +22,13 @@ class RopeConfig:
     """Rotary embedding. `scaling` None: plain frequencies."""
 
     theta: float
-    scaling: "Llama3Scaling | LinearScaling | FrequencyFactors | None" = None
+    scaling: "Llama3Scaling | LinearScaling | YarnScaling | FrequencyFactors | None" = None
+    # So many first dimensions of a head turn; None: all.
+    rotary_dim: int | None = field(default=None, repr=False)
+    # Multiplies cos and sin.
+    attention_factor: float = field(default=1.0, repr=False)
+    # Longer sequences have other frequencies, from their first token on; None: they do not.
+    max_positions: int | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +49,26 @@ class LinearScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Stretches the slow rotary frequencies. Source: Peng et al. 2023, "YaRN".
+
+    `beta_fast` and `beta_slow` are turns within the original context: above the one a frequency stays, below the other
+    it is stretched by `factor`. `truncate`: between them are whole pairs of dimensions.
+    """
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_max_position_embeddings: int
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FrequencyFactors:
-    """Stretches each rotary frequency by a factor of its own, [head_dim / 2]: what GGUF files have for Llama 3.1."""
+    """Stretches each rotary frequency by a factor of its own, [rotary_dim / 2].
+
+    GGUF files have them for Llama 3.1, longrope has them for sequences of the original length.
+    """
 
     factors: tuple[float, ...]
 
@@ -155,3 +179,10 @@ class ModelConfig:
     def num_hidden_layers(self) -> int:
         """Number of layers."""
         return len(self.layers)
+
+    @property
+    def max_positions(self) -> int | None:
+        """Tokens of the longest sequence for which the rotary embeddings hold; None: they always do."""
+        return min(
+            (each.rope.max_positions for each in self.layers if each.rope and each.rope.max_positions), default=None
+        )

@@ -84,7 +84,10 @@ class Decoder:
         wanted: torch.Tensor,
     ) -> torch.Tensor:
         """Run the decoder; see `LanguageModel.forward`. The last layer ends for the wanted tokens only."""
-        rotation_of = {rope: self._kernels.rotations(positions, f) for rope, f in self.frequencies.items()}
+        rotation_of = {
+            rope: self._kernels.rotations(positions, frequencies, rope.attention_factor)
+            for rope, frequencies in self.frequencies.items()
+        }
         residual = self.weights.embed(token_ids, positions)  # [num_tokens, hidden_size]
         attended: torch.Tensor | None = None
         for index, layer in enumerate(self.config.layers):

@@ -205,8 +205,11 @@ class DenseKernels(Protocol[MatrixT]):
     def last_segment(self, layer_end: LayerEnd[MatrixT]) -> LastSegment:
         """Join the weights of the last layer's end."""
 
-    def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
-        """Return the rotary embedding of tokens at `positions`, [num_tokens], from `frequencies`, [head_dim / 2]."""
+    def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor, factor: float = 1.0) -> Rotation:
+        """Return the rotary embedding of tokens at `positions`, [num_tokens].
+
+        `frequencies` are [rotary_dim / 2] float32; cos and sin are multiplied by `factor`.
+        """
 
     def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """Return cap * tanh(logits / cap), for logits in float32."""

@@ -1,5 +1,6 @@
 """Typed access to config.json, with errors that name the file and the field."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -68,7 +69,7 @@ class ConfigFields:
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number above 0."""
         value = self._get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
             raise ModelLoadError(f"{self._describe(name)} {shown(repr(value))}; it must be a number above 0")
         return float(value)
 

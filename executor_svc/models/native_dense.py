@@ -94,11 +94,11 @@ class NativeDense:
             return NativeLastSegment(self._library, layer_end)
         return SharedLastSegment(self._library, layer_end, self._rank_sum)
 
-    def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
+    def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor, factor: float = 1.0) -> Rotation:
         """Return the rotary embedding of tokens; see `DenseKernels`."""
         shape = (positions.shape[0], 2 * frequencies.shape[0])
         rotation = Rotation(torch.empty(shape), torch.empty(shape))
-        self._library.rotations(positions.long(), frequencies, rotation.cos, rotation.signed_sin)
+        self._library.rotations(positions.long(), frequencies, factor, rotation.cos, rotation.signed_sin)
         return rotation
 
     def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:

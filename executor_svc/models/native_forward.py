@@ -74,8 +74,10 @@ class NativeForward:
         self._frequencies = model.frequencies
         ropes = {rope: index for index, rope in enumerate(model.frequencies)}
         self._rotations = (RotationStruct * len(ropes))()
-        for rotation, frequencies in zip(self._rotations, model.frequencies.values(), strict=True):
+        for rotation, (rope, frequencies) in zip(self._rotations, model.frequencies.items(), strict=True):
             rotation.frequencies = frequencies.data_ptr()
+            rotation.rotary_dim = 2 * len(frequencies)
+            rotation.factor = rope.attention_factor
         layers = model.config.layers
         distinct = list(dict.fromkeys(layers))
         self._slopes = [np.array(kind.attention.alibi_slopes or (), np.float32) for kind in distinct]

@@ -219,6 +219,12 @@ def read_model_config(directory: Model, config: ExecutorConfig) -> ModelConfig:
             raise ModelLoadError(f"{setting}, which needs a native implementation; but {reason}") from reason
         raise
     Shard.of(model_config, rank=0, size=config.tp)
+    most = model_config.max_positions
+    if most is not None and (config.max_model_len or model_config.max_position_embeddings) > most:
+        raise ModelLoadError(
+            f"{directory.source} has a rotary embedding of type longrope: all tokens of a sequence would change when "
+            f"it becomes longer than {most} tokens; set max_model_len to {most} or less"
+        )
     return model_config
 
 

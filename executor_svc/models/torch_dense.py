@@ -123,9 +123,9 @@ class TorchDense:
         """Join the weights of the last layer's end; see `DenseKernels`."""
         return TorchLastSegment(layer_end, self._group)
 
-    def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor) -> Rotation:
+    def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor, factor: float = 1.0) -> Rotation:
         """Return the rotary embedding of tokens; see `DenseKernels`."""
-        return rotations(positions, frequencies, self.dtype)
+        return rotations(positions, frequencies, factor, self.dtype)
 
     def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """Return cap * tanh(logits / cap)."""

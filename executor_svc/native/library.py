@@ -52,7 +52,7 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_pack_blocks", LONG, (POINTER, LONG, LONG, LONG, POINTER, LONG, POINTER, INT)),
     ("octavo_read_rows", None, (POINTER, LONG, LONG, POINTER, POINTER, INT)),
     ("octavo_finish_embedding", None, (POINTER, LONG, POINTER, POINTER, INT)),
-    ("octavo_rotations", None, (LONG, POINTER, POINTER, LONG, POINTER, POINTER, INT)),
+    ("octavo_rotations", None, (LONG, POINTER, POINTER, LONG, FLOAT, POINTER, POINTER, INT)),
     ("octavo_soft_cap", None, (LONG, FLOAT, POINTER, INT)),
     ("octavo_linear_scratch_bytes", LONG, (POINTER, LONG)),
     ("octavo_linear", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER)),
@@ -129,14 +129,20 @@ class NativeLibrary:
         )
 
     def rotations(
-        self, positions: torch.Tensor, frequencies: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
+        self,
+        positions: torch.Tensor,
+        frequencies: torch.Tensor,
+        factor: float,
+        cos: torch.Tensor,
+        signed_sin: torch.Tensor,
     ) -> None:
-        """Compute the rotation of tokens, both [num_tokens, head_dim]; see octavo_rotations in rotation.c."""
+        """Compute the rotation of tokens, both [num_tokens, rotary_dim]; see octavo_rotations in rotation.c."""
         self._library.octavo_rotations(
             positions.shape[0],
             positions.data_ptr(),
             frequencies.data_ptr(),
             frequencies.shape[0],
+            factor,
             cos.data_ptr(),
             signed_sin.data_ptr(),
             self.num_threads,

@@ -117,6 +117,7 @@ class StepStruct(ctypes.Structure):
             "num_kv_heads",
             "head_dim",
             "block_size",
+            "rotary_dim",
             "block_stride",
             "cache_format",
             "num_tokens",
@@ -140,7 +141,12 @@ class LayerCacheStruct(ctypes.Structure):
 class RotationStruct(ctypes.Structure):
     """`Rotation` of forward.c."""
 
-    _fields_ = (("frequencies", POINTER), ("cos", POINTER), ("sin", POINTER))
+    _fields_ = (
+        ("frequencies", POINTER),
+        ("rotary_dim", LONG),
+        ("factor", FLOAT),
+        *_of(POINTER, "cos", "sin"),
+    )
 
 
 class AttentionKindStruct(ctypes.Structure):

@@ -29,6 +29,7 @@ def key_value_write_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     HALF_PADDED: tl.constexpr,
     TILE_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -45,16 +46,25 @@ def key_value_write_kernel(
     is_value = heads >= NUM_HEADS + NUM_KV_HEADS
     is_low = is_head[:, None] & (halves < LOW)[None, :]
     is_high = is_head[:, None] & (halves < HIGH)[None, :]
-    vectors = qkv + token * qkv_stride + heads[:, None] * HEAD_DIM + halves[None, :]
-    low = tl.load(vectors, mask=is_low, other=0.0)
-    high = tl.load(vectors + LOW, mask=is_high, other=0.0)
+    TURNING: tl.constexpr = ROTARY_DIM // 2
+    # Where the numbers of both halves are in a head. Where part of it turns, each half has half of that part first.
+    if ROTARY_DIM == HEAD_DIM:
+        lows = halves
+        highs = halves + LOW
+    else:
+        lows = tl.where(halves < TURNING, halves, halves + TURNING)
+        highs = halves + tl.where(halves < TURNING, TURNING, LOW)
+    vectors = qkv + token * qkv_stride + heads[:, None] * HEAD_DIM
+    low = tl.load(vectors + lows[None, :], mask=is_low, other=0.0)
+    high = tl.load(vectors + highs[None, :], mask=is_high, other=0.0)
     if cos is not None:
-        angles = token * HEAD_DIM + halves
-        # What is beyond the half has the angle of something else, and is never stored.
-        cos_low = tl.load(cos + angles, mask=halves < LOW, other=0.0).to(tl.float32)[None, :]
-        cos_high = tl.load(cos + angles + LOW, mask=halves < HIGH, other=0.0).to(tl.float32)[None, :]
-        sin_low = tl.load(signed_sin + angles, mask=halves < LOW, other=0.0).to(tl.float32)[None, :]
-        sin_high = tl.load(signed_sin + angles + LOW, mask=halves < HIGH, other=0.0).to(tl.float32)[None, :]
+        angles = token * ROTARY_DIM + halves
+        turns = halves < TURNING
+        # What is beyond the half or does not turn is multiplied by 1.
+        cos_low = tl.load(cos + angles, mask=turns, other=1.0).to(tl.float32)[None, :]
+        cos_high = tl.load(cos + angles + TURNING, mask=turns, other=1.0).to(tl.float32)[None, :]
+        sin_low = tl.load(signed_sin + angles, mask=turns, other=0.0).to(tl.float32)[None, :]
+        sin_high = tl.load(signed_sin + angles + TURNING, mask=turns, other=0.0).to(tl.float32)[None, :]
         wide_low = low.to(tl.float32)
         wide_high = high.to(tl.float32)
         rotated_low = (wide_low * cos_low + wide_high * sin_low).to(low.dtype)
@@ -62,8 +72,8 @@ def key_value_write_kernel(
         low = tl.where(is_value[:, None], low, rotated_low)
         high = tl.where(is_value[:, None], high, rotated_high)
         is_rotated = (heads < NUM_HEADS + NUM_KV_HEADS)[:, None]
-        tl.store(vectors, low, mask=is_low & is_rotated)
-        tl.store(vectors + LOW, high, mask=is_high & is_rotated)
+        tl.store(vectors + lows[None, :], low, mask=is_low & is_rotated)
+        tl.store(vectors + highs[None, :], high, mask=is_high & is_rotated)
     slot = tl.load(slot_mapping + token)
     first_element = slot * (NUM_KV_HEADS * HEAD_DIM)
     is_key = (heads >= NUM_HEADS) & (heads < NUM_HEADS + NUM_KV_HEADS)
@@ -80,12 +90,12 @@ def key_value_write_kernel(
         scale = tl.where(is_value, value_scale, key_scale)[:, None]
         low = fp8_of(tl.div_rn(low.to(tl.float32), scale), FORMAT)
         high = fp8_of(tl.div_rn(high.to(tl.float32), scale), FORMAT)
-    new_keys = keys + first_element + (heads - NUM_HEADS)[:, None] * HEAD_DIM + halves[None, :]
-    tl.store(new_keys, low, mask=is_low & is_key[:, None])
-    tl.store(new_keys + LOW, high, mask=is_high & is_key[:, None])
-    new_values = values + first_element + (heads - NUM_HEADS - NUM_KV_HEADS)[:, None] * HEAD_DIM + halves[None, :]
-    tl.store(new_values, low, mask=is_low & is_value[:, None])
-    tl.store(new_values + LOW, high, mask=is_high & is_value[:, None])
+    new_keys = keys + first_element + (heads - NUM_HEADS)[:, None] * HEAD_DIM
+    tl.store(new_keys + lows[None, :], low, mask=is_low & is_key[:, None])
+    tl.store(new_keys + highs[None, :], high, mask=is_high & is_key[:, None])
+    new_values = values + first_element + (heads - NUM_HEADS - NUM_KV_HEADS)[:, None] * HEAD_DIM
+    tl.store(new_values + lows[None, :], low, mask=is_low & is_value[:, None])
+    tl.store(new_values + highs[None, :], high, mask=is_high & is_value[:, None])
 
 
 def write_in_triton(
@@ -123,6 +133,7 @@ def write_in_triton(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
+        ROTARY_DIM=head_dim if rotation is None else rotation.cos.shape[1],
         HALF_PADDED=half_padded,
         TILE_HEADS=tile_heads,
         BLOCK_SIZE=cache.block_size,

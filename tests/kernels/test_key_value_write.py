@@ -38,6 +38,12 @@ def test_every_head_dim(is_rotated: bool, head_dim: int) -> None:
     check(LayerInput(step, (6, 2), head_dim, is_rotated=is_rotated), TOLERANCES[torch.float32])
 
 
+@each_row((8, 2), (18, 4), (80, 32), (128, 96))
+def test_part_of_a_head(head_dim: int, rotary_dim: int) -> None:
+    step = Step([(3, 1), (0, 2), (17, 1)], 16, device=DEVICE)
+    check(LayerInput(step, (6, 2), head_dim, rotary_dim=rotary_dim), TOLERANCES[torch.float32])
+
+
 @each_row(*product([(1, 1), (9, 3), (32, 8), (71, 1)], TOLERANCES))
 def test_every_number_of_heads(heads: tuple[int, int], dtype: torch.dtype) -> None:
     step = Step([(3, 1), (14, 3)], 16, device=DEVICE)

@@ -63,6 +63,7 @@ class LayerInput:
         head_dim: int,
         *,
         is_rotated: bool = True,
+        rotary_dim: int | None = None,
         dtype: torch.dtype = torch.float32,
         cache_dtype: torch.dtype | None = None,
         scales: tuple[float, float] = (1.0, 1.0),
@@ -83,7 +84,7 @@ class LayerInput:
         self.qkv = torch.randn(num_tokens, num_vectors, head_dim, generator=generator).to(dtype)
         self.rotation: Rotation | None = None
         if is_rotated:
-            angles = 6 * torch.rand(num_tokens, head_dim // 2, generator=generator)
+            angles = 6 * torch.rand(num_tokens, (rotary_dim or head_dim) // 2, generator=generator)
             cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
             cosines, signed_sines = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
             self.rotation = Rotation(cosines.to(step.device), signed_sines.to(step.device))
@@ -125,10 +126,10 @@ class LayerInput:
         qkv, slot_mapping = self.qkv.cpu().double(), self.step.metadata.slot_mapping.cpu()
         rotated = qkv[:, : -self.num_kv_heads]
         if self.rotation is not None:
-            half = rotated.shape[2] // 2
+            half = self.rotation.cos.shape[1] // 2
             cos, sin = (part.cpu().double()[:, None, half:] for part in (self.rotation.cos, self.rotation.signed_sin))
-            low, high = rotated[..., :half], rotated[..., half:]
-            rotated = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+            low, high, rest = rotated[..., :half], rotated[..., half : 2 * half], rotated[..., 2 * half :]
+            rotated = torch.cat((low * cos - high * sin, high * cos + low * sin, rest), -1)
         if written is None:
             cache = LayerCache(self.keys.cpu().double(), self.values.cpu().double())
             cache.keys.flatten(0, 1)[slot_mapping] = rotated[:, self.num_heads :]

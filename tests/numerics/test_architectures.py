@@ -16,6 +16,7 @@ from octavo_shared.errors import ModelLoadError
 from tests.numerics.architectures import (
     ALL_WINDOWS,
     ARCHITECTURES,
+    DYNAMIC_ROPE,
     LINEAR_ROPE,
     ONE_WINDOW,
     PARTIAL_ROPE,
@@ -135,8 +136,7 @@ def test_loading_is_reported_in_one_line_and_nothing_else(
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("Qwen3ForCausalLM", {"rope_parameters": YARN}),
-        ("Phi3ForCausalLM", {"rope_parameters": PARTIAL_ROPE}),
+        ("Qwen3ForCausalLM", {"rope_parameters": PARTIAL_ROPE}),  # it rotates whole heads nevertheless
         ("LlamaForCausalLM", {"hidden_act": "mish"}),
     ],
 )
@@ -150,11 +150,45 @@ def test_settings_that_our_own_code_does_not_have_run_through_transformers(
     assert compare_with_transformers(model, backend, reference).logit_difference < 1e-5
 
 
+# Of 6 in 8 dimensions, for sequences up to 64 tokens.
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
+LONGROPE |= {"short_factor": [1.0, 1.5, 2], "long_factor": [4.0, 8.0, 16.0]}
+# Gemma 3 in which only layers without a window are stretched.
+TWO_ROPES = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e3}}
 QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 7}
 
 # Of families with code of our own, beside what `FAMILY_ARCHITECTURES` has of each.
 FAMILY_SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
     "linear rotary scaling": ("LlamaForCausalLM", {"rope_parameters": LINEAR_ROPE}),
+    "dynamic rotary scaling": ("LlamaForCausalLM", {"rope_parameters": {**DYNAMIC_ROPE, "factor": 0.7}}),
+    "yarn": ("Qwen3ForCausalLM", {"rope_parameters": {**YARN, "rope_theta": 100.0}}),
+    "yarn with an attention factor": ("Qwen2ForCausalLM", {"rope_parameters": {**YARN, "attention_factor": 1.7}}),
+    "yarn with all else": (
+        "LlamaForCausalLM",
+        {
+            "rope_parameters": {
+                **YARN,
+                "beta_fast": 3,
+                "beta_slow": 0.4,
+                "mscale": 2.0,
+                "mscale_all_dim": 0.7,
+                "truncate": False,
+            }
+        },
+    ),
+    "yarn between the same pairs": (
+        "MistralForCausalLM",
+        {"rope_parameters": {**YARN, "original_max_position_embeddings": 4}},
+    ),
+    "yarn beside a window": (
+        "Gemma3ForCausalLM",
+        {"rope_parameters": TWO_ROPES, "num_hidden_layers": 7, "sliding_window": 9},
+    ),
+    "part of the head": ("Phi3ForCausalLM", {"rope_parameters": PARTIAL_ROPE}),
+    "longrope of part of the head": (
+        "Phi3ForCausalLM",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64, "sliding_window": 11},
+    ),
     "a window in all layers": ("Qwen2ForCausalLM", {**QWEN_WINDOW, "max_window_layers": 0}),
     "a window in no layer": ("Qwen2ForCausalLM", {**QWEN_WINDOW, "max_window_layers": 2}),
     "Mistral without a window": ("MistralForCausalLM", {"sliding_window": None}),
@@ -166,10 +200,20 @@ FAMILY_SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
 def test_settings_that_our_own_code_has_equal_plain_transformers(case: str, tmp_path: Path) -> None:
     name, settings = FAMILY_SETTINGS[case]
     reference = save_tiny_architecture(tmp_path, name, settings)
-    model, backend = load_architecture(tmp_path)
+    for kernels in ("native", "torch"):
+        model, backend = load_architecture(tmp_path, cpu_kernels=kernels, max_model_len=64)
 
-    assert isinstance(model, Decoder)
-    assert compare_with_transformers(model, backend, reference).logit_difference < 1e-5
+        assert isinstance(model, Decoder)
+        assert compare_with_transformers(model, backend, reference).logit_difference < 1e-5
+
+
+def test_longrope_is_refused_for_lengths_at_which_all_tokens_would_change(tmp_path: Path) -> None:
+    save_tiny_architecture(
+        tmp_path, "Phi3ForCausalLM", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64}
+    )
+    for settings in ({}, {"max_model_len": 65}):
+        with pytest.raises(ModelLoadError, match=r"longer than 64 tokens; set max_model_len to 64 or less$"):
+            load_architecture(tmp_path, **settings)
 
 
 @pytest.mark.parametrize(("settings", "setting"), [({"tp": 2}, "tp is 2"), ({"quantization": "int8"}, "quantization")])

@@ -122,7 +122,7 @@ def test_a_llama_of_another_shape_has_the_bits_of_safetensors(
 
 def test_the_factors_of_llama_3_stretch_its_frequencies(tmp_path: Path, recorder: RecordingSampler) -> None:
     directory = save(tmp_path / "model", "LlamaForCausalLM", {"rope_parameters": LLAMA3_ROPE}, FileType.F32)
-    rope = read_rope(ConfigFields({"rope_parameters": LLAMA3_ROPE}, directory), 128)
+    rope = read_rope(ConfigFields({"rope_parameters": LLAMA3_ROPE}, directory), 8, 128)
     plain = inverse_frequencies(RopeConfig(rope.theta), 8)
     factors = {"rope_freqs.weight": (plain / inverse_frequencies(rope, 8)).numpy()}  # as llama.cpp's converter
     file, unscaled = (
@@ -134,6 +134,53 @@ def test_the_factors_of_llama_3_stretch_its_frequencies(tmp_path: Path, recorder
 
     assert torch.allclose(logits_of(file, recorder), expected, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(logits_of(unscaled, recorder), expected, rtol=1e-3, atol=1e-3)
+
+
+SCALED = "rope.scaling"
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75, "attention_factor": 1.25}
+LONG |= {"short_factor": [1.0, 1.5, 2.5], "long_factor": [4.0, 8.0, 16.0], "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32, "beta_slow": 0.5}
+# rope_parameters of config.json, and what a file has in their place.
+ROPES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        "qwen3",
+        YARN,
+        {
+            f"{SCALED}.type": "yarn",
+            f"{SCALED}.factor": 4.0,
+            f"{SCALED}.original_context_length": 32,
+            f"{SCALED}.yarn_beta_slow": 0.5,
+        },
+    ),
+    ("phi3", {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, {"rope.dimension_count": 4}),
+    (
+        "phi3",
+        LONG,
+        {"rope.dimension_count": 6, f"{SCALED}.attn_factor": 1.25, f"{SCALED}.original_context_length": 64},
+    ),
+]
+
+
+@each_row(*ROPES)
+def test_rotary_embeddings_of_other_kinds_have_the_bits_of_safetensors(
+    architecture: str, rope: dict[str, Any], keys: dict[str, Any], *, tmp_path: Path, recorder: RecordingSampler
+) -> None:
+    settings: dict[str, Any] = {"rope_parameters": rope}
+    if rope == LONG:
+        settings["original_max_position_embeddings"] = 64
+    directory = save(tmp_path / "model", f"{architecture.title()}ForCausalLM", settings, FileType.F32)
+    factors = {f"rope_factors_{name}.weight": rope.get(f"{name}_factor") for name in ("short", "long")}
+    file = write_gguf_of(
+        directory,
+        tmp_path / "m.gguf",
+        of_type(FileType.F32),
+        changes={f"{architecture}.{key}": value for key, value in keys.items()},
+        more_tensors={name: np.array(values, np.float32) for name, values in factors.items() if values},
+    )
+
+    expected = logits_of(directory, recorder, max_model_len=64)
+
+    assert torch.equal(logits_of(file, recorder, max_model_len=64), expected)
 
 
 @each_row(4096, 131_072)

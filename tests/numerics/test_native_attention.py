@@ -77,6 +77,17 @@ def test_without_rotation_the_number_of_dimensions_may_be_odd(lanes: str, head_d
     check(LayerInput(Step(ALL, 16), (4, 2), head_dim, is_rotated=False), lanes, AttentionLayer(0.25))
 
 
+@each_row(*product(LANES, [(8, 2), (20, 6), (40, 34), (128, 96)], [torch.float32, torch.int8]))
+def test_part_of_a_head(lanes: str, sizes: tuple[int, int], cache_dtype: torch.dtype) -> None:
+    head_dim, rotary_dim = sizes
+    inputs = LayerInput(Step(ALL, 16), (4, 2), head_dim, rotary_dim=rotary_dim, cache_dtype=cache_dtype)
+    ours, theirs = (
+        inputs.attend(backend, AttentionLayer(0.25))[0]
+        for backend in (NativeAttentionBackend(native_library(lanes)), TorchAttentionBackend())
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-6)
+
+
 @each_row(*product(LANES, [None, 300, 1_000], [[(2_000, 1)], [(1_500, 40)], [(2_000, 1), (3, 1), (0, 1)], [(0, 700)]]))
 def test_a_long_context_is_split_over_the_threads(lanes: str, window: int | None, rows: Rows) -> None:
     inputs = LayerInput(Step(rows, 16, window), (4, 2), 16)

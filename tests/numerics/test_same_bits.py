@@ -31,6 +31,8 @@ NUM_THREADS = (1, 2)
 ATTENTION_PART, MAX_ROW = 384, 8  # keys that attention plans as one; the last token of a row and its drafts
 MAX_TOKENS = 900  # three parts of the keys; contexts of 2,000 tokens are in tests/e2e/test_invariance.py
 
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5, "factor": 4.0}
+LONGROPE |= {name: [1.0, 2.0, 3.0] for name in ("short_factor", "long_factor")}
 # What the families do to attention, with sizes of heads and of groups that are no power of two.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Bloom: ALiBi, 12 heads of 20, no groups": ("BloomForCausalLM", {"hidden_size": 240}),
@@ -52,7 +54,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mixtral: experts": ("MixtralForCausalLM", {}),
     "MPT: ALiBi, 12 heads of 4": ("MptForCausalLM", {"max_seq_len": MAX_TOKENS}),
     "OPT: learned positions, no gate": ("OPTForCausalLM", {}),
-    "Phi 3: merged weights, heads of 12": ("Phi3ForCausalLM", {"hidden_size": 48}),
+    "Phi 3: merged weights, 6 of the 12 dimensions of a head turn and grow": (
+        "Phi3ForCausalLM",
+        {"hidden_size": 48, "original_max_position_embeddings": MAX_TOKENS, "rope_parameters": LONGROPE},
+    ),
     "Qwen 2: biases, a window in one layer": ("Qwen2ForCausalLM", {}),
     "Qwen 3: heads of 128 in a group of 8": (
         "Qwen3ForCausalLM",

@@ -34,6 +34,11 @@ def test_every_combination(is_rotated: bool, has_alibi: bool, soft_cap: float | 
         check(LayerInput(Step(rows, 16, window), (6, 2), 16, is_rotated=is_rotated), layer)
 
 
+@each_row(2, 6, 14)
+def test_part_of_a_head(rotary_dim: int) -> None:
+    check(LayerInput(Step([*DECODES, *CHUNKS], 16), (6, 2), 16, rotary_dim=rotary_dim), AttentionLayer(0.7))
+
+
 @each_row(*product([None, *WINDOWS], [1, 3, 32, 128]))
 def test_every_block_size(window: int | None, block_size: int) -> None:
     for layer in (AttentionLayer(0.25, window), AttentionLayer(0.25, window, 1.5, alibi_slopes(4))):

@@ -4,6 +4,7 @@ A file names an architecture of llama.cpp, and some numbers of it stand in llama
 Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-model.cpp.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -18,7 +19,15 @@ from octavo_shared.errors import ModelLoadError
 Config = dict[str, object]
 Tensors = Mapping[str, GGUFTensor]
 
-EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+# What divides rotary frequencies, by its name in config.json: of Llama 3.1; of Phi-3 and Phi-4.
+ROPE_FACTORS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "factors": "rope_freqs.weight",
+        "short_factor": "rope_factors_short.weight",
+        "long_factor": "rope_factors_long.weight",
+    }
+)
 
 # Keys that families which do not read them may have with this value: with it they change nothing.
 _UNREAD: Final[Mapping[str, float]] = MappingProxyType(
@@ -45,6 +54,9 @@ _UNREAD: Final[Mapping[str, float]] = MappingProxyType(
         "nextn_predict_layers": 0,
         "residual_scale": 1,
         "rope.scaling.attn_factor": 1,
+        "rope.scaling.yarn_attn_factor": 1,
+        "rope.scaling.yarn_ext_factor": 1,
+        "rope.scaling.yarn_log_multiplier": 0,
     }
 )
 # Of other norms, of how a file was made, of what scaling was trained with, and what `GGUFModel.pooling` reads.
@@ -87,9 +99,9 @@ def _decoder(metadata: Metadata, tensors: Tensors, architecture: str, **more: ob
     """Return what all architectures share, and more."""
     hidden_size, num_heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
     head_dim = metadata.integer("attention.key_length", hidden_size // max(1, num_heads))
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if metadata.integer(key, head_dim) != head_dim:
-            raise metadata.wrong(metadata.key(key), metadata.integer(key), f"the length of a key, {head_dim}")
+    if metadata.integer("attention.value_length", head_dim) != head_dim:
+        key = "attention.value_length"
+        raise metadata.wrong(metadata.key(key), metadata.integer(key), f"the length of a key, {head_dim}")
     return {
         "architectures": [architecture],
         "hidden_size": hidden_size,
@@ -100,7 +112,7 @@ def _decoder(metadata: Metadata, tensors: Tensors, architecture: str, **more: ob
         "intermediate_size": metadata.integer("feed_forward_length", metadata.integer("expert_feed_forward_length", 0)),
         "max_position_embeddings": metadata.integer("context_length"),
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(metadata, tensors),
+        "rope_parameters": _rope(metadata, tensors, head_dim),
         "tie_word_embeddings": HEAD not in tensors,
         "vocab_size": _vocab_size(metadata, tensors),
         **more,
@@ -122,23 +134,47 @@ def _vocab_size(metadata: Metadata, tensors: Tensors) -> int:
     return num_rows
 
 
-def _rope(metadata: Metadata, tensors: Tensors) -> Config:
-    """Return the rotary embedding; the factors of Llama 3.1 and later are a tensor, which the weights bring."""
-    theta = metadata.number("rope.freq_base", 10_000.0)
+def _rope(metadata: Metadata, tensors: Tensors, head_dim: int) -> Config:
+    """Return the rotary embedding; factors of frequencies are tensors, which the weights bring."""
+    rope: Config = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", 10_000.0)}
+    rotary_dim = metadata.integer("rope.dimension_count", head_dim)
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        key = metadata.key("rope.dimension_count")
+        raise metadata.wrong(key, rotary_dim, f"an even number up to the length of a key, {head_dim}")
+    if rotary_dim < head_dim:
+        rope["rotary_dim"] = rotary_dim
     # As for llama.cpp, a factor without a type is linear.
     scaling = metadata.text(metadata.key("rope.scaling.type"), "linear")
     name = "rope.scaling.factor" if metadata.has("rope.scaling.factor") else "rope.scale_linear"
-    if scaling == "linear":
-        if metadata.has(name):
-            return {"rope_type": "linear", "rope_theta": theta, "factor": metadata.number(name)}
-        scaling = "none"
-    long = [name for name in tensors if name.startswith("rope_factors_")]
-    if scaling != "none" or long:
-        kind = long[0] if long else metadata.key("rope.scaling.type") + f" {scaling}"
-        raise ModelLoadError(f"{metadata.path} has {shown(kind)}; supported rotary embeddings are none and linear")
-    if ROPE_FACTORS in tensors:
-        return {"rope_type": "factors", "rope_theta": theta}
-    return {"rope_type": "default", "rope_theta": theta}
+    is_long = ROPE_FACTORS["short_factor"] in tensors or ROPE_FACTORS["long_factor"] in tensors
+    if is_long and scaling != "yarn" and not metadata.has(name):
+        return rope | {"rope_type": "longrope"} | _original(metadata, metadata.number("rope.scaling.attn_factor", 1.0))
+    if is_long or scaling not in ("none", "linear", "yarn"):
+        wanted = f"none, linear or yarn, or longrope with {ROPE_FACTORS['short_factor']} and without a factor"
+        raise metadata.wrong(metadata.key("rope.scaling.type"), scaling, wanted)
+    if scaling == "yarn":
+        return rope | _yarn(metadata)
+    if scaling == "linear" and metadata.has(name):
+        return rope | {"rope_type": "linear", "factor": metadata.number(name)}
+    return rope | ({"rope_type": "factors"} if ROPE_FACTORS["factors"] in tensors else {})
+
+
+def _yarn(metadata: Metadata) -> Config:
+    """Return YaRN; an attention factor of the file comes on top of that which follows from the other factor."""
+    factor = metadata.number("rope.scaling.factor")
+    more = metadata.number("rope.scaling.attn_factor", 1.0) * metadata.number("rope.scaling.yarn_attn_factor", 1.0)
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "beta_fast": metadata.number("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", 1.0),
+        **_original(metadata, more * (1 + 0.1 * math.log(max(1.0, factor)))),
+    }
+
+
+def _original(metadata: Metadata, attention_factor: float) -> Config:
+    original = metadata.integer("rope.scaling.original_context_length", metadata.integer("context_length"))
+    return {"original_max_position_embeddings": original, "attention_factor": attention_factor}
 
 
 def _llama(metadata: Metadata, tensors: Tensors) -> Config:

@@ -113,7 +113,7 @@ class GGUFCheckpoint:
     ) -> None:
         """Fill `targets`; see `Checkpoint.load_into`. All shapes are checked before the first tensor is copied."""
         places = {name: self._place(name) for name in targets}
-        used = {place.tensor.name for place in places.values()} | {ROPE_FACTORS}
+        used = {place.tensor.name for place in places.values()} | {*ROPE_FACTORS.values()}
         for tensor in self.tensors.values():
             if tensor.name not in used:
                 raise ModelLoadError(f"{tensor}, which the model does not have")

@@ -33,6 +33,7 @@ def read_decoder(
     activation: Activation = "silu",
     is_tied: bool = False,
     windows: Sequence[int | None] | None = None,
+    has_partial_rotary: bool = False,
 ) -> ModelConfig:
     """Read a decoder with RMSNorm, rotary embedding and a gated MLP; families replace what they do otherwise.
 
@@ -41,6 +42,7 @@ def read_decoder(
         activation: Of the MLP where config.json is silent.
         is_tied: Whether the head is the embedding where config.json is silent.
         windows: Sliding window of each layer in tokens; None: all see everything.
+        has_partial_rotary: Whether `partial_rotary_factor` counts; transformers' code of most families rotates all.
     """
     num_layers, hidden_size = fields.integer("num_hidden_layers"), fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
@@ -48,7 +50,7 @@ def read_decoder(
     if head_dim % 2:
         raise ModelLoadError(f"{fields.source} has head_dim {head_dim}; rotary embedding requires an even one")
     max_position_embeddings = fields.integer("max_position_embeddings", 2048)
-    rope = read_rope(fields, max_position_embeddings)
+    rope = read_rope(fields, head_dim, max_position_embeddings, has_partial_rotary=has_partial_rotary)
     return ModelConfig(
         source=fields.source,
         architecture=fields.architecture,

@@ -49,9 +49,10 @@ def read_gemma3(fields: ConfigFields) -> ModelConfig:
     pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     by_default = [(layer + 1) % pattern > 0 for layer in range(num_layers)]
     windows = read_windows(fields, fields.integer("sliding_window", 4096), by_default)
-    whole, local = _read_ropes(fields)
+    base = _base_of_gemma3(fields)
+    whole, local = _read_ropes(fields, base.head_dim)
     ropes = [whole if window is None else local for window in windows]
-    return replace(_with_norms_and_scale(_base_of_gemma3(fields), fields, windows, ropes), has_query_key_norm=True)
+    return replace(_with_norms_and_scale(base, fields, windows, ropes), has_query_key_norm=True)
 
 
 def _base_of_gemma3(fields: ConfigFields) -> ModelConfig:
@@ -59,15 +60,15 @@ def _base_of_gemma3(fields: ConfigFields) -> ModelConfig:
     return read_gemma(ConfigFields({**fields.values, "rope_parameters": None, "rope_scaling": None}, fields.source))
 
 
-def _read_ropes(fields: ConfigFields) -> tuple[RopeConfig, RopeConfig]:
+def _read_ropes(fields: ConfigFields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
     """Return the rotary embedding of layers that see everything, and of layers with a window."""
     limit = fields.integer("max_position_embeddings", 131_072)
     parameters = fields.values.get("rope_parameters")
     if isinstance(parameters, dict) and "full_attention" in parameters:
-        return read_rope(fields, limit, layer_type="full_attention"), read_rope(
-            fields, limit, layer_type="sliding_attention"
+        return read_rope(fields, head_dim, limit, layer_type="full_attention"), read_rope(
+            fields, head_dim, limit, layer_type="sliding_attention"
         )
-    return read_rope(fields, limit), RopeConfig(fields.number("rope_local_base_freq", 10_000.0))
+    return read_rope(fields, head_dim, limit), RopeConfig(fields.number("rope_local_base_freq", 10_000.0))
 
 
 def _with_norms_and_scale(

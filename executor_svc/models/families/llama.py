@@ -32,13 +32,14 @@ def read_mistral(fields: ConfigFields) -> ModelConfig:
 
 
 def read_phi3(fields: ConfigFields) -> ModelConfig:
-    """Read a Phi-3 config.json without a long context: Llama with q, k and v in one tensor, gate and up in another."""
+    """Read a Phi-3 or Phi-4 config.json: Llama with q, k and v in one tensor, gate and up in another."""
     names = WeightNames(
         qkv=("model.layers.{layer}.self_attn.qkv_proj",),
         qkv_layout="merged",
         gate_up=("model.layers.{layer}.mlp.gate_up_proj",),
     )
-    return replace(read_decoder(fields, windows=_equal_windows(fields)), names=names)
+    config = read_decoder(fields, windows=_equal_windows(fields), has_partial_rotary=True)
+    return replace(config, names=names)
 
 
 def read_qwen2(fields: ConfigFields) -> ModelConfig:

@@ -59,12 +59,13 @@ long octavo_attention_scratch_bytes(const Step *step, int num_threads) {
 
 long octavo_part_keys(void) { return PART_KEYS; }
 
-// Turn one head of a token by the angles of its position: out = scale * (x * cos + swapped halves of x * sin).
+// Turn one head of a token by the angles of its position: out = scale * (x * cos + swapped halves of x * sin). What is
+// beyond its rotary dimensions stays as it is, but for the scale.
 static void rotate(const Step *step, long token, const float *x, float scale, float *out) {
     const vfloat factor = vf_all(scale);
-    long dim = step->head_dim, half = step->cos ? dim / 2 : 0;
+    long dim = step->head_dim, rotary_dim = step->rotary_dim, half = rotary_dim / 2;
     for (long i = 0; i < half; i += LANES) {
-        const float *cos = step->cos + token * dim, *sin = step->sin + token * dim;
+        const float *cos = step->cos + token * rotary_dim, *sin = step->sin + token * rotary_dim;
         long count = half - i;
         vfloat low = vf_load_part(x + i, count), high = vf_load_part(x + half + i, count);
         vfloat turned = vf_mul(low, vf_load_part(cos + i, count));
@@ -74,8 +75,7 @@ static void rotate(const Step *step, long token, const float *x, float scale, fl
         turned = vf_add(turned, vf_mul(low, vf_load_part(sin + half + i, count)));
         vf_store_part(out + half + i, vf_mul(factor, turned), count);
     }
-    if (half) return;
-    for (long i = 0; i < dim; i += LANES)
+    for (long i = rotary_dim; i < dim; i += LANES)
         vf_store_part(out + i, vf_mul(factor, vf_load_part(x + i, dim - i)), dim - i);
 }
 

@@ -10,8 +10,10 @@
 
 // A rotation, and its values for the tokens of a step.
 typedef struct {
-    const float *frequencies;  // [head_dim / 2]
-    float *cos, *sin;          // [num_tokens][head_dim], as in Step
+    const float *frequencies;  // [rotary_dim / 2]
+    long rotary_dim;
+    float factor;      // of cos and sin
+    float *cos, *sin;  // [num_tokens][rotary_dim], as in Step
 } Rotation;
 
 // What layers share that attend and rotate alike.
@@ -115,8 +117,8 @@ static void lay_out(const Model *model, const Batch *batch, int num_threads, Are
     work->is_wanted = take(arena, num_tokens);
     work->last_tasks = take(arena, last_kind(model)->step.num_tasks * (long)sizeof(Task));
     for (Rotation *rotation = model->rotations; rotation < model->rotations + model->num_rotations; rotation++) {
-        rotation->cos = take_floats(arena, num_tokens, step->head_dim);
-        rotation->sin = take_floats(arena, num_tokens, step->head_dim);
+        rotation->cos = take_floats(arena, num_tokens, rotation->rotary_dim);
+        rotation->sin = take_floats(arena, num_tokens, rotation->rotary_dim);
     }
     work->residual = take_floats(arena, num_tokens, model->embedding.hidden_size);
     work->qkv = take_floats(arena, num_tokens, width + 2 * step->num_kv_heads * step->head_dim);
@@ -157,7 +159,7 @@ static void place_tokens(const Model *model, const Batch *batch, const Work *wor
     for (long i = 0; i < model->num_kinds; i++) {
         Step *step = &model->kinds[i].step;
         const Rotation *rotation = model->kinds[i].rotation;
-        if (rotation) step->cos = rotation->cos, step->sin = rotation->sin;
+        if (rotation) step->cos = rotation->cos, step->sin = rotation->sin, step->rotary_dim = rotation->rotary_dim;
         step->num_tokens = work->num_tokens;
         step->slot_mapping = work->slot_mapping + model->kinds[i].group * work->num_tokens;
         step->block_tables = batch->tables[model->kinds[i].group].block_ids;
@@ -183,7 +185,7 @@ static void plan_last_layer(Model *model, const Batch *batch, const Work *work) 
 
 // The first residual stream, and the rotations of the tokens.
 static void embed(const Model *model, const Batch *batch, const Work *work, const Member *member) {
-    long size = model->embedding.hidden_size, dim = model->kinds[0].step.head_dim;
+    long size = model->embedding.hidden_size;
     Phase phase = begin_phase(member, work->num_tokens, ONCE);
     while (next_task(&phase)) {
         long token = phase.task, position = work->positions[token];
@@ -191,8 +193,9 @@ static void embed(const Model *model, const Batch *batch, const Work *work, cons
         read_row(&model->tokens, token_id, work->residual + token * size);
         finish_embedding(&model->embedding, position, work->residual + token * size);
         for (const Rotation *rotation = model->rotations; rotation < model->rotations + model->num_rotations; rotation++)
-            turn_by_position(position, rotation->frequencies, dim / 2, rotation->cos + token * dim,
-                             rotation->sin + token * dim);
+            turn_by_position(position, rotation->frequencies, rotation->rotary_dim / 2, rotation->factor,
+                             rotation->cos + token * rotation->rotary_dim,
+                             rotation->sin + token * rotation->rotary_dim);
     }
 }
 

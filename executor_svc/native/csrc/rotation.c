@@ -33,18 +33,18 @@ static inline void turn(double x, float *cos, float *sin) {
     *cos = (float)((quarter + 1) & 2 ? -cosine : cosine);
 }
 
-void turn_by_position(long position, const float *frequencies, long half, float *cos, float *sin) {
+void turn_by_position(long position, const float *frequencies, long half, float factor, float *cos, float *sin) {
     for (long i = 0; i < half; i++) {
         turn((float)position * frequencies[i], cos + i, sin + half + i);
-        cos[half + i] = cos[i];
-        sin[i] = -sin[half + i];
+        cos[half + i] = cos[i] *= factor;
+        sin[i] = -(sin[half + i] *= factor);
     }
 }
 
 // cos and sin [num_tokens][2 * half] of tokens; see turn_by_position.
-void octavo_rotations(long num_tokens, const int64_t *positions, const float *frequencies, long half, float *cos,
-                      float *sin, int num_threads) {
+void octavo_rotations(long num_tokens, const int64_t *positions, const float *frequencies, long half, float factor,
+                      float *cos, float *sin, int num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (num_tokens * half >= ALONE)
     for (long token = 0; token < num_tokens; token++)
-        turn_by_position(positions[token], frequencies, half, cos + token * 2 * half, sin + token * 2 * half);
+        turn_by_position(positions[token], frequencies, half, factor, cos + token * 2 * half, sin + token * 2 * half);
 }

@@ -36,13 +36,14 @@ typedef struct {
 // A step, for the layers that attend in one way.
 typedef struct {
     long num_heads, num_kv_heads, head_dim, block_size;
+    long rotary_dim;    // the first dimensions of a head, which turn; 0: none
     long block_stride;  // from one block of the cache to the next, in elements
     long cache_format;  // of keys and values; see cache_format.h
     long num_tokens, table_width;
     long window;                  // a token sees so many last positions, its own included, 1 or more
     float scale, soft_cap;        // of query . key; soft_cap 0: none
     const float *slopes;          // of ALiBi, [num_heads]; NULL: none
-    const float *cos, *sin;       // [num_tokens][head_dim], the sines of the first half with a minus; NULL: none
+    const float *cos, *sin;       // [num_tokens][rotary_dim], the sines of the first half with a minus
     const int64_t *slot_mapping;  // [num_tokens] block * block_size + offset
     const int32_t *block_tables;  // [][table_width]
     const QueryTile *tiles;

@@ -23,6 +23,7 @@ VALUES: dict[str, Any] = {
     "attention.layer_norm_rms_epsilon": 1e-5,
 }
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+YARN = {"rope_type": "yarn", "factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
 
 
 def of_gemma(num_layers: int, hidden_size: int, num_heads: int, head_dim: int) -> dict[str, Any]:
@@ -41,6 +42,11 @@ def of_gemma(num_layers: int, hidden_size: int, num_heads: int, head_dim: int) -
     ("llama", {"rope.scale_linear": 4}, {"rope_parameters": {**DEFAULT_ROPE, "rope_type": "linear", "factor": 4.0}}),
     ("llama", {"rope.freq_base": 1_000_000}, {"rope_parameters": {**DEFAULT_ROPE, "rope_theta": 1e6}}),
     ("llama", {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {"rope_parameters": DEFAULT_ROPE}),
+    (
+        "qwen3",
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 1.0, "rope.scaling.attn_factor": 0.5},
+        {"rope_parameters": {**DEFAULT_ROPE, **YARN, "original_max_position_embeddings": 64, "attention_factor": 0.5}},
+    ),
     ("llama", {"attention.sliding_window": 70}, {"sliding_window": 70, "architectures": ["MistralForCausalLM"]}),
     (
         "qwen3moe",

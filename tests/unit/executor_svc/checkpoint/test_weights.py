@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +132,25 @@ def test_damaged_config(content: str, directory: Path) -> None:
         ({"head_dim": 7}, "has head_dim 7; rotary embedding requires an even one"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "has no factor"),
         ({"rope_parameters": 3}, "has rope parameters 3; they must be an object"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 0}}, "has factor 0; it must be a number above 0"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": math.nan}},
+            "has factor nan; it must be a number above 0",
+        ),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": math.inf}}, "has factor inf; it must be a number"),
+        ({"rope_parameters": {"rope_type": "yarn", "beta_slow": -1}}, "has beta_slow -1; it must be a number above 0"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1}},
+            "has rope_theta 1.0; for yarn it must be a number ab",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0]}},
+            "has rotary factors (short_factor) that",
+        ),
+        *(
+            ({"partial_rotary_factor": factor}, f"has partial_rotary_factor {factor}; of a head_dim of 8 it must leave")
+            for factor in (1.25, 0.4, 0.1, 1e308)
+        ),
         ({"num_hidden_layers": 10**9}, "has num_hidden_layers 1000000000; at most 10000 are supported"),
         ({"num_attention_heads": 10**9}, "has num_attention_heads 1000000000; at most 10000 are supported"),
         (
@@ -159,8 +179,8 @@ def test_config_that_cannot_run(changes: dict[str, object], reason: str, directo
         ({"hidden_act": "mish"}, "has hidden_act 'mish'; supported are silu, gelu"),
         ({"sliding_window": 4096}, "has sliding_window 4096, which is not supported"),
         (
-            {"rope_parameters": {"rope_type": "yarn"}},
-            "rotary embedding of type yarn; supported are default, linear and",
+            {"rope_parameters": {"rope_type": "proportional"}},
+            "rotary embedding of type proportional; supported are default, linear, dynamic, llama3, yarn and longrope",
         ),
     ],
 )

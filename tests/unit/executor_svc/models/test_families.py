@@ -40,8 +40,13 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [
     ("OPTForCausalLM", {"word_embed_proj_dim": 16}, "word_embed_proj_dim 16"),
     (
         "Phi3ForCausalLM",
-        {"rope_scaling": {"type": "longrope"}},
-        "type longrope; supported are default, linear and llama3",
+        {"rope_scaling": {"type": "axial"}},
+        "type axial; supported are default, linear, dynamic, llama3, yarn and longrope",
+    ),
+    (
+        "Qwen3ForCausalLM",
+        {"partial_rotary_factor": 0.5},
+        "for 4 of the 8 dimensions of a head; Qwen3ForCausalLM rotates",
     ),
     ("Qwen3MoeForCausalLM", {"mlp_only_layers": [1]}, "mlp_only_layers"),
     ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 2}, "decoder_sparse_step 2"),
