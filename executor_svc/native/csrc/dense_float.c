@@ -1,18 +1,21 @@
-// Products of float32 rows with matrices in float32 or bfloat16: the same sums in the same order.
+// Products of float32 rows with matrices in float32, bfloat16 or FP8: the same sums in the same order.
+//
+// FP8 codes are widened in registers; a sum of FP8_INPUTS products of codes is then multiplied by their scale.
 #include "dense.h"
 #include "tile.h"
 
 // Inputs of a panel that are multiplied at once: a part of PANEL_COLUMNS * DEPTH weights stays in L1 for all
 // rows, and sums of at most DEPTH products keep rounding errors small. A multiple of STEP_INPUTS.
 #define DEPTH 128
+_Static_assert(DEPTH == FP8_INPUTS, "a sum has one scale");
 
 // Bytes of one step of a panel.
-#define STEP_BYTES(format) (STEP_INPUTS * PANEL_COLUMNS * ((format) == FLOAT32 ? 4 : 2))
+#define STEP_BYTES(format) (STEP_INPUTS * PANEL_COLUMNS * WEIGHT_BYTES(format))
 
 // Rows [0, num_rows) times `depth` inputs of a panel, from input k on; `columns` is where the panel begins.
 INLINE void multiply_depth(const long format, long k, long depth, const Rows *in, long first_row, long num_rows,
-                           const char *columns, const char *upcoming, long num_steps, float *out, long out_stride, long num_columns,
-                           bool add) {
+                           const char *columns, const float *scales, const char *upcoming, long num_steps, float *out,
+                           long out_stride, long num_columns, bool add) {
     long num_tiles = ceil_div(num_rows, TILE_ROWS);
     for (long tile = 0; tile < num_tiles; tile++) {
         long row = tile * TILE_ROWS;
@@ -22,7 +25,7 @@ INLINE void multiply_depth(const long format, long k, long depth, const Rows *in
 #define ROWS(count)                                                                                              \
     case count:                                                                                                  \
         format_product(format, count, PANEL_VECTORS, depth, from, in->stride,                                    \
-                       columns + k / STEP_INPUTS * STEP_BYTES(format), &fetch, k / STEP_INPUTS,                  \
+                       columns + k / STEP_INPUTS * STEP_BYTES(format), scales, &fetch, k / STEP_INPUTS,          \
                        out + row * out_stride, out_stride, num_columns, add);                                    \
         break;
             TILE_CASES(ROWS)
@@ -33,14 +36,15 @@ INLINE void multiply_depth(const long format, long k, long depth, const Rows *in
 
 INLINE void multiply_format(const long format, const Matrix *matrix, long panel, long next, const Rows *in,
                             long first_row, long num_rows, float *out, long out_stride, bool add) {
-    long num_inputs = matrix->num_inputs, stored = format == FLOAT32 ? num_inputs : round_up(num_inputs, 2);
-    long panel_bytes = stored * PANEL_COLUMNS * (format == FLOAT32 ? 4 : 2);
+    long num_inputs = matrix->num_inputs, stored = format == BFLOAT16 ? round_up(num_inputs, 2) : num_inputs;
+    long panel_bytes = stored * PANEL_COLUMNS * WEIGHT_BYTES(format);
     const char *panels = matrix->panels;
+    const float *scales = format == FP8 ? (const float *)matrix->scales + panel * fp8_blocks(matrix) * PANEL_COLUMNS : NULL;
     long num_columns = least(PANEL_COLUMNS, matrix->num_outputs - panel * PANEL_COLUMNS);
     for (long k = 0; k < num_inputs; k += DEPTH, add = true) {
         long depth = least(DEPTH, num_inputs - k);
         multiply_depth(format, k, depth, in, first_row, num_rows, panels + panel * panel_bytes,
-                       panels + next * panel_bytes, num_inputs / STEP_INPUTS, out, out_stride, num_columns, add);
+                       format == FP8 ? scales + k / DEPTH * PANEL_COLUMNS : NULL, panels + next * panel_bytes, num_inputs / STEP_INPUTS, out, out_stride, num_columns, add);
     }
 }
 
@@ -56,8 +60,8 @@ void multiply_float(const Matrix *matrix, long panel, long next, const Rows *in,
             }
         add = true;
     }
-    if (matrix->format == FLOAT32)
-        multiply_format(FLOAT32, matrix, panel, next, in, first_row, num_rows, out, out_stride, add);
-    else
-        multiply_format(BFLOAT16, matrix, panel, next, in, first_row, num_rows, out, out_stride, add);
+#define FORMAT(format) \
+    case format: multiply_format(format, matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
+    switch (matrix->format) { FORMAT(FLOAT32) FORMAT(BFLOAT16) FORMAT(FP8) }
+#undef FORMAT
 }
