@@ -12,21 +12,22 @@ _Static_assert(DEPTH == FP8_INPUTS, "a sum has one scale");
 // Bytes of one step of a panel.
 #define STEP_BYTES(format) (STEP_INPUTS * PANEL_COLUMNS * WEIGHT_BYTES(format))
 
-// Rows [0, num_rows) times `depth` inputs of a panel, from input k on; `columns` is where the panel begins.
-INLINE void multiply_depth(const long format, long k, long depth, const Rows *in, long first_row, long num_rows,
-                           const char *columns, const float *scales, const char *upcoming, long num_steps, float *out,
-                           long out_stride, long num_columns, bool add) {
+// Rows [0, num_rows) times `depth` inputs of a panel, from input k on: `part`, in `format`. `columns` is where the panel
+// begins, which is `stored` in another format if codes were widened.
+INLINE void multiply_depth(const long stored, const long format, long k, long depth, const Rows *in, long first_row,
+                           long num_rows, const char *columns, const void *part, const float *scales,
+                           const char *upcoming, long num_steps, float *out, long out_stride, long num_columns,
+                           bool add) {
     long num_tiles = ceil_div(num_rows, TILE_ROWS);
     for (long tile = 0; tile < num_tiles; tile++) {
         long row = tile * TILE_ROWS;
         const float *from = in->values + (first_row + row) * in->stride + k;
-        Fetch fetch = fetch_panel(columns, upcoming, num_steps, STEP_BYTES(format), tile, num_tiles);
+        Fetch fetch = fetch_panel(columns, upcoming, num_steps, STEP_BYTES(stored), tile, num_tiles);
         switch (least(TILE_ROWS, num_rows - row)) {
 #define ROWS(count)                                                                                              \
     case count:                                                                                                  \
-        format_product(format, count, PANEL_VECTORS, depth, from, in->stride,                                    \
-                       columns + k / STEP_INPUTS * STEP_BYTES(format), scales, &fetch, k / STEP_INPUTS,          \
-                       out + row * out_stride, out_stride, num_columns, add);                                    \
+        format_product(format, count, PANEL_VECTORS, depth, from, in->stride, part, scales, &fetch,              \
+                       k / STEP_INPUTS, out + row * out_stride, out_stride, num_columns, add);                   \
         break;
             TILE_CASES(ROWS)
 #undef ROWS
@@ -38,13 +39,26 @@ INLINE void multiply_format(const long format, const Matrix *matrix, long panel,
                             long first_row, long num_rows, float *out, long out_stride, bool add) {
     long num_inputs = matrix->num_inputs, stored = format == BFLOAT16 ? round_up(num_inputs, 2) : num_inputs;
     long panel_bytes = stored * PANEL_COLUMNS * WEIGHT_BYTES(format);
-    const char *panels = matrix->panels;
+    const char *columns = (const char *)matrix->panels + panel * panel_bytes;
+    const char *upcoming = (const char *)matrix->panels + next * panel_bytes;
     const float *scales = format == FP8 ? (const float *)matrix->scales + panel * fp8_blocks(matrix) * PANEL_COLUMNS : NULL;
     long num_columns = least(PANEL_COLUMNS, matrix->num_outputs - panel * PANEL_COLUMNS);
     for (long k = 0; k < num_inputs; k += DEPTH, add = true) {
         long depth = least(DEPTH, num_inputs - k);
-        multiply_depth(format, k, depth, in, first_row, num_rows, panels + panel * panel_bytes,
-                       format == FP8 ? scales + k / DEPTH * PANEL_COLUMNS : NULL, panels + next * panel_bytes, num_inputs / STEP_INPUTS, out, out_stride, num_columns, add);
+        const char *part = columns + k / STEP_INPUTS * STEP_BYTES(format);
+#define PART(as, part)                                                                                              \
+    multiply_depth(format, as, k, depth, in, first_row, num_rows, columns, part, scales, upcoming,                  \
+                   num_inputs / STEP_INPUTS, out, out_stride, num_columns, add)
+        if (format == FP8 && num_rows > TILE_ROWS) {  // codes are widened once for all tiles: the same products
+            float widened[DEPTH * PANEL_COLUMNS];
+            for (long i = 0; i < depth * PANEL_COLUMNS; i += LANES)
+                vf_store(widened + i, vf_load_e4m3_codes(part + i));
+            PART(FLOAT32, widened);
+        } else {
+            PART(format, part);
+        }
+#undef PART
+        if (format == FP8) scales += PANEL_COLUMNS;
     }
 }
 

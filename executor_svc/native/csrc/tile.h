@@ -79,7 +79,7 @@ INLINE void store_sums(const int rows, const int vectors, vfloat sum[TILE_ROWS][
 }
 
 // c[rows][columns] = (add ? c : 0) + a[rows][depth] @ b[depth][vectors * LANES], in the order of the inputs, whatever
-// their format; FP8 is multiplied by `scales` of the columns at the end. `format`, `rows` and `vectors` are constants at
+// their format; codes of FP8 have the `scales` of their columns, the others NULL. `format`, `rows` and `vectors` are constants at
 // each call, so that all sums stay in registers. `fetch` is fetched from its step `first_step` on.
 INLINE void format_product(const long format, const int rows, const int vectors, long depth, const float *a,
                            long a_stride, const void *b, const float *scales, const Fetch *fetch, long first_step,
@@ -115,7 +115,7 @@ INLINE void format_product(const long format, const int rows, const int vectors,
 #pragma GCC unroll 3
             for (int j = 0; j < vectors; j++) sum[i][j] = vf_fma(vf_all(a[i * a_stride + k]), column[j], sum[i][j]);
     }
-    if (format == FP8) {
+    if (scales) {
 #pragma GCC unroll 3
         for (int j = 0; j < vectors; j++) {
             vfloat scale = vf_mul(vf_load(scales + j * LANES), vf_all(E4M3_UNIT));
