@@ -20,4 +20,4 @@ def open_checkpoint(model: Model, *, allow_requantization: bool = False, restore
     """Return the weights of a model; see `GGUFCheckpoint`. Raises: ModelLoadError: a file is missing or damaged."""
     if isinstance(model, GGUFModel):
         return model.checkpoint(allow_requantization=allow_requantization, restores_codes=restores_codes)
-    return Checkpoint(model.path)
+    return Checkpoint(model.path, allow_requantization=allow_requantization)

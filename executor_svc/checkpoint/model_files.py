@@ -111,7 +111,8 @@ def _quantization(values: Mapping[str, object]) -> str | None:
         if settings.get("kv_cache_scheme") and settings.get("config_groups") == {}:
             continue  # of compressed-tensors: the weights are plain, and there are scales for an FP8 cache
         if method := settings.get("quant_method"):
-            return str(method)
+            kind = settings.get("format")
+            return f"{method} ({kind})" if isinstance(kind, str) else str(method)
         if settings.get("load_in_4bit") or settings.get("load_in_8bit"):  # before it said so
             return "bitsandbytes"
         return "MLX" if field == "quantization" else f"a method that its {field} does not name"

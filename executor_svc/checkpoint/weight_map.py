@@ -1,7 +1,7 @@
 """Which part of which tensor of a checkpoint goes where, on one rank."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
@@ -43,6 +43,10 @@ class BlockTarget(Protocol):
 class RoundingTarget(Protocol):
     """A place for weights that tells what it makes of them."""
 
+    @property
+    def shape(self) -> torch.Size:
+        """Of the weights, [num_rows, num_inputs]."""
+
     def round_rows(self, first_row: int, source: torch.Tensor) -> torch.Tensor:
         """Quantize some rows; return them as they are held, [num_rows, num_inputs] float32."""
 
@@ -52,7 +56,7 @@ class BlockRows:
     """Rows of a quantized tensor, still in their file; the arguments of `BlockTarget.copy_blocks`.
 
     `rounding` restores and rounds them, and measures what that changes, if no place holds them exactly; None: they are
-    refused then. `is_held`: places may hold them exactly.
+    refused then. `is_held`: places may hold them exactly. `why_not`: the end of the refusal.
     """
 
     name: str  # of the tensor, and of its file
@@ -61,6 +65,7 @@ class BlockRows:
     order: torch.Tensor | None
     rounding: "RoundingErrors | None" = None
     is_held: bool = True
+    why_not: str = "has a scale or a minimum that float16, which would hold it, does not have"
 
     def copy_to(self, destination: object) -> None:
         """Copy the codes. Raises: ModelLoadError: the place does not hold them exactly, and they are not rounded."""
@@ -71,9 +76,7 @@ class BlockRows:
             assert isinstance(destination, RoundingTarget), "what takes codes quantizes too"
             self.rounding.round_rows(self.name, self.block_type, self.blocks, self.order, destination)
         else:
-            raise ModelLoadError(
-                f"{self.name} has a scale or a minimum that float16, which would hold it, does not have"
-            )
+            raise ModelLoadError(f"{self.name} {self.why_not}")
 
 
 class TensorSource(Protocol):
@@ -97,13 +100,18 @@ class Piece:
         """Read the part and put it to its place."""
         columns = () if self.columns is None else (slice(*self.columns),)
         parts: list[torch.Tensor] = []
+        codes: list[BlockRows] = []
         for rows in self.rows:
             part = source[slice(*rows), *columns]
             if isinstance(part, BlockRows):
-                assert len(self.rows) == 1, "no family whose weights are stored so takes them from several ranges"
-                part.copy_to(self.destination)
-                return
-            parts.append(part)
+                codes.append(part)
+            else:
+                parts.append(part)
+        if codes:
+            assert len(codes) == 1 or codes[0].order is None, "no family with an order takes rows from several ranges"
+            joined = codes[0].blocks if len(codes) == 1 else torch.cat([each.blocks for each in codes])
+            replace(codes[0], blocks=joined).copy_to(self.destination)
+            return
         values = parts[0] if len(parts) == 1 else torch.cat(parts)
         self.destination.copy_(values.float() + self.offset if self.offset else values)
 

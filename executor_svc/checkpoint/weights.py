@@ -9,8 +9,9 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +20,16 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from safetensors import SafetensorError, safe_open
 
+from executor_svc.checkpoint.fp8 import E4M3, read_fp8
+from executor_svc.checkpoint.fp8_weights import Fp8Source, Scales, check_scales
+from executor_svc.checkpoint.gguf.rounding import RoundingErrors
 from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, read_json_object
-from executor_svc.checkpoint.text_tower import combined_architecture, is_of_another_tower, possible_names
+from executor_svc.checkpoint.text_tower import (
+    combined_architecture,
+    is_of_another_tower,
+    possible_names,
+    text_config,
+)
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.checkpoint.weights_digest import WeightsDigest, read_whole, tensors_in
 from octavo.values.wording import shown
@@ -36,14 +45,25 @@ _ROWS_AT_ONCE = 1024
 class Checkpoint:
     """The weights of a model directory: one safetensors file, or shards with an index.
 
+    Args:
+        directory: With config.json.
+        allow_requantization: Whether weights in FP8 are rounded where they are not held.
+
+    Attributes:
+        rounding: What that has changed, once they are loaded.
+
     Raises: ModelLoadError: a file is missing or damaged, or the index does not fit the shards.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, allow_requantization: bool = False) -> None:
         self._directory = directory
         self._file_of = self._find_tensors()
-        config = directory / "config.json"
-        self._is_combined = config.is_file() and combined_architecture(read_json_object(config)) is not None
+        self.rounding = RoundingErrors()
+        self._allow_requantization = allow_requantization
+        path = directory / "config.json"
+        config = read_json_object(path) if path.is_file() else {}
+        self._fp8 = read_fp8(text_config(config), path)
+        self._is_combined = combined_architecture(config) is not None
         if self._is_combined:
             self._file_of = {name: path for name, path in self._file_of.items() if not is_of_another_tower(name)}
 
@@ -67,14 +87,19 @@ class Checkpoint:
         ):
             targets = {name.removeprefix(optional_prefix): target for name, target in targets.items()}
         targets = {self._stored(name): target for name, target in targets.items()}
-        self._check_names(targets, is_redundant)
+        of_codes = self._names_of_codes() if self._fp8 is not None else set()
+        companions = {f"{_parent(name)}.{last}" for name in of_codes for last in self._companions()}
+        self._check_names(targets, lambda name: name in companions or is_redundant(name))
+        scales = self._read_scales(of_codes & targets.keys())
         with loading(self._directory, targets) as advance:
             for path, names in self._names_by_file():
                 with _open(path) as file:
                     for name in names:
                         if name in targets:
-                            _copy_tensor(file, path, name, targets[name])
+                            self._copy_tensor(file, path, name, targets[name], scales.get(name))
                             advance(targets[name].nbytes)
+        if self.rounding.squares:
+            logger.warning(Event("weights_rounded", to="int8-a8", **self.rounding.describe()))
 
     def model_hash(self, quantization: str = "none") -> str:
         """Return the SHA-256 of config.json, byte for byte, then of every tensor by name, then of `quantization`.
@@ -129,6 +154,56 @@ class Checkpoint:
                 found |= {str(file.get_slice(name).get_dtype()) for name in names}  # type: ignore[no-untyped-call]
         return found
 
+    def format_of(self, name: str) -> str | None:
+        """Return the number format of a tensor by the name that the model has for it; None: there is none."""
+        names = (name, self._stored(name), name.removeprefix("model."))
+        found = next((each for each in names if each in self._file_of), None)
+        return None if found is None else self._formats[found]
+
+    @cached_property
+    def _formats(self) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        for path, names in self._names_by_file():
+            with _open(path) as file:
+                found |= {name: str(file.get_slice(name).get_dtype()) for name in names}  # type: ignore[no-untyped-call]
+        return found
+
+    def first_codes(self) -> str | None:
+        """Return file and name of a tensor in FP8 whose scales config.json has told of; None: there is none."""
+        if self._fp8 is None:
+            return None
+        name = min(self._names_of_codes(), default=None)
+        return None if name is None else f"{self._file_of[name]}: the tensor {shown(name)}"
+
+    def _names_of_codes(self) -> set[str]:
+        return {name for name, number_format in self._formats.items() if number_format == E4M3}
+
+    def _companions(self) -> Sequence[str]:
+        """Return the last names of what lies beside a weight in FP8; scales of activations are not used."""
+        assert self._fp8 is not None, "there are none without a configuration"
+        return (self._fp8.scale_name, "input_scale", "activation_scale")
+
+    def _read_scales(self, names: Set[str]) -> Mapping[str, Scales]:
+        """Return the scales of tensors in FP8. Raises: ModelLoadError: one is missing or wrong."""
+        if self._fp8 is None:
+            return {}
+        of_scales = {f"{_parent(name)}.{self._fp8.scale_name}": name for name in names}
+        shapes: dict[str, Sequence[int]] = {}
+        read: dict[str, torch.Tensor] = {}
+        for path, stored in self._names_by_file():
+            with _open(path) as file:
+                for name in stored:
+                    if name in names:
+                        shapes[name] = file.get_slice(name).get_shape()  # type: ignore[no-untyped-call]
+                    if name in of_scales:
+                        read[of_scales[name]] = file.get_tensor(name)  # type: ignore[no-untyped-call]
+        return {
+            name: check_scales(
+                f"{self._file_of[name]}: the tensor {shown(name)}", shapes[name], read.get(name), of_scale, self._fp8
+            )
+            for of_scale, name in sorted(of_scales.items())
+        }
+
     def matrix_formats(self, besides: Iterable[str] = ()) -> set[str]:
         """Return the number formats in which matrices are stored, except some names; see `number_formats`."""
         found = set()
@@ -162,6 +237,20 @@ class Checkpoint:
                 raise ModelLoadError(f"{path} does not contain the tensor {shown(name)} that the index lists there")
         return file_of
 
+    def _copy_tensor(self, file: safe_open, path: Path, name: str, target: TensorTarget, scales: Scales | None) -> None:
+        tensor = file.get_slice(name)  # type: ignore[no-untyped-call]  # the library has no types
+        shape = list(tensor.get_shape())
+        if shape != list(target.shape):
+            raise ModelLoadError(
+                f"{path} contains the tensor {shown(name)} with shape {shape}; config.json requires "
+                f"{list(target.shape)}"
+            )
+        if scales is None:
+            target.fill(tensor)
+            return
+        rounding = self.rounding if self._allow_requantization else None
+        target.fill(Fp8Source(f"{path}: the tensor {shown(name)}", tensor, shape, scales, rounding))
+
     def _check_names(self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool]) -> None:
         for name in targets:
             if name not in self._file_of:
@@ -175,14 +264,9 @@ class Checkpoint:
             yield path, [name for name, file in self._file_of.items() if file == path]
 
 
-def _copy_tensor(file: safe_open, path: Path, name: str, target: TensorTarget) -> None:
-    tensor = file.get_slice(name)  # type: ignore[no-untyped-call]  # the library has no types
-    shape = list(tensor.get_shape())
-    if shape != list(target.shape):
-        raise ModelLoadError(
-            f"{path} contains the tensor {shown(name)} with shape {shape}; config.json requires {list(target.shape)}"
-        )
-    target.fill(tensor)
+def _parent(name: str) -> str:
+    """Return the module of a tensor."""
+    return name.rpartition(".")[0]
 
 
 def _tensor_digest(file: safe_open, name: str) -> bytes:

@@ -1,6 +1,6 @@
-"""How each type of a GGUF file is held: its codes are copied, so a format must have every weight exactly.
+"""How weights are held that are codes in their file: the codes are copied, so a format must have every weight exactly.
 
-The one table: a type that is not in it is refused by name, before anything is loaded, or rounded
+The one table of GGUF files: a type that is not in it is refused by name, before anything is loaded, or rounded
 (`executor_svc/checkpoint/gguf/rounding.py`).
 """
 
@@ -11,12 +11,14 @@ from typing import Final
 
 from gguf import GGMLQuantizationType as FileType
 
+from executor_svc.checkpoint.fp8 import E4M3
 from executor_svc.checkpoint.gguf.config import EMBEDDING, HEAD
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.rounding import check_type
 from executor_svc.checkpoint.gguf.weights import FLOATS, GGUFCheckpoint
+from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.weight_format import NUMBER_FORMATS
-from executor_svc.native.structs import FILE_FORMATS, NumberFormat
+from executor_svc.native.structs import FILE_FORMATS, K_FORMATS, NumberFormat
 from octavo_shared.errors import ModelLoadError
 
 # The formats that have a type exactly, the best one first. To add a type: a line here and in `HELD_BITS`, its block in
@@ -53,7 +55,8 @@ FORMAT_NAMES: Final[Mapping[NumberFormat, str]] = MappingProxyType(
 # What weights of other types are rounded to.
 _ROUNDED = (NumberFormat.INT8_A8, NumberFormat.INT8)
 _FLOATS = (NumberFormat.FLOAT32, NumberFormat.BFLOAT16)
-_SHORT = (NumberFormat.INT4, NumberFormat.INT8_A8, *FILE_FORMATS)  # their products take activations in 8 bits
+# Their products take activations in 8 bits.
+_SHORT = (NumberFormat.INT4, NumberFormat.INT8_A8, NumberFormat.Q5_1, *K_FORMATS)
 
 # Whose products can take activations in 16 bits, and what is no code.
 LONG_INPUTS: Final = {*FLOATS} | {kind for kind, holders in HOLDERS.items() if set(holders) - set(_SHORT)}
@@ -118,3 +121,35 @@ def _holders(tensor: GGUFTensor, has_long_inputs: bool) -> list[NumberFormat]:
             "remove --quantization"
         )
     return holders
+
+
+class Fp8Formats:
+    """The number formats of safetensors with FP8: the formats of a matrix by the names of its tensors.
+
+    Args:
+        checkpoint: The weights; some are in FP8.
+        is_held: Whether there are kernels that multiply with the codes; else they are rounded to int8-a8.
+    """
+
+    has_codes = True
+
+    def __init__(self, checkpoint: Checkpoint, *, is_held: bool) -> None:
+        self._checkpoint = checkpoint
+        codes = NumberFormat.FP8 if is_held else NumberFormat.INT8_A8
+        self._holders = {E4M3: codes, "BF16": NumberFormat.BFLOAT16}
+        self.used: set[NumberFormat] = set()
+
+    def __call__(self, names: Sequence[str]) -> Sequence[NumberFormat]:
+        """Return the format of each part of a matrix, by its Hugging Face name; the library joins two formats at most.
+
+        Raises: ModelLoadError: the parts cannot be joined.
+        """
+        kinds = [self._checkpoint.format_of(name) or "" for name in names]
+        formats = [self._holders.get(kind, NumberFormat.FLOAT32) for kind in kinds]
+        if len(list(itertools.groupby(formats))) > 2 or len({each == NumberFormat.INT8_A8 for each in formats}) == 2:
+            raise ModelLoadError(f"{names[0]} and its companions are {', '.join(kinds)}; they cannot be joined")
+        self.used |= set(formats)
+        return formats
+
+
+CodeFormats = FileFormats | Fp8Formats

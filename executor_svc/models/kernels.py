@@ -20,7 +20,7 @@ from executor_svc.checkpoint.weight_map import WeightSource
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels
-from executor_svc.models.file_formats import FORMAT_NAMES, FileFormats
+from executor_svc.models.file_formats import FORMAT_NAMES, CodeFormats
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
@@ -101,7 +101,7 @@ class ChosenModel:
     quantization: Quantization = "none"
     compute_dtype: ComputeDtype = "float32"  # what attention rounds its inputs to, and products but for integers
     library: NativeLibrary | None = None  # the C library, if it computes some of it
-    stored: FileFormats | None = None  # of a GGUF file, where each matrix has its own format
+    stored: CodeFormats | None = None  # of a file with codes, where each matrix has its own format
     block_size: int = 0  # tokens; known when the attention is chosen
     kv_cache_dtype: torch.dtype | None = None  # None: as activations
     cache_scales: Sequence[tuple[float, float]] = ()  # of keys and values of each layer, for FP8; empty: 1
@@ -143,7 +143,7 @@ def make_model(
     attention: AttentionBackend | None = None,
     found: FoundLibrary | None = None,
     numerics: Numerics = "fast",
-    stored: FileFormats | None = None,
+    stored: CodeFormats | None = None,
 ) -> ChosenModel:
     """Return a model with uninitialised weights, and the attention that goes with it.
 
@@ -161,7 +161,7 @@ def make_model(
         attention: None: the C library's, or without it torch's.
         found: The C library, or why it is not used; None: `cpu_kernels` says.
         numerics: "invariant": on a GPU products are ours, where they can be.
-        stored: The formats of a GGUF file, each matrix in its own; None: `quantization` says it for all.
+        stored: The formats of a file with codes, each matrix in its own; None: `quantization` says it for all.
 
     Raises: ModelLoadError: the ranks cannot share it, the device has not this quantization, or the C library is needed
         and cannot be had.
@@ -309,6 +309,19 @@ def find_product_library(
             f"{setting} is {quantization}, which needs the kernels in C on a CPU, but {error}; remove {flag}, or set "
             f"--cpu-kernels torch, where {quantization} saves memory but is several times slower than float32"
         ) from error
+
+
+def why_no_products(device: torch.device, cpu_kernels: CpuKernels) -> str:
+    """Return why the C library cannot multiply by the codes of a file; empty: it can."""
+    if device.type != "cpu":
+        return f"device is {device.type}"
+    if cpu_kernels == "torch":
+        return "cpu_kernels is torch"
+    try:
+        load_library(torch.get_num_threads())
+    except NativeUnavailableError as error:
+        return str(error)
+    return ""
 
 
 def compute_path(

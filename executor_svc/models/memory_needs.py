@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from gguf import GGMLQuantizationType as FileType
 from gguf import LlamaFileType
 
+from executor_svc.checkpoint import fp8
 from executor_svc.checkpoint.gguf.config import build_config
 from executor_svc.checkpoint.gguf.files import read_files
 from executor_svc.checkpoint.gguf.rounding import HELD_BITS, check_type
@@ -220,14 +221,17 @@ def _held_bits(kind: FileType, told: float | None) -> float:
 
 def _summarize_directory(path: Path, quantization: Quantization, float_bytes: int) -> ModelSummary:
     config = ModelDirectory(path).config()
-    refuse_quantized(config, path / "config.json")
+    source = path / "config.json"
+    if fp8.read_fp8(config, source) is None:
+        refuse_quantized(config, source)
     sizes: dict[str, int] = {}
     files = sorted(path.glob("*.safetensors"))
     for file in files:
         for number_format, count in _stored_weights(file):
             sizes[number_format] = sizes.get(number_format, 0) + count
     told = _BITS.get(quantization, 8 * float_bytes if float_bytes == 2 else None)
-    bits = sum(count * (told or _STORED_BITS.get(each, 32)) for each, count in sizes.items())
+    in_dtype = {each: told or _STORED_BITS.get(each, 32) for each in sizes} | {fp8.E4M3: fp8.HELD_BITS}
+    bits = sum(count * in_dtype[each] for each, count in sizes.items())
     return _summary(config, sizes, sum(sizes.values()), files, bits, float_bytes, is_gguf=False)
 
 

@@ -21,7 +21,7 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint, read_cache_scales
 from executor_svc.models.config import ModelConfig, WeightNames
 from executor_svc.models.families import parse_config
-from executor_svc.models.file_formats import LONG_INPUTS, FileFormats
+from executor_svc.models.file_formats import LONG_INPUTS, CodeFormats, FileFormats, Fp8Formats
 from executor_svc.models.kernels import (
     ChosenModel,
     ComputePath,
@@ -30,6 +30,7 @@ from executor_svc.models.kernels import (
     find_library,
     make_attention,
     make_model,
+    why_no_products,
 )
 from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -73,6 +74,9 @@ def _choose_model(
     if isinstance(directory, GGUFModel):
         return _from_gguf(directory, model_config, config, device, group), model_config.names
     model_config = _with_its_own_head(directory, model_config, is_told=group.rank == 0)
+    checkpoint = Checkpoint(directory.path)
+    if codes := checkpoint.first_codes():
+        return _from_fp8(checkpoint, codes, model_config, config, device, group), model_config.names
     in_bfloat16 = config.quantization == "none" and _is_stored_in_bfloat16(directory, model_config)
     chosen = choose_decoder(model_config, config, device, group, is_stored_in_bfloat16=in_bfloat16)
     return chosen, model_config.names
@@ -113,6 +117,30 @@ def _from_gguf(
     )
     config = config.model_copy(update={"quantization": "none"})
     return choose_decoder(model_config, config, device, group, stored=stored)
+
+
+def _from_fp8(
+    checkpoint: Checkpoint,
+    codes: str,
+    model_config: ModelConfig,
+    config: ExecutorConfig,
+    device: torch.device,
+    group: TensorParallelGroup,
+) -> ChosenModel:
+    """Return a model with the FP8 weights of its checkpoint, of which `codes` names one, as they are."""
+    if config.quantization != "none":
+        raise ModelLoadError(
+            f"quantization is {config.quantization}, but {codes} is F8_E4M3, which is quantized already; remove "
+            "--quantization"
+        )
+    reason = why_no_products(device, config.cpu_kernels)
+    if reason and (device.type != "cpu" or not config.allow_requantization):
+        round_it = "set --allow-requantization to round it to int8-a8, or " if device.type == "cpu" else ""
+        raise ModelLoadError(
+            f"{codes} is F8_E4M3, which needs the kernels in C on a CPU, but {reason}; {round_it}use the unquantized "
+            "checkpoint"
+        )
+    return choose_decoder(model_config, config, device, group, stored=Fp8Formats(checkpoint, is_held=not reason))
 
 
 def _with_its_own_head(directory: ModelDirectory, model_config: ModelConfig, *, is_told: bool) -> ModelConfig:
@@ -158,7 +186,7 @@ def choose_decoder(
     group: TensorParallelGroup = SINGLE_RANK,
     *,
     is_stored_in_bfloat16: bool = False,
-    stored: FileFormats | None = None,
+    stored: CodeFormats | None = None,
 ) -> ChosenModel:
     """Return a model of a family, which our own decoder runs; see `make_model`.
 

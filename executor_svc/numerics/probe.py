@@ -19,10 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGMLQuantizationType
 
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata
 from executor_svc.cache.cache_engine import CacheEngine, CacheShape
+from executor_svc.checkpoint.fp8 import FP8_BLOCK
+from executor_svc.checkpoint.gguf.rounding import block_size
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.models.config import (
     ExpertsConfig,
@@ -308,15 +310,16 @@ _NUM_ROWS = (1, 6, 70)  # from a token alone to so many that codes are unpacked 
 
 def probe_file_format(library: NativeLibrary, number_format: NumberFormat) -> str:
     """Return the SHA-256 of counted rows and products of a format, 64 hexadecimal digits."""
-    block_type = GGMLQuantizationType[number_format.name]
-    block_inputs, block_bytes = GGML_QUANT_SIZES[block_type]
+    is_fp8 = number_format == NumberFormat.FP8
+    block_type = FP8_BLOCK if is_fp8 else int(GGMLQuantizationType[number_format.name])
+    block_inputs, block_bytes = block_size(block_type)
     counted = counted_values("blocks", (_NUM_OUTPUTS, _BLOCKS_OF_ROW * block_bytes))
-    # Without the second highest bit no float16 among the bytes is beyond 2: they are everywhere in a block.
+    # Without the second highest bit no float16 or float32 among the bytes is beyond 2: they are everywhere in a block.
     blocks = torch.from_numpy((counted * 2**20).astype("int64") & 0xBF).to(torch.uint8)
     num_inputs = _BLOCKS_OF_ROW * block_inputs
     matrix = PackedMatrix(library, num_inputs, [(number_format, [_NUM_OUTPUTS])], has_bias=False, memory=WeightMemory())
-    is_exact = matrix.weights[0].copy_blocks(blocks, int(block_type), None)
-    assert is_exact, "all float16 of the blocks are numbers"
+    is_exact = matrix.weights[0].copy_blocks(blocks, block_type, None)
+    assert is_exact, "all scales of the blocks are numbers"
     hasher = hashlib.sha256(matrix.rows(torch.arange(_NUM_OUTPUTS)).numpy().tobytes())
     for num_rows in _NUM_ROWS:
         x = torch.from_numpy(counted_values(f"{num_rows} inputs", (num_rows, num_inputs)))

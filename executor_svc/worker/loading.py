@@ -8,7 +8,6 @@ import torch
 
 from executor_svc.cache.block_count import check_cache_settings
 from executor_svc.checkpoint.gguf.model import GGUFModel
-from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
 from executor_svc.checkpoint.model import AnyCheckpoint, Model, open_checkpoint, open_model
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.model_location import find_model_path
@@ -96,7 +95,7 @@ def load_worker(
     if chosen.stored is None and stored != kept and group.rank == 0:
         logger.info(Event("weights_converted", stored=",".join(sorted(stored)), weights=weights))
     weights_digest = _load_weights(chosen, checkpoint, group.rank)
-    if isinstance(checkpoint, GGUFCheckpoint) and group.rank == 0 and (told := checkpoint.rounding.sentence()):
+    if group.rank == 0 and (told := checkpoint.rounding.sentence()):
         print(f"octavo executor notice: {told}", flush=True)  # `octavo up` shows it
     # Ranks load from other disks, and one of them hashes too: their first collective has to be short for all.
     group.wait_for_all()

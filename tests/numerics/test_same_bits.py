@@ -24,9 +24,11 @@ from executor_svc.native.library import NativeLibrary
 from tests.numerics.architectures import VOCAB_SIZE, PagedRun, load_architecture, save_tiny_architecture
 from tests.numerics.bits import assert_same_bits
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.fp8 import write_fp8
 from tests.numerics.native import LANES, SETTINGS, library_path
 from tests.numerics.random_schedules import BLOCK_SIZES, Plan, plans, play
 
+FORMATS = (*SETTINGS, "fp8")
 NUM_THREADS = (1, 2)
 ATTENTION_PART, MAX_ROW = 384, 8  # keys that attention plans as one; the last token of a row and its drafts
 MAX_TOKENS = 900  # three parts of the keys; contexts of 2,000 tokens are in tests/e2e/test_invariance.py
@@ -108,13 +110,19 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
         return directory / name
 
     @cache
+    def saved_in_fp8(name: str) -> Path:
+        write_fp8(saved(name), directory / f"{name}, fp8")
+        return directory / f"{name}, fp8"
+
+    @cache
     def loaded(name: str, number_format: str, lanes: str = "widest") -> Loaded:
         by_threads = {}
+        path = saved_in_fp8(name) if number_format == "fp8" else saved(name)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("executor_svc.models.kernels.load_library", partial(NativeLibrary, library_path(lanes)))
             for num_threads in NUM_THREADS:
                 torch.set_num_threads(num_threads)
-                by_threads[num_threads] = load_architecture(saved(name), **SETTINGS[number_format])
+                by_threads[num_threads] = load_architecture(path, **SETTINGS.get(number_format, {}))
                 assert isinstance(by_threads[num_threads][0], Decoder)
         torch.set_num_threads(1)
         return Loaded(number_format, by_threads)
@@ -191,13 +199,13 @@ def check_random_plans(models: Sequence[Loaded], profile: settings, max_tokens: 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_those_of_the_sequence_alone(name: str, load: Load) -> None:
-    models = [load(name, number_format) for number_format in SETTINGS]
+    models = [load(name, number_format) for number_format in FORMATS]
 
     check_random_plans(models, settings(max_examples=10), max_tokens=600)
 
 
 def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(load: Load) -> None:
-    models = [load("Llama: heads of 80 in a group of 9", number_format, "avx2") for number_format in SETTINGS]
+    models = [load("Llama: heads of 80 in a group of 9", number_format, "avx2") for number_format in FORMATS]
 
     check_random_plans(models, settings(max_examples=10), max_tokens=600)
 
@@ -226,7 +234,7 @@ def test_a_row_with_drafts_has_the_bits_of_its_tokens_one_by_one(name: str, load
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("lanes", LANES)
-@pytest.mark.parametrize("number_format", SETTINGS)
+@pytest.mark.parametrize("number_format", FORMATS)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_are_those_of_the_sequence_alone_in_200_workloads(
     name: str, number_format: str, lanes: str, load: Load

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from executor_svc.checkpoint.fp8 import BLOCK_BYTES, BLOCK_INPUTS, E4M3, FP8_BLOCK, restore_fp8
 from octavo_shared.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -97,23 +98,23 @@ class RoundingErrors:
         """
         import torch
 
-        kind = GGMLQuantizationType(block_type)
         num_rows = len(blocks) if order is None else len(order)
-        block_inputs, block_bytes = GGML_QUANT_SIZES[kind]
+        block_inputs, block_bytes = block_size(block_type)
         step = max(1, _CHUNK // (blocks.shape[1] // block_bytes * block_inputs))
         error, total = self.squares.get(name, (0.0, 0.0))
         for begin in range(0, num_rows, step):
             rows = blocks[begin : begin + step] if order is None else blocks[order[begin : begin + step]]
             # A damaged scale overflows; what comes of it is refused below.
             with np.errstate(all="ignore"):
-                values = torch.from_numpy(np.ascontiguousarray(dequantize(rows.numpy(), kind), np.float32))
+                restored = _restore(block_type, rows.numpy())[:, : destination.shape[1]]
+            values = torch.from_numpy(np.ascontiguousarray(restored, np.float32))
             if not values.isfinite().all():
                 raise ModelLoadError(f"{name} has a weight that is not finite")
             held = destination.round_rows(begin, values)
             error += float((held - values).double().square().sum())
             total += float(values.double().square().sum())
         self.squares[name] = (error, total)
-        self.types.add(kind.name)
+        self.types.add(E4M3 if block_type == FP8_BLOCK else GGMLQuantizationType(block_type).name)
 
     def describe(self) -> Mapping[str, str | int | float]:
         """Return the relative root mean square error of all weights, and of the matrix where it is largest."""
@@ -135,6 +136,17 @@ class RoundingErrors:
             f"weights in {told['types']} were rounded to int8-a8: their relative RMS error is {told['rms_error']:.2%}, "
             f"at most {told['largest_rms_error']:.2%}, in {told['largest_tensor']}"
         )
+
+
+def block_size(block_type: int) -> tuple[int, int]:
+    """Return inputs and bytes of a block, by ggml's numbers, and of FP8."""
+    if block_type == FP8_BLOCK:
+        return BLOCK_INPUTS, BLOCK_BYTES
+    return GGML_QUANT_SIZES[GGMLQuantizationType(block_type)]
+
+
+def _restore(block_type: int, rows: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:
+    return restore_fp8(rows) if block_type == FP8_BLOCK else dequantize(rows, GGMLQuantizationType(block_type))
 
 
 def _relative(error: float, total: float) -> float:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from executor_svc.checkpoint.fp8 import read_fp8
 from executor_svc.checkpoint.model_files import refuse_quantized
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3
@@ -20,7 +21,7 @@ from executor_svc.models.families.llama import (
     read_qwen3_moe,
 )
 from executor_svc.models.fields import ConfigFields, refuse_absurd_numbers
-from octavo_shared.errors import UnknownArchitectureError
+from octavo_shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
 
 FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingProxyType(
     {
@@ -53,9 +54,20 @@ def parse_config(values: Mapping[str, object], source: Path) -> ModelConfig:
     Raises:
         UnknownArchitectureError: there is no such family.
         UnsupportedModelError: a value asks for what the family does not have.
-        ModelLoadError: a value is missing or has the wrong type, or the weights are quantized.
+        ModelLoadError: a value is missing or has the wrong type, or the weights are quantized, except in FP8.
     """
-    refuse_quantized(values, source)
+    if read_fp8(values, source) is None:
+        refuse_quantized(values, source)
+        return _parse(values, source)
+    try:
+        return _parse(values, source)
+    except UnsupportedModelError as reason:
+        raise ModelLoadError(
+            f"the weights of {source.parent} are in FP8, which needs a native implementation; but {reason}"
+        ) from reason
+
+
+def _parse(values: Mapping[str, object], source: Path) -> ModelConfig:
     refuse_absurd_numbers(values, source)
     fields = ConfigFields(values, source)
     family = _WITHOUT_HEAD.get(fields.architecture, fields.architecture)

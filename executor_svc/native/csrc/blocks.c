@@ -9,6 +9,8 @@
 
 // Numbers of ggml; `GGMLQuantizationType` of the package gguf.
 enum { TYPE_Q4_0 = 2, TYPE_Q4_1 = 3, TYPE_Q5_0 = 6, TYPE_Q5_1 = 7, TYPE_Q8_0 = 8, FIRST_K = 10, TYPE_IQ4_NL = 20, TYPE_MXFP4 = 39 };
+// Beside them: FP8 of safetensors, with its scales; `FP8_BLOCK` of executor_svc/checkpoint/fp8.py.
+#define TYPE_FP8 1000
 
 // What the codes of IQ4_NL stand for.
 static const int8_t NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -88,7 +90,14 @@ bool read_block(long type, const uint8_t *block, BlockGroup *group) {
 long octavo_pack_blocks(const Matrix *matrix, long first, long num_rows, long type, const uint8_t *blocks,
                         long row_bytes, const int64_t *order, int num_threads) {
     long bytes = block_bytes(type), num_inexact = 0;
-    bool is_k = is_k_format(matrix->format);
+    bool is_k = is_k_format(matrix->format), is_fp8 = matrix->format == FP8;
+    if (is_fp8 != (type == TYPE_FP8)) return is_fp8 ? -1 : num_rows;
+    if (is_fp8) {
+#pragma omp parallel for num_threads(num_threads)
+        for (long i = 0; i < num_rows; i++)
+            pack_fp8_row(matrix, first + i, blocks + (order ? order[i] : i) * row_bytes);
+        return 0;
+    }
     if (is_k ? type != FIRST_K + matrix->format - Q2_K : !bytes || matrix->format <= BFLOAT16_A16) return -1;
     if (matrix->num_inputs % (is_k ? K_INPUTS : GROUP)) return -1;
     long begin = first / PANEL_COLUMNS, end = ceil_div(first + num_rows, PANEL_COLUMNS);

@@ -11,6 +11,7 @@
 #define PANEL_VECTORS 3
 #define PANEL_COLUMNS (PANEL_VECTORS * LANES)
 #define GROUP 32  // inputs that share a scale
+#define FP8_INPUTS 128  // the same of FP8
 
 // How weights are stored, and what their products take; `NumberFormat` of structs.py.
 typedef enum {
@@ -26,6 +27,7 @@ typedef enum {
     Q4_K,
     Q5_K,
     Q6_K,
+    FP8,       // floats
 } NumberFormat;
 #define K_FORMATS(CASE) CASE(Q2_K) CASE(Q3_K) CASE(Q4_K) CASE(Q5_K) CASE(Q6_K)
 
@@ -39,12 +41,14 @@ typedef enum {
 //             its high half; weight = code * scale + minimum
 //   Q5_1:     [panel][P / 4][PANEL_COLUMNS][4] uint8; weight = code * scale + minimum
 //   Q*_K:     as k_blocks.h has it, with its scales
-// Scales are float16, [panel][G][PANEL_COLUMNS]; with minima [panel][G][2][PANEL_COLUMNS], scales and minima.
+//   FP8:      [panel][num_inputs][PANEL_COLUMNS] E4M3, none of them NaN; weight = code * scale
+// Scales are float16, [panel][G][PANEL_COLUMNS]; with minima [panel][G][2][PANEL_COLUMNS], scales and minima. Those of
+// FP8 are float32, [panel][num_inputs / FP8_INPUTS, rounded up][PANEL_COLUMNS].
 typedef struct Matrix {
     long format;  // a NumberFormat
     long num_outputs, num_inputs;
     const void *panels;
-    const uint16_t *scales;     // NULL: there are none
+    const void *scales;         // NULL: there are none
     const float *bias;          // [num_outputs], or NULL
     const struct Matrix *rest;  // further outputs, in a format that takes the same inputs; NULL: none
 } Matrix;
@@ -75,8 +79,12 @@ INLINE bool has_minimum(long format) { return format == INT4 || format == Q5_1; 
 
 INLINE InputFormat input_format(const Matrix *matrix) {
     if (matrix->format == BFLOAT16_A16) return BFLOAT16_CODES;
-    return matrix->format <= BFLOAT16 ? FLOATS : matrix->format == INT8 ? INT16_CODES : INT8_CODES;
+    if (matrix->format <= BFLOAT16 || matrix->format == FP8) return FLOATS;
+    return matrix->format == INT8 ? INT16_CODES : INT8_CODES;
 }
+
+// Scales of FP8 that a column of a panel has.
+INLINE long fp8_blocks(const Matrix *matrix) { return ceil_div(matrix->num_inputs, FP8_INPUTS); }
 
 INLINE long panels_of(const Matrix *matrix) { return matrix ? ceil_div(matrix->num_outputs, PANEL_COLUMNS) : 0; }
 

@@ -90,7 +90,7 @@ INLINE void multiply_format(const long format, const Matrix *matrix, long panel,
     long num_groups = ceil_div(matrix->num_inputs, GROUP);
     long panel_bytes = num_groups * GROUP_BYTES(format), num_tiles = ceil_div(num_rows, CODE_ROWS);
     const uint8_t *columns = (const uint8_t *)matrix->panels + panel * panel_bytes;
-    const uint16_t *scales = matrix->scales + panel * num_groups * PANEL_COLUMNS * (has_minimum(format) ? 2 : 1);
+    const uint16_t *scales = (const uint16_t *)matrix->scales + panel * num_groups * PANEL_COLUMNS * (has_minimum(format) ? 2 : 1);
     const uint8_t *upcoming = (const uint8_t *)matrix->panels + next * panel_bytes;
     long num_columns = least(PANEL_COLUMNS, matrix->num_outputs - panel * PANEL_COLUMNS);
     for (long tile = 0; tile < num_tiles; tile++) {

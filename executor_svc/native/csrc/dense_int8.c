@@ -65,7 +65,7 @@ void multiply_int8(const Matrix *matrix, long panel, long next, const Rows *in, 
     long num_groups = ceil_div(matrix->num_inputs, GROUP), panel_bytes = num_groups * GROUP_BYTES;
     const int8_t *columns = (const int8_t *)matrix->panels + panel * panel_bytes;
     const int8_t *upcoming = (const int8_t *)matrix->panels + next * panel_bytes;
-    const uint16_t *scales = matrix->scales + panel * num_groups * PANEL_COLUMNS;
+    const uint16_t *scales = (const uint16_t *)matrix->scales + panel * num_groups * PANEL_COLUMNS;
     long num_columns = least(PANEL_COLUMNS, matrix->num_outputs - panel * PANEL_COLUMNS);
     long num_tiles = ceil_div(num_rows, CODE_ROWS);
     for (long tile = 0; tile < num_tiles; tile++) {

@@ -16,7 +16,7 @@ static bool is_bfloat16(long format) { return format == BFLOAT16 || format == BF
 
 // Inputs of a panel, with padding.
 static long padded_inputs(long format, long num_inputs) {
-    return format == FLOAT32 ? num_inputs : round_up(num_inputs, is_bfloat16(format) ? 2 : GROUP);
+    return format == FLOAT32 || format == FP8 ? num_inputs : round_up(num_inputs, is_bfloat16(format) ? 2 : GROUP);
 }
 
 // Bits of a weight, without scales.
@@ -31,6 +31,8 @@ long octavo_panels_bytes(long format, long num_outputs, long num_inputs) {
 
 long octavo_scales_bytes(long format, long num_outputs, long num_inputs) {
     if (format <= BFLOAT16_A16 || is_k_format(format)) return 0;
+    if (format == FP8)
+        return round_up(num_outputs, PANEL_COLUMNS) * ceil_div(num_inputs, FP8_INPUTS) * (long)sizeof(float);
     long num_groups = round_up(num_outputs, PANEL_COLUMNS) * padded_inputs(format, num_inputs) / GROUP;
     return num_groups * (has_minimum(format) ? 2 : 1) * (long)sizeof(uint16_t);
 }
@@ -40,7 +42,8 @@ static long place_of(const Matrix *matrix, long row, long k) {
     long panel = row / PANEL_COLUMNS, column = row % PANEL_COLUMNS;
     long begin = panel * padded_inputs(matrix->format, matrix->num_inputs) * PANEL_COLUMNS;
     switch (matrix->format) {
-        case FLOAT32: return begin + k * PANEL_COLUMNS + column;
+        case FLOAT32:
+        case FP8: return begin + k * PANEL_COLUMNS + column;
         case BFLOAT16:
         case BFLOAT16_A16:
         case INT8: return begin + (k / 2 * PANEL_COLUMNS + column) * 2 + k % 2;
@@ -56,6 +59,12 @@ static long scale_of(const Matrix *matrix, long row, long k) {
     long num_groups = padded_inputs(matrix->format, matrix->num_inputs) / GROUP;
     long group = row / PANEL_COLUMNS * num_groups + k / GROUP;
     return group * PANEL_COLUMNS * (has_minimum(matrix->format) ? 2 : 1) + row % PANEL_COLUMNS;
+}
+
+// The scale of FP8 of weight (row, k).
+static float *fp8_scale_of(const Matrix *matrix, long row, long k) {
+    long block = row / PANEL_COLUMNS * fp8_blocks(matrix) + k / FP8_INPUTS;
+    return (float *)matrix->scales + block * PANEL_COLUMNS + row % PANEL_COLUMNS;
 }
 
 // The nearest bfloat16, of two the even one; NaN stays NaN.
@@ -244,6 +253,14 @@ bool put_group(const Matrix *matrix, long row, long k, const BlockGroup *group) 
     return true;
 }
 
+void pack_fp8_row(const Matrix *matrix, long row, const uint8_t *block) {
+    for (long k = 0; k < matrix->num_inputs; k += FP8_INPUTS, block += FP8_BLOCK_BYTES) {
+        memcpy(fp8_scale_of(matrix, row, k), block, sizeof(float));
+        for (long i = 0; i < least(FP8_INPUTS, matrix->num_inputs - k); i++)
+            ((uint8_t *)matrix->panels)[place_of(matrix, row, k + i)] = block[sizeof(float) + i];
+    }
+}
+
 // Write rows [first, first + num_rows) of a matrix from `weight` [num_rows][num_inputs].
 // Parts may come in any order, each once; the memory must be 0 already.
 void octavo_pack(const Matrix *matrix, long first, long num_rows, const float *weight, int num_threads) {
@@ -271,8 +288,11 @@ void read_row(const Matrix *matrix, long row, float *out) {
             out[k] = ((const float *)matrix->panels)[place];
         } else if (is_bfloat16(matrix->format)) {
             out[k] = from_bfloat16(((const uint16_t *)matrix->panels)[place]);
+        } else if (matrix->format == FP8) {
+            uint16_t half = (uint16_t)(((const int8_t *)matrix->panels)[place] * 128) & 0xbf80;
+            out[k] = _cvtsh_ss(half) * E4M3_UNIT * *fp8_scale_of(matrix, row, k);
         } else {
-            const uint16_t *scale = matrix->scales + scale_of(matrix, row, k);
+            const uint16_t *scale = (const uint16_t *)matrix->scales + scale_of(matrix, row, k);
             uint8_t byte = ((const uint8_t *)matrix->panels)[place];
             if (matrix->format == INT8) out[k] = (float)(int8_t)byte * _cvtsh_ss(*scale);
             if (matrix->format == INT8_A8) out[k] = (float)(byte - 128) * _cvtsh_ss(*scale);

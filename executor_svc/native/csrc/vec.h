@@ -149,6 +149,12 @@ INLINE vfloat vf_load_e4m3(const void *p) {
     v = _mm256_or_si256(_mm256_and_si256(v, _mm256_set1_epi16((short)0xbf80)), nan);
     return _mm512_mul_ps(_mm512_cvtph_ps(v), vf_all(256.0f));
 }
+// The same of E4M3 that is not NaN, divided by E4M3_UNIT.
+#define E4M3_UNIT 256.0f
+INLINE vfloat vf_load_e4m3_codes(const void *p) {
+    __m256i v = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128(p)), 7);
+    return _mm512_cvtph_ps(_mm256_and_si256(v, _mm256_set1_epi16((short)0xbf80)));
+}
 INLINE vint vi_load(const void *p) { return _mm512_loadu_si512(p); }
 INLINE void vi_store(void *p, vint v) { _mm512_storeu_si512(p, v); }
 INLINE vint vi_add(vint a, vint b) { return _mm512_add_epi32(a, b); }
@@ -350,6 +356,11 @@ INLINE vfloat vf_load_e4m3(const void *p) {
     __m128i nan = _mm_srli_epi16(_mm_cmpeq_epi16(size, all), 1);
     v = _mm_or_si128(_mm_and_si128(v, _mm_set1_epi16((short)0xbf80)), nan);
     return _mm256_mul_ps(_mm256_cvtph_ps(v), vf_all(256.0f));
+}
+#define E4M3_UNIT 256.0f
+INLINE vfloat vf_load_e4m3_codes(const void *p) {
+    __m128i v = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64(p)), 7);
+    return _mm256_cvtph_ps(_mm_and_si128(v, _mm_set1_epi16((short)0xbf80)));
 }
 INLINE vint vi_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 INLINE void vi_store(void *p, vint v) { _mm256_storeu_si256((__m256i *)p, v); }

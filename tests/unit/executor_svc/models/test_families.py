@@ -68,7 +68,6 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
 # What config.json says, and the name in the sentence.
 QUANTIZED: list[tuple[dict[str, object], str]] = [
     ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
-    ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
     ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
     ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
@@ -99,6 +98,13 @@ def test_quantized_weights_are_refused_once_and_by_name(
         "with --quantization int8 or int4 if memory is short"
     )
     assert not isinstance(refused.value, UnsupportedModelError)
+
+
+def test_fp8_is_for_families_with_code_of_our_own() -> None:
+    settings = {**SIZES, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    assert parse_config({"architectures": ["LlamaForCausalLM"], **settings}, SOURCE).vocab_size == 97
+    with pytest.raises(ModelLoadError, match=r"tiny are in FP8, which needs a native .*; but .* OlmoForCausalLM"):
+        parse_config({"architectures": ["OlmoForCausalLM"], **settings}, Path("tiny/config.json"))
 
 
 def test_weights_of_modelopt_are_refused_though_config_json_is_silent(tmp_path: Path) -> None:
