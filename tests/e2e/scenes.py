@@ -10,12 +10,12 @@ from functools import partial
 import numpy as np
 
 from executor_svc.worker.interface import Worker
-from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.executors.serving_limits import PlannerSettings
 from tests.numerics.architectures import VOCAB_SIZE
 from tests.numerics.real_model import RealModel
 from tests.support.fleet import Outcome, assert_same_outcomes
+from tests.support.knowing import Knowing
 from tests.support.schedules import Play, Request, Schedule
 
 BLOCK_SIZES = (8, 16, 32)
@@ -127,29 +127,11 @@ def random_schedule(seed: int, num_blocks: int) -> Schedule:
     )
 
 
-class Knowing:
-    """A proposer that knows what comes, and now and then says something else, or less."""
-
-    def __init__(self, scene: Scene) -> None:
-        self._texts = [
-            [*request.prompt, *output.token_ids]
-            for request, outcome in zip(scene.requests, scene.alone, strict=True)
-            for output in outcome.outputs
-        ]
-        self._random = np.random.default_rng(0)
-        self.num_right = self.num_wrong = 0
-
-    def propose(
-        self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array, most: Int32Array
-    ) -> tuple[Int32Array, Int32Array]:
-        """Return drafts, and how many each row has."""
-        drafts, counts = np.zeros((len(slots), int(most.max(initial=0))), np.int32), np.zeros(len(slots), np.int32)
-        for row, (slot, length) in enumerate(zip(slots.tolist(), num_tokens.tolist(), strict=True)):
-            known = token_ids[slot, :length].tolist()
-            coming = next((text[length:] for text in self._texts if text[:length] == known), [])
-            counts[row] = count = min(int(most[row]), len(coming), int(self._random.integers(0, 8)))
-            is_wrong = self._random.random(count) < 0.2
-            drafts[row, :count] = np.where(is_wrong, (np.array(coming[:count]) + 1) % VOCAB_SIZE, coming[:count])
-            self.num_wrong += int(is_wrong.sum())
-            self.num_right += count - int(is_wrong.sum())
-        return drafts, counts
+def knowing(scene: Scene) -> Knowing:
+    """Return a proposer that knows the outputs of a scene."""
+    texts = [
+        [*request.prompt, *output.token_ids]
+        for request, outcome in zip(scene.requests, scene.alone, strict=True)
+        for output in outcome.outputs
+    ]
+    return Knowing(texts, lambda token_id: (token_id + 1) % VOCAB_SIZE)

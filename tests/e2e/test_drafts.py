@@ -34,9 +34,9 @@ from tests.e2e.scenes import (
     BLOCK_SIZES,
     NUM_BLOCKS,
     SECOND_WAVE_ROUND,
-    Knowing,
     Scene,
     fewest_blocks,
+    knowing,
     random_schedule,
 )
 from tests.numerics.architectures import VOCAB_SIZE, save_tiny_architecture
@@ -44,6 +44,7 @@ from tests.numerics.driver import MOST_HOST_BLOCKS
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.real_model import RealModel
 from tests.support.gguf_files import of_type, write_gguf_of
+from tests.support.knowing import Knowing
 from tests.support.schedules import GREEDY, Request, Schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -193,7 +194,7 @@ class Campaign:
         random = np.random.default_rng((seed, most_drafts))
         block_size = int(random.choice(BLOCK_SIZES))
         settings = {"block_size_tokens": block_size, "num_threads": int(random.choice([1, 2]))}
-        proposer = Knowing(scene) if random.random() < 0.8 else self.lookup
+        proposer = knowing(scene) if random.random() < 0.8 else self.lookup
 
         def make_worker() -> Worker:
             worker = self.model.worker(max_draft_tokens=most_drafts, **settings)
@@ -281,7 +282,7 @@ def test_greedy_rows_with_drafts_may_outnumber_the_slots(lookup: PromptLookup, t
     conditions = StopConditions(20, ignore_eos=True)
     requests = [Request(ids[:7].tolist(), conditions, SamplingRow()), Request(ids.tolist(), conditions, SamplingRow())]
     greedy = Scene.of(model, requests)
-    proposer = Knowing(greedy)
+    proposer = knowing(greedy)
 
     def make_worker() -> Worker:
         worker = model.new_worker(max_num_seqs=2)

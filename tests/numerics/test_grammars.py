@@ -30,7 +30,6 @@ from octavo_shared.step_wire.step import (
     Admission,
     Fork,
     GrammarLoad,
-    Int32Array,
     Resources,
     RowFlag,
     SamplingRow,
@@ -44,6 +43,7 @@ from tests.numerics.driver import StepDriver
 from tests.numerics.launch_ahead import draw_in_torch
 from tests.numerics.threaded_group import ThreadedRanks
 from tests.numerics.tiny_models import save_tiny_model
+from tests.support.knowing import Knowing
 
 SCHEMA = {
     "type": "object",
@@ -225,31 +225,6 @@ def test_every_token_is_allowed_with_the_same_bits_alone_and_beside_others(worke
             assert_follows(expected)
 
 
-class Spoiling:
-    """Proposes what comes, by outputs that are known, with a wrong token in every fourth place; or nothing.
-
-    Such a token is often one that the grammar allows too.
-
-    Args:
-        known: Outputs that were computed a token a step.
-    """
-
-    def __init__(self, known: Sequence[Output]) -> None:
-        self._texts = [[*sequence.prompt, *sequence.output] for sequence in known]
-
-    def propose(
-        self, token_ids: Int32Array, slots: Int32Array, num_tokens: Int32Array, most: Int32Array
-    ) -> tuple[Int32Array, Int32Array]:
-        """See `Proposer.propose`."""
-        drafts, counts = np.zeros((len(slots), int(most.max(initial=0))), np.int32), np.zeros(len(slots), np.int32)
-        for row, (slot, length) in enumerate(zip(slots.tolist(), num_tokens.tolist(), strict=True)):
-            known = token_ids[slot, :length].tolist()
-            coming = next((text[length:] for text in self._texts if text[:length] == known), [])[: int(most[row])]
-            spoiled = [token_id ^ 3 * ((length + place) % 4 == 0) for place, token_id in enumerate(coming)]
-            drafts[row, : len(spoiled)], counts[row] = spoiled, len(spoiled)
-        return drafts, counts
-
-
 @pytest.mark.parametrize("worker", ["one call", "two ranks"], indirect=True)
 @pytest.mark.parametrize("proposes", [True, False], ids=["drafts that are often right", "forced tokens alone"])
 def test_drafts_leave_what_follows_a_grammar_as_it_is(
@@ -260,7 +235,9 @@ def test_drafts_leave_what_follows_a_grammar_as_it_is(
     slow = Output(b"slow", SLOW, SamplingRow(temperature=1.0, seed=2))
     sequences = [*eight(worker.info.vocab_size), slow, Output(b"slow too", SLOW), Output(b"two", NOTHING)]
     lone = [alone(worker, sequence) for sequence in sequences]
-    monkeypatch.setattr(PromptLookup, "propose", Spoiling(lone if proposes else []).propose)
+    texts = [[*sequence.prompt, *sequence.output] for sequence in lone] if proposes else []
+    knowing = Knowing(texts, lambda token_id: token_id ^ 3)  # which a grammar often allows too
+    monkeypatch.setattr(PromptLookup, "propose", knowing.propose)
     monkeypatch.setattr(RowCost, "share", lambda *_: 0.001)
 
     play = Play(worker)

@@ -161,26 +161,33 @@ class OutputMatcher:
         if not row.any():
             raise NoTokenAllowedError("the grammar allows no token")
 
-    def likely(self, proposed: Sequence[int], most: int) -> tuple[list[int], bool]:
-        """Return tokens that may come next, at most `most`, and whether they are those that the grammar forces.
+    def likely(self, proposed: Sequence[int], most: int) -> tuple[list[int], int]:
+        """Return tokens that may come next, at most `most`, and how many of them are the first ones of `proposed`.
 
-        Forced are the tokens of the text that has to follow, split as its tokenizer splits it. They are taken unless
-        more of `proposed` may follow, up to the first that the grammar forbids or that ends the output. None for a
-        grammar that needs much computing.
+        These end before the first that the grammar forbids or that ends the output. Behind them are those that it
+        forces: of the text that has to follow there, split as its tokenizer splits it. Where it forces more than is
+        proposed, all are forced. A grammar that takes much computing has none.
 
         Raises: GrammarError: as `fill_mask`.
         """
         if self._has_ended or not self._is_tight:
-            return [], False
+            return [], 0
         self._is_on_its_own = False
-        forced = self._matcher.compute_ff_tokens()[:most]
+        likely = self._matcher.compute_ff_tokens()[:most]
         end = next((at for at, token_id in enumerate(proposed) if token_id in self._tokenizer.eos_token_ids), most)
         tried = [*proposed[: min(end, most)]]
-        num_allowed = self._matcher.validate_tokens(tried) if tried else 0
+        num_allowed = self._matcher.validate_tokens(tried) if len(tried) > len(likely) else 0
+        if num_allowed > len(likely):
+            likely = tried[:num_allowed]
+            self._matcher.consume_tokens(likely)
+            likely += self._matcher.compute_ff_tokens()[: most - num_allowed]
+            self._matcher.rollback(num_allowed)
+        else:
+            num_allowed = 0
         if self._matcher.is_error():
             self._build_anew()
-            return [], False
-        return (forced, True) if len(forced) >= num_allowed else (tried[:num_allowed], False)
+            return [], 0
+        return likely, num_allowed
 
     def retract(self, num_tokens: int) -> bool:
         """Go back to the first so many tokens; return False if that failed: then it is of no use any more.

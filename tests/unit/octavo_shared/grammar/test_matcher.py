@@ -29,6 +29,7 @@ from octavo_shared.grammar.matcher import (
 )
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from tests.support.each_row import each_row
+from tests.support.grammars import byte_matcher
 from tests.support.tokenizers import byte_fallback_backend, byte_level_backend, tokenizer_files
 
 SCHEMA = {
@@ -183,6 +184,44 @@ def test_an_output_that_does_not_follow_its_grammar_fails_and_has_no_mask(fake: 
 def test_where_nothing_is_allowed_there_is_no_mask(fake: MatcherTokenizer) -> None:
     with pytest.raises(NoTokenAllowedError):
         allowed(OutputMatcher(fake, schema_grammar({"$ref": "#"})))
+
+
+@each_row(
+    (b"", b"", 99, b'{"name":"', 0),
+    (b"", b"", 3, b'{"n', 0),
+    (b"", b'{"name":"abc', 99, b'{"name":"abc', 12),
+    (b'{"na', b"xyz", 99, b'me":"', 0),
+    (b'{"name":"', b'ab","color', 99, b'ab","size":', 5),  # allowed up to the key, which is another one
+    (b'{"name":"', b'ab","color', 7, b'ab","si', 5),
+    (b'{"name":"ab","size":4', b",", 99, b',"tags":["', 1),
+    (b'{"name":"', bytes([97, 98]), 1, b"a", 1),
+)
+def test_likely_are_forced_tokens_behind_what_is_allowed_of_the_proposed_ones(
+    output: bytes, proposed: bytes, most: int, likely: bytes, num_proposed: int
+) -> None:
+    fake = byte_matcher()
+    matcher = OutputMatcher(fake, schema_grammar())
+    consumed(matcher, output)
+    assert matcher.likely(proposed, most) == ([*likely], num_proposed)
+    masked_everywhere(matcher, [*output, *likely])
+    assert matcher.retract(len(output))
+    assert allowed(matcher) == allowed(consumed(OutputMatcher(fake, schema_grammar()), output))
+
+
+def test_no_draft_ends_an_output(fake: MatcherTokenizer) -> None:
+    matcher = consumed(OutputMatcher(fake, regex("[a-z]+")), b"ab")
+    assert matcher.likely([99, EOS_TOKEN_ID, 99], 9) == ([99], 1)
+
+
+def test_a_matcher_that_has_met_a_limit_has_no_drafts_and_does_not_go_back(
+    fake: MatcherTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all of its limits it may compute only what the output itself needs."""
+    with_fuel(monkeypatch, 300)
+    matcher = masked_everywhere(OutputMatcher(fake, regex(SLOW)), b"aaaaa")
+    assert matcher.likely(b"ab", 9) == ([], 0)
+    matcher.follow(b"aaaaab")
+    assert not matcher.retract(5)
 
 
 def with_fuel(monkeypatch: pytest.MonkeyPatch, fuel: int) -> None:
