@@ -56,7 +56,7 @@ def position(*token_ids: int) -> KeptPosition:
 def test_forced_without_a_matcher_is_the_only_token_as_far_as_masks_are_kept() -> None:
     first, second, third = position(5), position(40), position(1, 2)
     first.followers, second.followers = {5: second}, {40: third}
-    third.followers = {1: position(7)}
+    third.followers = {1: position(7), 2: position(7)}
     kept = KeptMasks()
     assert kept.forced(first, 9) == [5, 40]
     assert kept.forced(first, 1) == [5]
