@@ -118,7 +118,7 @@ def logits_of(
     num_rows, num_tokens = 1 + schedule.num_others, sum(schedule.chunks)
     num_blocks = -(-(num_tokens + 16) // BLOCK_SIZE)
     tables = np.arange(num_rows * num_blocks, dtype=np.int32).reshape(num_blocks, num_rows).T.copy()
-    shape = (num_rows * num_blocks, BLOCK_SIZE, config.num_key_value_heads, config.head_dim)
+    shape = (num_rows * num_blocks, BLOCK_SIZE, config.layers[0].num_kv_heads, config.layers[0].head_dim)
     caches = [LayerCache(*(torch.zeros(shape, dtype=sizes.dtype, device=device) for _ in "kv")) for _ in config.layers]
     ours, found, start = num_rows // 2, [], 0
     for step, count in enumerate(schedule.chunks):

@@ -4,13 +4,14 @@ A family (`executor_svc/models/families/`) reads a config.json into it. Everythi
 a field here, or is refused by the family.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from executor_svc.attention.interface import AttentionLayer
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+# "swiglu_oai" is the gated one of gpt-oss: x sigmoid(1.702 x) (y + 1), x at most 7 and y from -7 to 7.
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "swiglu_oai"]
 
 # How one tensor holds q, k and v: "merged" is all queries, all keys, all values; "interleaved" is, head by head, a
 # query, a key and a value.
@@ -24,11 +25,11 @@ class RopeConfig:
     theta: float
     scaling: "Llama3Scaling | LinearScaling | YarnScaling | FrequencyFactors | None" = None
     # So many first dimensions of a head turn; None: all.
-    rotary_dim: int | None = field(default=None, repr=False)
+    rotary_dim: int | None = None
     # Multiplies cos and sin.
-    attention_factor: float = field(default=1.0, repr=False)
+    attention_factor: float = 1.0
     # Longer sequences have other frequencies, from their first token on; None: they do not.
-    max_positions: int | None = field(default=None, repr=False)
+    max_positions: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,6 @@ class FrequencyFactors:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerConfig:
-    """What may differ between layers. `rope` None: positions enter elsewhere."""
-
-    attention: AttentionLayer
-    rope: RopeConfig | None
-
-
-@dataclass(frozen=True, slots=True)
 class NormConfig:
     """All norms of a model: RMSNorm, or LayerNorm with or without a bias."""
 
@@ -110,6 +103,21 @@ class ExpertsConfig:
     num_chosen: int
     # Whether the weights of the chosen experts are scaled to a sum of 1.
     is_normalized: bool
+    mlp: MlpConfig  # of each
+    has_router_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """A layer: how many heads of which size attend how, and what follows."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    attention: AttentionLayer
+    rope: RopeConfig | None  # None: positions enter elsewhere
+    mlp: MlpConfig | ExpertsConfig
+    has_sinks: bool = False  # see `AttentionLayer.sinks`
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +138,18 @@ class WeightNames:
     key_norm: str = "model.layers.{layer}.self_attn.k_norm"
     attention_output: str = "model.layers.{layer}.self_attn.o_proj"
     attention_output_norm: str = ""
+    sinks: str = "model.layers.{layer}.self_attn.sinks"  # without a suffix
     mlp_norm: str = "model.layers.{layer}.post_attention_layernorm"
-    router: str = ""
+    router: str = "model.layers.{layer}.mlp.gate"
     # Gate, then up; one name: one tensor holds both, in this order; without a gate: up alone.
     gate_up: tuple[str, ...] = ("model.layers.{layer}.mlp.gate_proj", "model.layers.{layer}.mlp.up_proj")
     down: str = "model.layers.{layer}.mlp.down_proj"
+    # The same of experts.
+    expert_gate_up: tuple[str, ...] = (
+        "model.layers.{layer}.mlp.experts.{expert}.gate_proj",
+        "model.layers.{layer}.mlp.experts.{expert}.up_proj",
+    )
+    expert_down: str = "model.layers.{layer}.mlp.experts.{expert}.down_proj"
     mlp_output_norm: str = ""
     norm: str = "model.norm"
     head: str = "lm_head"
@@ -150,18 +165,13 @@ class ModelConfig:
     architecture: str
     vocab_size: int
     hidden_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
     max_position_embeddings: int
     layers: tuple[LayerConfig, ...]
     norm: NormConfig
-    mlp: MlpConfig
     names: WeightNames
-    experts: ExpertsConfig | None = None
     tie_word_embeddings: bool = False
     # False: it is stored as an embedder, and its own head is unknown; that it has is the embedding, and not used.
-    has_head: bool = field(default=True, repr=False)
+    has_head: bool = True
     qkv_bias: bool = False
     attention_output_bias: bool = False
     # Each query and key head is normed before it is rotated.
@@ -174,6 +184,10 @@ class ModelConfig:
     position_offset: int | None = None
     # Logits become cap * tanh(logit / cap).
     logit_soft_cap: float | None = None
+
+    def with_layers(self, **changes: Any) -> "ModelConfig":
+        """Return the same with other values in all layers."""
+        return replace(self, layers=tuple(replace(layer, **changes) for layer in self.layers))
 
     @property
     def num_hidden_layers(self) -> int:

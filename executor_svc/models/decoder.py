@@ -15,7 +15,7 @@ import torch
 from executor_svc.attention.interface import AttentionPlan, LayerCache
 from executor_svc.checkpoint.weight_map import WeightSource
 from executor_svc.checkpoint.weights import is_cache_scale
-from executor_svc.models.config import ModelConfig
+from executor_svc.models.config import ExpertsConfig, ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights, StoredFormats
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.language_model import ModelShape
@@ -45,9 +45,9 @@ class Decoder:
         self._shard = Shard.of(config, self._group.rank, self._group.size)
         self._kernels = kernels
         self.weights = DecoderWeights(config, kernels, self._shard, stored)
-        self._attention_layers = [self._shard.attention_layer(layer.attention) for layer in config.layers]
+        self._attention_layers = [self._shard.attention_layer(layer) for layer in config.layers]
         self.frequencies = {
-            layer.rope: inverse_frequencies(layer.rope, config.head_dim).to(kernels.device)
+            layer.rope: inverse_frequencies(layer.rope, layer.head_dim).to(kernels.device)
             for layer in config.layers
             if layer.rope is not None
         }
@@ -56,9 +56,10 @@ class Decoder:
     def shape(self) -> ModelShape:
         """What the executor needs to know of the model."""
         config = self.config
+        first = config.layers[0]
         return ModelShape(
-            num_kv_heads=self._shard.num_kv_heads,
-            head_dim=config.head_dim,
+            num_kv_heads=self._shard.num_kv_heads(first),
+            head_dim=first.head_dim,
             vocab_size=config.vocab_size,
             max_position_embeddings=config.max_position_embeddings,
             layer_windows=tuple(layer.attention.window_tokens for layer in config.layers),
@@ -72,7 +73,7 @@ class Decoder:
     @property
     def is_capturable(self) -> bool:
         """Whether a CUDA graph can hold `forward`: not where tokens choose experts, or ranks wait for each other."""
-        return self.config.experts is None and self._group.size == 1
+        return self._group.size == 1 and not any(isinstance(each.mlp, ExpertsConfig) for each in self.config.layers)
 
     @torch.inference_mode()
     def forward(
@@ -92,7 +93,7 @@ class Decoder:
         attended: torch.Tensor | None = None
         for index, layer in enumerate(self.config.layers):
             qkv = self.weights.segments[index](attended, residual).contiguous()
-            qkv = qkv.view(residual.shape[0], -1, self.config.head_dim)
+            qkv = qkv.view(residual.shape[0], -1, layer.head_dim)
             rotation = None if layer.rope is None else rotation_of[layer.rope]
             attended = attention.attend(qkv, rotation, caches[index], self._attention_layers[index])
         assert attended is not None, "a model has layers"

@@ -7,7 +7,7 @@ from typing import Generic
 import torch
 
 from executor_svc.checkpoint.weight_map import Range, WeightMap
-from executor_svc.models.config import ModelConfig
+from executor_svc.models.config import ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
 from executor_svc.models.dense import (
     DenseKernels,
     EmbeddingWeights,
@@ -67,37 +67,43 @@ class DecoderWeights(Generic[MatrixT]):
         embedding = self._vocabulary_matrix(names.embedding)
         self.embed = kernels.embedding(self._embedding_weights(embedding))
         self.segments: list[Segment] = []
+        self.sinks: list[torch.Tensor | None] = []  # of each layer, of this rank's heads; see `AttentionLayer.sinks`
         layer_end: LayerEnd[MatrixT] | None = None
-        for index in range(config.num_hidden_layers):
+        for index, layer in enumerate(config.layers):
             norm = self._norm(names.attention_norm.format(layer=index))
-            qkv = self._columns(self._qkv_rows(index), has_bias=config.qkv_bias, role="qkv")
-            self.segments.append(kernels.segment(layer_end, norm, qkv, self._head_norms(index)))
-            layer_end = self._layer_end(index)
+            qkv = self._columns(self._qkv_rows(index, layer), has_bias=config.qkv_bias, role="qkv")
+            self.segments.append(kernels.segment(layer_end, norm, qkv, self._head_norms(index, layer)))
+            self.sinks.append(self._sinks(index, layer) if layer.has_sinks else None)
+            layer_end = self._layer_end(index, layer)
         assert layer_end is not None, "a model has layers"
         self.last_segment = kernels.last_segment(layer_end)
         head = embedding if config.tie_word_embeddings else self._vocabulary_matrix(names.head)
         self.norm = self._norm(names.norm)
         self.head = kernels.segment(None, self.norm, head)
 
-    def _layer_end(self, index: int) -> LayerEnd[MatrixT]:
+    def _layer_end(self, index: int, layer: LayerConfig) -> LayerEnd[MatrixT]:
         config, names = self._config, self._config.names
+        experts = layer.mlp if isinstance(layer.mlp, ExpertsConfig) else None
         return LayerEnd(
             attention_output=self._row_parallel(
                 names.attention_output.format(layer=index),
-                config.num_attention_heads * config.head_dim,
-                _scaled(self._shard.heads, config.head_dim),
+                layer.num_heads * layer.head_dim,
+                _scaled(self._shard.even_part(layer.num_heads), layer.head_dim),
                 has_bias=config.attention_output_bias,
             ),
             attention_output_norm=self._output_norm(names.attention_output_norm, index),
             mlp_norm=self._norm(names.mlp_norm.format(layer=index)),
-            mlp=self._mlp(index) if config.experts is None else self._experts(index),
+            mlp=self._experts(index, experts)
+            if experts
+            else self._mlp(layer.mlp, names.gate_up, names.down, layer=index),
             mlp_output_norm=self._output_norm(names.mlp_output_norm, index),
         )
 
-    def _mlp(self, index: int, expert: int | None = None) -> Mlp[MatrixT]:
-        mlp, names = self._config.mlp, self._config.names
-        tensors = [name.format(layer=index, expert=expert) for name in names.gate_up]
-        size, (begin, end) = mlp.intermediate_size, self._shard.mlp_columns
+    def _mlp(self, mlp: MlpConfig, gate_up: Sequence[str], down: str, **numbers: int) -> Mlp[MatrixT]:
+        """Return an MLP whose tensors have these names, with `numbers` in them."""
+        tensors = [name.format(**numbers) for name in gate_up]
+        size = mlp.intermediate_size
+        begin, end = self._shard.even_part(size)
         parts = [Rows(tensors[-1], size, ((begin, end),))]
         if mlp.is_gated and len(tensors) == 1:
             parts = [Rows(tensors[0], 2 * size, ((first + begin, first + end),)) for first in (0, size)]
@@ -106,25 +112,36 @@ class DecoderWeights(Generic[MatrixT]):
         is_merged = mlp.is_gated and self._kernels.merges_gate_and_up
         matrices = [parts] if is_merged else [[part] for part in parts]
         *gate, up = (self._columns(matrix, has_bias=mlp.has_bias) for matrix in matrices)
-        down = self._row_parallel(names.down.format(layer=index, expert=expert), size, (begin, end), mlp.has_bias)
-        return Mlp(gate[0] if gate else None, up, down, mlp.activation, is_merged)
+        down_matrix = self._row_parallel(down.format(**numbers), size, (begin, end), mlp.has_bias)
+        return Mlp(gate[0] if gate else None, up, down_matrix, mlp.activation, is_merged)
 
-    def _experts(self, index: int) -> Experts[MatrixT]:
-        experts = self._config.experts
-        assert experts is not None
+    def _experts(self, index: int, experts: ExpertsConfig) -> Experts[MatrixT]:
+        names, name = self._config.names, self._config.names.router.format(layer=index)
         shape = (experts.num_experts, self._config.hidden_size)
-        router = self._kernels.matrix(shape[1], [shape[0]], role="router")
-        self.map.add(f"{self._config.names.router.format(layer=index)}.weight", shape, router.weights[0])
-        mlps = tuple(self._mlp(index, expert) for expert in range(experts.num_experts))
+        router = self._kernels.matrix(shape[1], [shape[0]], has_bias=experts.has_router_bias, role="router")
+        self.map.add(f"{name}.weight", shape, router.weights[0])
+        if experts.has_router_bias:
+            self.map.add(f"{name}.bias", shape[:1], router.biases[0])
+        mlps = tuple(
+            self._mlp(experts.mlp, names.expert_gate_up, names.expert_down, layer=index, expert=expert)
+            for expert in range(experts.num_experts)
+        )
         return Experts(router, mlps, experts.num_chosen, experts.is_normalized)
 
-    def _qkv_rows(self, index: int) -> list[Rows]:
+    def _sinks(self, index: int, layer: LayerConfig) -> torch.Tensor:
+        begin, end = ours = self._shard.even_part(layer.num_heads)
+        sinks = self._tensor(end - begin, dtype=torch.float32)
+        self.map.add(self._config.names.sinks.format(layer=index), (layer.num_heads,), sinks, rows=(ours,))
+        return sinks
+
+    def _qkv_rows(self, index: int, layer: LayerConfig) -> list[Rows]:
         """Return this rank's rows of q, of k and of v."""
-        config, names = self._config, self._config.names
+        names = self._config.names
         tensors = [name.format(layer=index) for name in names.qkv]
-        counts = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-        ours = (self._shard.heads, self._shard.kv_heads, self._shard.kv_heads)
-        dim = config.head_dim
+        counts = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
+        ours_of_kv = self._shard.kv_heads(layer)
+        ours = (self._shard.even_part(layer.num_heads), ours_of_kv, ours_of_kv)
+        dim = layer.head_dim
         if names.qkv_layout == "apart":
             parts = zip(tensors, counts, ours, strict=True)
             return [Rows(tensor, count * dim, (_scaled(heads, dim),)) for tensor, count, heads in parts]
@@ -196,15 +213,15 @@ class DecoderWeights(Generic[MatrixT]):
             norm=self._norm(names.embedding_norm) if config.has_embedding_norm else None,
         )
 
-    def _head_norms(self, index: int) -> HeadNorms | None:
+    def _head_norms(self, index: int, layer: LayerConfig) -> HeadNorms | None:
         config, names = self._config, self._config.names
         if not config.has_query_key_norm:
             return None
         return HeadNorms(
-            self._norm(names.query_norm.format(layer=index), config.head_dim),
-            self._norm(names.key_norm.format(layer=index), config.head_dim),
-            self._shard.num_heads,
-            self._shard.num_kv_heads,
+            self._norm(names.query_norm.format(layer=index), layer.head_dim),
+            self._norm(names.key_norm.format(layer=index), layer.head_dim),
+            self._shard.num_heads(layer),
+            self._shard.num_kv_heads(layer),
         )
 
     def _output_norm(self, name: str, index: int) -> Norm | None:

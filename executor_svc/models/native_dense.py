@@ -139,7 +139,7 @@ class NativeEmbedding:
 
 
 # `Activation` of activation.h, in its order.
-_ACTIVATIONS: Final[Sequence[Activation]] = ("silu", "gelu", "gelu_tanh", "relu")
+_ACTIVATIONS: Final[Sequence[Activation]] = ("silu", "gelu", "gelu_tanh", "relu", "swiglu_oai")
 
 
 class NativeSegment:

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_svc.attention.cache_format import FORMAT_NUMBERS
-from executor_svc.attention.interface import AttentionBackend, AttentionLayer, LayerCache
+from executor_svc.attention.interface import AttentionBackend, LayerCache
 from executor_svc.attention.native_backend import NativeAttentionBackend, cache_struct
-from executor_svc.models.config import ModelConfig
+from executor_svc.models.config import LayerConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_dense import NativeEmbedding, NativeLastSegment, NativeSegment
@@ -85,7 +85,7 @@ class NativeForward:
         for kind, like, slopes in zip(self._kinds, distinct, self._slopes, strict=True):
             cache = caches[layers.index(like)]  # layers that attend alike are in one cache group
             kind.group = cache.group
-            kind.step = _constant_step(model.config, cache, like.attention, slopes, in_bfloat16=in_bfloat16)
+            kind.step = _constant_step(like, cache, slopes, in_bfloat16=in_bfloat16)
             kind.window = like.attention.window_tokens or 0
             kind.rotation = None if like.rope is None else addressof(self._rotations[ropes[like.rope]])
         self._layers = (LayerStruct * len(layers))()
@@ -125,23 +125,18 @@ def native_forward(
 
 
 def _constant_step(
-    config: ModelConfig,
-    cache: LayerCache,
-    layer: AttentionLayer,
-    slopes: npt.NDArray[np.float32],
-    *,
-    in_bfloat16: bool,
+    layer: LayerConfig, cache: LayerCache, slopes: npt.NDArray[np.float32], *, in_bfloat16: bool
 ) -> StepStruct:
     """Return what does not change from step to step, for layers that attend like this one."""
     return StepStruct(
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
+        num_heads=layer.num_heads,
+        num_kv_heads=layer.num_kv_heads,
+        head_dim=layer.head_dim,
         block_size=cache.block_size,
         block_stride=cache.keys.stride(0),
         cache_format=FORMAT_NUMBERS[cache.keys.dtype],
-        scale=layer.scale,
-        soft_cap=layer.soft_cap or 0.0,
+        scale=layer.attention.scale,
+        soft_cap=layer.attention.soft_cap or 0.0,
         slopes=slopes.ctypes.data if len(slopes) else None,
         in_bfloat16=in_bfloat16,
     )

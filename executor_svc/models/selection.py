@@ -194,8 +194,9 @@ def choose_decoder(
     """
     dtype = torch_dtype(config.dtype)
     shard = Shard.of(model_config, group.rank, group.size)
-    layers = [shard.attention_layer(layer.attention) for layer in model_config.layers]
-    sizes = (shard.num_heads, shard.num_kv_heads, model_config.head_dim)
+    layers = [shard.attention_layer(layer) for layer in model_config.layers]
+    first = model_config.layers[0]
+    sizes = (shard.num_heads(first), shard.num_kv_heads(first), first.head_dim)
     needs = AttentionNeeds(dtype, *sizes, layers, _capability_of(device), CACHE_DTYPES.get(config.kv_cache_dtype))
     chosen = choose_backend(
         config.attention_backend, needs, config.block_size_tokens, is_invariant=config.numerics == "invariant"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.checkpoint.weight_map import Range
-from executor_svc.models.config import ModelConfig
+from executor_svc.models.config import ExpertsConfig, LayerConfig, ModelConfig
 from octavo_shared.errors import ModelLoadError
 
 
@@ -18,10 +18,6 @@ class Shard:
 
     rank: int
     size: int
-    heads: Range
-    # With fewer KV heads than ranks, several ranks have the same one.
-    kv_heads: Range
-    mlp_columns: Range
     # May be shorter than `vocabulary_rows` on the last ranks, or empty.
     vocabulary: Range
     vocabulary_rows: int  # rows that each rank has, with padding
@@ -29,48 +25,48 @@ class Shard:
     @classmethod
     def of(cls, config: ModelConfig, rank: int, size: int) -> "Shard":
         """Return the part of `rank` of `size`. Raises: ModelLoadError: so many ranks cannot share the model."""
-        _check(config, size)
-        num_kv_heads = config.num_key_value_heads
-        first_kv_head = rank * num_kv_heads // size
+        for layer in dict.fromkeys(config.layers):
+            _check(config, layer, size)
         rows = -(-config.vocab_size // size)
         vocabulary_begin = min(rank * rows, config.vocab_size)
         return cls(
             rank=rank,
             size=size,
-            heads=_even_part(config.num_attention_heads, rank, size),
-            kv_heads=(first_kv_head, first_kv_head + max(1, num_kv_heads // size)),
-            mlp_columns=_even_part(config.mlp.intermediate_size, rank, size),
             vocabulary=(vocabulary_begin, min(vocabulary_begin + rows, config.vocab_size)),
             vocabulary_rows=rows,
         )
 
-    @property
-    def num_heads(self) -> int:
-        """Attention heads of this rank."""
-        return self.heads[1] - self.heads[0]
+    def even_part(self, count: int) -> Range:
+        """Return this rank's part of what is shared out evenly: heads, and columns of an MLP."""
+        return self.rank * count // self.size, (self.rank + 1) * count // self.size
 
-    @property
-    def num_kv_heads(self) -> int:
-        """KV heads of this rank."""
-        return self.kv_heads[1] - self.kv_heads[0]
+    def kv_heads(self, layer: LayerConfig) -> Range:
+        """Return this rank's KV heads. With fewer of them than ranks, several ranks have the same one."""
+        first = self.rank * layer.num_kv_heads // self.size
+        return first, first + self.num_kv_heads(layer)
 
-    def attention_layer(self, layer: AttentionLayer) -> AttentionLayer:
+    def num_heads(self, layer: LayerConfig) -> int:
+        """Return how many attention heads of a layer this rank has."""
+        return layer.num_heads // self.size
+
+    def num_kv_heads(self, layer: LayerConfig) -> int:
+        """Return how many KV heads of a layer this rank has."""
+        return max(1, layer.num_kv_heads // self.size)
+
+    def attention_layer(self, layer: LayerConfig) -> AttentionLayer:
         """Return how this rank's heads of a layer attend."""
-        if layer.alibi_slopes is None:
-            return layer
-        return replace(layer, alibi_slopes=layer.alibi_slopes[slice(*self.heads)])
+        attention = layer.attention
+        if attention.alibi_slopes is None:
+            return attention
+        return replace(attention, alibi_slopes=attention.alibi_slopes[slice(*self.even_part(layer.num_heads))])
 
 
-def _even_part(count: int, rank: int, size: int) -> Range:
-    return rank * count // size, (rank + 1) * count // size
-
-
-def _check(config: ModelConfig, size: int) -> None:
-    kv_heads = config.num_key_value_heads
+def _check(config: ModelConfig, layer: LayerConfig, size: int) -> None:
+    mlp = layer.mlp.mlp if isinstance(layer.mlp, ExpertsConfig) else layer.mlp
     problems = {
-        f"{config.num_attention_heads} attention heads": config.num_attention_heads % size,
-        f"{kv_heads} KV heads": kv_heads % size and size % kv_heads,
-        f"an intermediate_size of {config.mlp.intermediate_size}": config.mlp.intermediate_size % size,
+        f"{layer.num_heads} attention heads": layer.num_heads % size,
+        f"{layer.num_kv_heads} KV heads": layer.num_kv_heads % size and size % layer.num_kv_heads,
+        f"an intermediate_size of {mlp.intermediate_size}": mlp.intermediate_size % size,
     }
     for what, remainder in problems.items():
         if remainder:

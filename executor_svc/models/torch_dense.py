@@ -52,6 +52,15 @@ ACTIVATIONS: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] 
 }
 
 
+def activate(activation: Activation, gate: torch.Tensor | None, up: torch.Tensor) -> torch.Tensor:
+    """Return activation(gate) * up, or without a gate activation(up)."""
+    if activation == "swiglu_oai":
+        assert gate is not None, "it has a gate"
+        gate = gate.clamp(max=7.0)
+        return gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7.0, 7.0) + 1)
+    return ACTIVATIONS[activation](up) if gate is None else ACTIVATIONS[activation](gate).mul_(up)
+
+
 class TorchDense:
     """Matrices and segments on any device.
 
@@ -219,9 +228,7 @@ def gate_and_up(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> tuple[torch.Tensor | 
 
 def _run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
     """Map [num_rows, hidden_size] to the same shape."""
-    activate = ACTIVATIONS[mlp.activation]
-    gate, up = gate_and_up(mlp, x)
-    return mlp.down(activate(up) if gate is None else activate(gate).mul_(up))
+    return mlp.down(activate(mlp.activation, *gate_and_up(mlp, x)))
 
 
 def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor:

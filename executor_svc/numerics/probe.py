@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,7 +108,8 @@ def _run(
 ) -> Sequence[torch.Tensor]:
     """Return the logits of the last tokens of each step, [num_wanted, vocab_size]."""
     model = made.model
-    shape = CacheShape(len(config.layers), _BLOCK_SIZE, config.num_key_value_heads, config.head_dim, cache_dtype)
+    first = config.layers[0]
+    shape = CacheShape(len(config.layers), _BLOCK_SIZE, first.num_kv_heads, first.head_dim, cache_dtype)
     caches = CacheEngine(shape, 2 * _NUM_BLOCKS, 0, torch.device("cpu")).layers
     tables = np.arange(2 * _NUM_BLOCKS, dtype=np.int32).reshape(_NUM_BLOCKS, 2).T.copy()  # blocks by turns
     starts = np.zeros(2, np.int32)
@@ -180,6 +182,7 @@ def _add(hasher: "hashlib._Hash", *results: object) -> None:
             hasher.update(b"none")
 
 
+_MLP = MlpConfig(51)
 _PLAIN = RopeConfig(10_000.0)
 _LLAMA3 = RopeConfig(500_000.0, Llama3Scaling(8.0, 1.0, 4.0, 128))
 _LINEAR = RopeConfig(10_000.0, LinearScaling(4.0))
@@ -190,94 +193,76 @@ _NAMES = WeightNames(
     position_embedding="model.positions",
     attention_output_norm="model.layers.{layer}.attention_output_norm",
     router="model.layers.{layer}.router",
+    expert_gate_up=("model.layers.{layer}.{expert}.gate", "model.layers.{layer}.{expert}.up"),
+    expert_down="model.layers.{layer}.{expert}.down",
     mlp_output_norm="model.layers.{layer}.mlp_output_norm",
 )
-_OF_EXPERTS = ("model.layers.{layer}.{expert}.gate", "model.layers.{layer}.{expert}.up")
 
 
 def probe_models() -> Mapping[str, ModelConfig]:
     """Return the models by name."""
-    plain = _model(heads=(4, 2), head_dim=12, layers=(_layer(12, _PLAIN), _layer(12, _PLAIN)))
+    plain = _model(_layer((4, 2), 12, _PLAIN), _layer((4, 2), 12, _PLAIN))
     qkv, gate_up = ("model.layers.{layer}.qkv",), ("model.layers.{layer}.gate_up",)
     merged = replace(_NAMES, qkv=qkv, qkv_layout="merged", gate_up=gate_up)
     interleaved = replace(_NAMES, qkv=qkv, qkv_layout="interleaved")
     layer_norm = NormConfig(1e-5, is_layer_norm=True, has_bias=True)
-    slopes = (0.5, 0.25, 0.125)
+    capped = MlpConfig(51, "gelu_tanh")
+    plain_mlp: Any = {"is_gated": False, "has_bias": True}
     return {
         "grouped_heads": plain,
-        "one_kv_head": replace(
-            _model(heads=(5, 1), head_dim=64, layers=(_layer(64, _LLAMA3),)), qkv_bias=True, tie_word_embeddings=True
-        ),
-        "wide_heads_window": _model(heads=(2, 2), head_dim=80, layers=(_layer(80, _LINEAR, window_tokens=33),)),
-        "widest_heads": _model(heads=(1, 1), head_dim=128, layers=(_layer(128, _PLAIN),)),
+        "one_kv_head": replace(_model(_layer((5, 1), 64, _LLAMA3)), qkv_bias=True, tie_word_embeddings=True),
+        "wide_heads_window": _model(_layer((2, 2), 80, _LINEAR, window_tokens=33)),
+        "widest_heads": _model(_layer((1, 1), 128, _PLAIN)),
         "caps_and_more_norms": replace(
             _model(
-                heads=(4, 2),
-                head_dim=20,
-                layers=(_layer(20, _PLAIN, window_tokens=19, soft_cap=5.0), _layer(20, _LINEAR, soft_cap=5.0)),
+                _layer((4, 2), 20, _PLAIN, capped, window_tokens=19, soft_cap=5.0),
+                _layer((4, 2), 20, _LINEAR, capped, soft_cap=5.0),
             ),
             names=merged,
             norm=NormConfig(1e-6, weight_offset=1.0),
-            mlp=MlpConfig(51, "gelu_tanh"),
             has_query_key_norm=True,
             has_output_norms=True,
             embedding_scale=6.25,
             logit_soft_cap=3.0,
         ),
         "alibi": replace(
-            _model(heads=(3, 3), head_dim=16, layers=(_layer(16, None, alibi_slopes=slopes),)),
+            _model(_layer((3, 3), 16, None, MlpConfig(51, "gelu_tanh", **plain_mlp), alibi_slopes=(0.5, 0.25, 0.125))),
             names=interleaved,
             norm=layer_norm,
-            mlp=MlpConfig(51, "gelu_tanh", is_gated=False, has_bias=True),
             qkv_bias=True,
             attention_output_bias=True,
             has_embedding_norm=True,
         ),
         "learned_positions": replace(
-            _model(heads=(3, 3), head_dim=16, layers=(_layer(16, None),)),
+            _model(_layer((3, 3), 16, None, MlpConfig(51, "relu", **plain_mlp))),
             norm=layer_norm,
-            mlp=MlpConfig(51, "relu", is_gated=False, has_bias=True),
             position_offset=2,
         ),
-        "exact_gelu": replace(plain, norm=NormConfig(1e-5, is_layer_norm=True), mlp=MlpConfig(51, "gelu")),
-        "experts": replace(
-            plain,
-            names=replace(_NAMES, gate_up=_OF_EXPERTS, down="model.layers.{layer}.{expert}.down"),
-            experts=ExpertsConfig(num_experts=5, num_chosen=2, is_normalized=True),
-        ),
-        "experts_as_they_are": replace(
-            plain,
-            names=replace(_NAMES, gate_up=_OF_EXPERTS, down="model.layers.{layer}.{expert}.down"),
-            experts=ExpertsConfig(num_experts=5, num_chosen=3, is_normalized=False),
+        "exact_gelu": replace(plain.with_layers(mlp=MlpConfig(51, "gelu")), norm=NormConfig(1e-5, is_layer_norm=True)),
+        "experts": plain.with_layers(mlp=ExpertsConfig(num_experts=5, num_chosen=2, is_normalized=True, mlp=_MLP)),
+        "experts_as_they_are": plain.with_layers(
+            mlp=ExpertsConfig(num_experts=5, num_chosen=3, is_normalized=False, mlp=_MLP)
         ),
     }
 
 
-def _model(heads: tuple[int, int], head_dim: int, layers: tuple[LayerConfig, ...]) -> ModelConfig:
+def _model(*layers: LayerConfig) -> ModelConfig:
     return ModelConfig(
         source=Path("the probe"),
         architecture="probe",
         vocab_size=331,
         hidden_size=45,
-        num_attention_heads=heads[0],
-        num_key_value_heads=heads[1],
-        head_dim=head_dim,
         max_position_embeddings=MAX_POSITION_EMBEDDINGS,
         layers=layers,
         norm=NormConfig(1e-5),
-        mlp=MlpConfig(51),
         names=_NAMES,
     )
 
 
 def _layer(
-    head_dim: int,
-    rope: RopeConfig | None,
-    window_tokens: int | None = None,
-    soft_cap: float | None = None,
-    alibi_slopes: tuple[float, ...] | None = None,
+    heads: tuple[int, int], head_dim: int, rope: RopeConfig | None, mlp: MlpConfig = _MLP, **attention: Any
 ) -> LayerConfig:
-    return LayerConfig(AttentionLayer(head_dim**-0.5, window_tokens, soft_cap, alibi_slopes), rope)
+    return LayerConfig(*heads, head_dim, AttentionLayer(head_dim**-0.5, **attention), rope, mlp)
 
 
 class CountedWeights:

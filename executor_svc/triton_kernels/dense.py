@@ -18,6 +18,9 @@ SQRT_HALF = tl.constexpr(0.7071067811865476)
 # Hendrycks and Gimpel 2016, "Gaussian Error Linear Units": 2 sqrt(2 / pi), and the factor of the cube.
 TANH_SCALE = tl.constexpr(1.5957691216057308)
 TANH_CUBE = tl.constexpr(0.044715)
+# Of the gated activation of gpt-oss. Source: https://github.com/openai/gpt-oss.
+OAI_ALPHA = tl.constexpr(1.702)
+OAI_LIMIT = tl.constexpr(7.0)
 
 
 @triton.jit
@@ -89,6 +92,8 @@ def activation_kernel(
 ):
     """Write activation(gate) * up for a tile of a row; the grid is (rows, tiles of a row).
 
+    "swiglu_oai" adds 1 to `up`, and bounds both.
+
     Args:
         gate: [num_rows, size], rows `gate_stride` apart.
         gate_stride: In elements.
@@ -103,7 +108,10 @@ def activation_kernel(
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_inside = columns < size
     x = tl.load(gate + row * gate_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
-    if ACTIVATION == "silu":
+    if ACTIVATION == "swiglu_oai":
+        x = tl.where(x > OAI_LIMIT, OAI_LIMIT, x)  # so a NaN stays
+        x = x * _sigmoid(OAI_ALPHA * x)
+    elif ACTIVATION == "silu":
         x = x * _sigmoid(x)
     elif ACTIVATION == "gelu":
         x = 0.5 * x * (1.0 + tl.erf(x * SQRT_HALF))
@@ -114,7 +122,11 @@ def activation_kernel(
         tl.static_assert(ACTIVATION == "relu")
         x = tl.where(x < 0.0, 0.0, x)
     if up is not None:
-        x *= tl.load(up + row * up_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
+        factor = tl.load(up + row * up_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
+        if ACTIVATION == "swiglu_oai":
+            factor = tl.where(factor > OAI_LIMIT, OAI_LIMIT, factor)
+            factor = tl.where(factor < -OAI_LIMIT, -OAI_LIMIT, factor) + 1.0
+        x *= factor
     tl.store(output + row * size + columns, x.to(output.dtype.element_ty), mask=is_inside)
 
 

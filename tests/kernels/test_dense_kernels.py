@@ -178,7 +178,7 @@ def run_segments(
     for name, target in weights.map.targets.items():
         is_norm = len(target.shape) == 1 and name.endswith("weight")
         target.fill(torch.randn(target.shape, generator=generator) * 0.2 + float(is_norm))
-    attended_size = config.num_attention_heads * config.head_dim // group.size
+    attended_size = config.layers[0].num_heads * config.layers[0].head_dim // group.size
     residual, results = random(NUM_ROWS, config.hidden_size, dtype=kernels.dtype)[rows].clone(), []
     for index, segment in enumerate(weights.segments):
         attended = random(NUM_ROWS, attended_size, dtype=kernels.dtype, seed=index)[rows]

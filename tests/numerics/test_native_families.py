@@ -82,7 +82,7 @@ class DensePart:
         return (
             torch.randint(config.vocab_size, (NUM_ROWS,), generator=generator),
             torch.randint(config.max_position_embeddings, (NUM_ROWS,), generator=generator),
-            torch.randn(NUM_ROWS, config.num_attention_heads, config.head_dim, generator=generator),
+            torch.randn(NUM_ROWS, config.layers[0].num_heads, config.layers[0].head_dim, generator=generator),
             torch.randn(NUM_ROWS, config.hidden_size, generator=generator),
         )
 

@@ -10,6 +10,7 @@ from executor_svc.checkpoint.fp8 import read_fp8
 from executor_svc.checkpoint.model_files import refuse_quantized
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3
+from executor_svc.models.families.gpt_oss import read_gpt_oss
 from executor_svc.models.families.layer_norm import read_bloom, read_mpt, read_opt
 from executor_svc.models.families.llama import (
     read_llama,
@@ -29,6 +30,7 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "GemmaForCausalLM": read_gemma,
         "Gemma2ForCausalLM": read_gemma2,
         "Gemma3ForCausalLM": read_gemma3,
+        "GptOssForCausalLM": read_gpt_oss,
         "LlamaForCausalLM": read_llama,
         "MistralForCausalLM": read_mistral,
         "MixtralForCausalLM": read_mixtral,

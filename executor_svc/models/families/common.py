@@ -7,11 +7,11 @@ from typing import Final
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.models.config import (
     Activation,
+    ExpertsConfig,
     LayerConfig,
     MlpConfig,
     ModelConfig,
     NormConfig,
-    RopeConfig,
     WeightNames,
 )
 from executor_svc.models.fields import ConfigFields
@@ -49,23 +49,39 @@ def read_decoder(
     head_dim = fields.integer("head_dim", max(1, hidden_size // num_heads))
     if head_dim % 2:
         raise ModelLoadError(f"{fields.source} has head_dim {head_dim}; rotary embedding requires an even one")
+    num_kv_heads = read_kv_heads(fields, num_heads)
     max_position_embeddings = fields.integer("max_position_embeddings", 2048)
+    mlp = MlpConfig(fields.integer("intermediate_size"), read_activation(fields, activation))
     rope = read_rope(fields, head_dim, max_position_embeddings, has_partial_rotary=has_partial_rotary)
     return ModelConfig(
         source=fields.source,
         architecture=fields.architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
-        num_attention_heads=num_heads,
-        num_key_value_heads=read_kv_heads(fields, num_heads),
-        head_dim=head_dim,
         max_position_embeddings=max_position_embeddings,
-        layers=make_layers(windows or [None] * num_layers, rope, scale=head_dim**-0.5),
+        layers=tuple(
+            LayerConfig(num_heads, num_kv_heads, head_dim, AttentionLayer(head_dim**-0.5, window), rope, mlp)
+            for window in windows or [None] * num_layers
+        ),
         norm=NormConfig(fields.number("rms_norm_eps", 1e-6)),
-        mlp=MlpConfig(fields.integer("intermediate_size"), read_activation(fields, activation)),
         names=WeightNames(),
         tie_word_embeddings=fields.flag("tie_word_embeddings", is_tied),
     )
+
+
+def mlp_of(config: ModelConfig) -> MlpConfig:
+    """Return the MLP of a decoder as `read_decoder` reads it, the same in all layers."""
+    mlp = config.layers[0].mlp
+    assert isinstance(mlp, MlpConfig), "experts come later"
+    return mlp
+
+
+def read_experts(fields: ConfigFields, size_name: str, mlp: MlpConfig, *, is_normalized: bool) -> ExpertsConfig:
+    """Read how many experts there are, by the name that the family has for it, and how many a token goes to."""
+    num_experts, num_chosen = fields.integer(size_name), fields.integer("num_experts_per_tok")
+    if num_chosen > num_experts:
+        raise ModelLoadError(f"{fields.source} selects {num_chosen} of {num_experts} experts")
+    return ExpertsConfig(num_experts, num_chosen, is_normalized, mlp)
 
 
 def read_kv_heads(fields: ConfigFields, num_attention_heads: int) -> int:
@@ -88,13 +104,6 @@ def read_activation(fields: ConfigFields, default: Activation) -> Activation:
                 raise UnsupportedModelError(f"{fields.source} has {name} {value!r}; supported are {supported}")
             return ACTIVATIONS[value]
     return default
-
-
-def make_layers(
-    windows: Sequence[int | None], rope: RopeConfig | None, *, scale: float, soft_cap: float | None = None
-) -> tuple[LayerConfig, ...]:
-    """Return layers that differ in their windows only."""
-    return tuple(LayerConfig(AttentionLayer(scale, window, soft_cap), rope) for window in windows)
 
 
 def read_windows(fields: ConfigFields, window: int | None, is_windowed_by_default: Sequence[bool]) -> list[int | None]:

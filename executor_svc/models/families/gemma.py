@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from executor_svc.attention.interface import AttentionLayer
-from executor_svc.models.config import LayerConfig, ModelConfig, RopeConfig, WeightNames
-from executor_svc.models.families.common import read_decoder, read_windows
+from executor_svc.models.config import ModelConfig, RopeConfig, WeightNames
+from executor_svc.models.families.common import mlp_of, read_decoder, read_windows
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rotary_embedding import read_rope
 
@@ -26,8 +26,7 @@ def read_gemma(fields: ConfigFields) -> ModelConfig:
     config = read_decoder(fields, activation="gelu_tanh", is_tied=True)
     has_bias = fields.flag("attention_bias")
     return replace(
-        config,
-        mlp=replace(config.mlp, activation="gelu_tanh"),
+        config.with_layers(mlp=replace(mlp_of(config), activation="gelu_tanh")),
         norm=replace(config.norm, weight_offset=1.0),
         qkv_bias=has_bias,
         attention_output_bias=has_bias,
@@ -50,7 +49,7 @@ def read_gemma3(fields: ConfigFields) -> ModelConfig:
     by_default = [(layer + 1) % pattern > 0 for layer in range(num_layers)]
     windows = read_windows(fields, fields.integer("sliding_window", 4096), by_default)
     base = _base_of_gemma3(fields)
-    whole, local = _read_ropes(fields, base.head_dim)
+    whole, local = _read_ropes(fields, base.layers[0].head_dim)
     ropes = [whole if window is None else local for window in windows]
     return replace(_with_norms_and_scale(base, fields, windows, ropes), has_query_key_norm=True)
 
@@ -82,8 +81,8 @@ def _with_norms_and_scale(
     return replace(
         config,
         layers=tuple(
-            LayerConfig(AttentionLayer(scale, window, soft_cap), rope)
-            for window, rope in zip(windows, ropes, strict=True)
+            replace(layer, attention=AttentionLayer(scale, window, soft_cap), rope=rope)
+            for layer, window, rope in zip(config.layers, windows, ropes, strict=True)
         ),
         names=_SANDWICH_NAMES,
         has_output_norms=True,

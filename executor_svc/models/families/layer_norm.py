@@ -116,19 +116,17 @@ def read_opt(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_decoder(
-    fields: ConfigFields, sizes: tuple[int, int, int], attention: AttentionLayer, **others: Any
+    fields: ConfigFields, sizes: tuple[int, int, int], attention: AttentionLayer, mlp: MlpConfig, **others: Any
 ) -> ModelConfig:
     """Read what the three share; `sizes` are the hidden size, the number of heads and the number of layers."""
     hidden_size, num_heads, num_layers = sizes
+    head_dim = max(1, hidden_size // num_heads)
     return ModelConfig(
         source=fields.source,
         architecture=fields.architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_heads,
-        head_dim=max(1, hidden_size // num_heads),
-        layers=(LayerConfig(attention, rope=None),) * num_layers,
+        layers=(LayerConfig(num_heads, num_heads, head_dim, attention, rope=None, mlp=mlp),) * num_layers,
         tie_word_embeddings=fields.flag("tie_word_embeddings", True),
         **others,
     )

@@ -7,9 +7,10 @@ Sources: Touvron et al. 2023, "LLaMA"; Jiang et al. 2023, "Mistral 7B"; 2024, "M
 from collections.abc import Sequence
 from dataclasses import replace
 
-from executor_svc.models.config import ExpertsConfig, ModelConfig, WeightNames
-from executor_svc.models.families.common import read_decoder, read_windows
+from executor_svc.models.config import ModelConfig, WeightNames
+from executor_svc.models.families.common import mlp_of, read_decoder, read_experts, read_windows
 from executor_svc.models.fields import ConfigFields
+from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 
 
@@ -18,9 +19,9 @@ def read_llama(fields: ConfigFields) -> ModelConfig:
     fields.refuse({"sliding_window": None})
     config = read_decoder(fields)
     has_attention_bias = fields.flag("attention_bias")
+    mlp = replace(mlp_of(config), has_bias=fields.flag("mlp_bias"))
     return replace(
-        config,
-        mlp=replace(config.mlp, has_bias=fields.flag("mlp_bias")),
+        config.with_layers(mlp=mlp),
         qkv_bias=has_attention_bias,
         attention_output_bias=has_attention_bias,
     )
@@ -76,40 +77,31 @@ def read_mixtral(fields: ConfigFields) -> ModelConfig:
     moe = "model.layers.{layer}.block_sparse_moe"
     names = WeightNames(
         router=f"{moe}.gate",
-        gate_up=(f"{moe}.experts.{{expert}}.w1", f"{moe}.experts.{{expert}}.w3"),
-        down=f"{moe}.experts.{{expert}}.w2",
+        expert_gate_up=(f"{moe}.experts.{{expert}}.w1", f"{moe}.experts.{{expert}}.w3"),
+        expert_down=f"{moe}.experts.{{expert}}.w2",
     )
-    experts = _read_experts(fields, "num_local_experts", is_normalized=True)
-    return replace(read_decoder(fields, windows=_equal_windows(fields)), names=names, experts=experts)
+    config = replace(read_decoder(fields, windows=_equal_windows(fields)), names=names)
+    experts = read_experts(fields, "num_local_experts", mlp_of(config), is_normalized=True)
+    return config.with_layers(mlp=experts)
 
 
 def read_qwen3_moe(fields: ConfigFields) -> ModelConfig:
-    """Read a Qwen3-MoE config.json in which every layer has experts."""
-    fields.refuse({"decoder_sparse_step": 1, "mlp_only_layers": []})
+    """Read a Qwen3-MoE config.json: every layer has experts, but those that config.json names."""
     # Unlike Qwen3 it has no max_window_layers: every layer has the window.
     window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
     config = _with_query_key_norm(fields, [window] * fields.integer("num_hidden_layers"))
-    mlp = "model.layers.{layer}.mlp"
-    names = WeightNames(
-        router=f"{mlp}.gate",
-        gate_up=(f"{mlp}.experts.{{expert}}.gate_proj", f"{mlp}.experts.{{expert}}.up_proj"),
-        down=f"{mlp}.experts.{{expert}}.down_proj",
-    )
+    mlp = replace(mlp_of(config), intermediate_size=fields.integer("moe_intermediate_size"))
     size_name = "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts"
-    return replace(
-        config,
-        mlp=replace(config.mlp, intermediate_size=fields.integer("moe_intermediate_size")),
-        names=names,
-        experts=_read_experts(fields, size_name, is_normalized=fields.flag("norm_topk_prob")),
+    experts = read_experts(fields, size_name, mlp, is_normalized=fields.flag("norm_topk_prob"))
+    step, without = fields.integer("decoder_sparse_step", 1), fields.values.get("mlp_only_layers") or []
+    if not isinstance(without, list) or not all(isinstance(layer, int) for layer in without):
+        raise ModelLoadError(f"{fields.source} has mlp_only_layers {shown(repr(without))}; it must be a list of layers")
+    layers = (
+        replace(layer, mlp=layer.mlp if index in without or (index + 1) % step else experts)
+        for index, layer in enumerate(config.layers)
     )
+    return replace(config, layers=tuple(layers))
 
 
 def _equal_windows(fields: ConfigFields) -> list[int | None]:
     return [fields.optional_integer("sliding_window")] * fields.integer("num_hidden_layers")
-
-
-def _read_experts(fields: ConfigFields, size_name: str, *, is_normalized: bool) -> ExpertsConfig:
-    num_experts, num_chosen = fields.integer(size_name), fields.integer("num_experts_per_tok")
-    if num_chosen > num_experts:
-        raise ModelLoadError(f"{fields.source} selects {num_chosen} of {num_experts} experts")
-    return ExpertsConfig(num_experts, num_chosen, is_normalized)

@@ -42,9 +42,23 @@ INLINE vfloat activate_vector(const Activation activation, vfloat x) {
     }
 }
 
+// The gated activation of gpt-oss: x sigmoid(alpha x) (y + 1), with bounds. Source: https://github.com/openai/gpt-oss.
+#define OAI_ALPHA 1.702f
+#define OAI_LIMIT 7.0f
+INLINE vfloat swiglu_oai(vfloat x, vfloat y) {
+    vfloat limit = vf_all(OAI_LIMIT), lowest = vf_all(-OAI_LIMIT);
+    x = vf_min(limit, x), y = vf_max(lowest, vf_min(limit, y));  // in this order a NaN stays
+    return vf_mul(weigh_by_sigmoid(x, vf_mul(vf_all(OAI_ALPHA), x)), vf_add(y, vf_all(1.0f)));
+}
+
 INLINE void activate_all(const Activation activation, float *a, const float *b, long count) {
     for (long i = 0; i < count; i += LANES) {
-        vfloat x = activate_vector(activation, vf_load_part(a + i, count - i));
+        vfloat x = vf_load_part(a + i, count - i);
+        if (activation == SWIGLU_OAI) {
+            vf_store_part(a + i, swiglu_oai(x, vf_load_part(b + i, count - i)), count - i);
+            continue;
+        }
+        x = activate_vector(activation, x);
         vf_store_part(a + i, b ? vf_mul(x, vf_load_part(b + i, count - i)) : x, count - i);
     }
 }
@@ -55,5 +69,6 @@ void activate_values(Activation activation, float *a, const float *b, long count
         case GELU: activate_all(GELU, a, b, count); break;
         case GELU_TANH: activate_all(GELU_TANH, a, b, count); break;
         case RELU: activate_all(RELU, a, b, count); break;
+        case SWIGLU_OAI: activate_all(SWIGLU_OAI, a, b, count); break;
     }
 }

@@ -147,7 +147,7 @@ def test_what_is_taken_for_what_the_oldest_files_lack(
     config = parse_config({"architectures": ["LlamaForCausalLM"], **sizes, **settings}, SOURCE)
     rope = config.layers[0].rope
     assert rope is not None
-    found = (config.num_key_value_heads, config.head_dim, rope.theta, config.max_position_embeddings)
+    found = (config.layers[0].num_kv_heads, config.layers[0].head_dim, rope.theta, config.max_position_embeddings)
     assert found == expected
     assert not config.tie_word_embeddings
 
