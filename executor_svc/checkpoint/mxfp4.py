@@ -46,5 +46,6 @@ def restore_mxfp4(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     blocks = rows.reshape(len(rows), -1, BLOCK_BYTES)
     codes = np.stack([blocks[..., 1:] & 15, blocks[..., 1:] >> 4], axis=-1).reshape(*blocks.shape[:2], BLOCK_INPUTS)
     values = np.array([*_SIZES, *(-size for size in _SIZES)], np.float32)[codes]
-    restored: npt.NDArray[np.float32] = np.ldexp(values, blocks[..., :1].astype(np.int32) - 127)
+    with np.errstate(over="ignore"):  # what float32 does not have is infinite
+        restored: npt.NDArray[np.float32] = np.ldexp(values, blocks[..., :1].astype(np.int32) - 127)
     return restored.reshape(len(rows), -1)
