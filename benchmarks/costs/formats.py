@@ -11,6 +11,9 @@ import torch
 from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenario
 from benchmarks.costs.workers import BLOCK_SIZE, IN_BFLOAT16, new_worker, prompt_steps, random_prompts, title
 from executor_svc.attention.cache_format import CACHE_DTYPES
+from executor_svc.checkpoint.fp8 import FP8_BLOCK
+from executor_svc.checkpoint.gguf.rounding import block_size
+from executor_svc.checkpoint.mxfp4 import MXFP4_BLOCK
 from executor_svc.native.binding import WeightMemory
 from executor_svc.native.library import NativeLibrary, load_library
 from executor_svc.native.matrix import PackedMatrix
@@ -21,9 +24,9 @@ from octavo_shared.step_wire.step import Admission, SamplingRow, Step, TableDelt
 # Outputs and inputs: attention, both halves of an MLP, and the head of SmolLM2-135M; an MLP of about 1B weights.
 SHAPES = ((576, 576), (1536, 576), (576, 1536), (49152, 576), (8192, 2048), (2048, 8192))
 PRODUCT_ROWS = (1, 8, 32, 512)
-WEIGHT_FORMATS = tuple(
-    number_format for number_format in NumberFormat if number_format not in (*K_FORMATS, NumberFormat.FP8)
-)
+WEIGHT_FORMATS = tuple(number_format for number_format in NumberFormat if number_format not in K_FORMATS)
+# Formats of files without a quantization; the type of their blocks.
+BLOCK_TYPES = {NumberFormat.FP8: FP8_BLOCK, NumberFormat.MXFP4: MXFP4_BLOCK}
 LEAST_OPERATIONS = 4e8  # of a turn
 
 
@@ -48,7 +51,16 @@ async def products(size: Size) -> Groups:
 def matrix_of(library: NativeLibrary, number_format: NumberFormat, num_outputs: int, num_inputs: int) -> PackedMatrix:
     formats = [(number_format, [num_outputs])]
     matrix = PackedMatrix(library, num_inputs, formats, has_bias=False, memory=WeightMemory())
-    matrix.weights[0].copy_(torch.randn(num_outputs, num_inputs, generator=torch.Generator().manual_seed(1)))
+    generator = torch.Generator().manual_seed(1)
+    if (block_type := BLOCK_TYPES.get(number_format)) is None:
+        matrix.weights[0].copy_(torch.randn(num_outputs, num_inputs, generator=generator))
+        return matrix
+    block_inputs, block_bytes = block_size(block_type)
+    num_bytes = -(-num_inputs // block_inputs) * block_bytes
+    # As scales, too, such bytes are small numbers.
+    blocks = torch.randint(32, 64, (num_outputs, num_bytes), generator=generator, dtype=torch.uint8)
+    is_exact = matrix.weights[0].copy_blocks(blocks, block_type, None)
+    assert is_exact, "all scales are numbers"
     return matrix
 
 

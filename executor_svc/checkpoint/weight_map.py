@@ -65,7 +65,7 @@ class BlockRows:
     order: torch.Tensor | None
     rounding: "RoundingErrors | None" = None
     is_held: bool = True
-    why_not: str = "has a scale or a minimum that float16, which would hold it, does not have"
+    why_not: str = "has a scale or a minimum that is no number, or beyond float16, which would hold it"
 
     def copy_to(self, destination: object) -> None:
         """Copy the codes. Raises: ModelLoadError: the place does not hold them exactly, and they are not rounded."""

@@ -36,8 +36,7 @@ HOLDERS: Final[Mapping[FileType, tuple[NumberFormat, ...]]] = MappingProxyType(
         FileType.Q4_0: (NumberFormat.INT4, NumberFormat.INT8_A8, NumberFormat.INT8),
         FileType.Q4_1: (NumberFormat.INT4,),
         FileType.Q5_1: (NumberFormat.Q5_1,),
-        # Its scales are powers of two, which float16 has from 2**-24 to 2**15; packing says if there is another one.
-        FileType.MXFP4: (NumberFormat.INT8_A8, NumberFormat.INT8),
+        FileType.MXFP4: (NumberFormat.MXFP4,),
         FileType.Q2_K: (NumberFormat.Q2_K,),
         FileType.Q3_K: (NumberFormat.Q3_K,),
         FileType.Q4_K: (NumberFormat.Q4_K,),
@@ -56,7 +55,7 @@ FORMAT_NAMES: Final[Mapping[NumberFormat, str]] = MappingProxyType(
 _ROUNDED = (NumberFormat.INT8_A8, NumberFormat.INT8)
 _FLOATS = (NumberFormat.FLOAT32, NumberFormat.BFLOAT16)
 # Their products take activations in 8 bits.
-_SHORT = (NumberFormat.INT4, NumberFormat.INT8_A8, NumberFormat.Q5_1, *K_FORMATS)
+_SHORT = (NumberFormat.INT4, NumberFormat.INT8_A8, NumberFormat.Q5_1, NumberFormat.MXFP4, *K_FORMATS)
 
 # Whose products can take activations in 16 bits, and what is no code.
 LONG_INPUTS: Final = {*FLOATS} | {kind for kind, holders in HOLDERS.items() if set(holders) - set(_SHORT)}

@@ -7,12 +7,14 @@ Of a format of integers, GROUP inputs share a scale in float16. What each does:
     int8-a8    weights as with int8; inputs are rounded to 8 bits, with a scale of each group of a row
     int4       weight = code * scale + minimum, codes of 0 to 15, the minimum in float16; inputs as with int8-a8
     q5_1       as int4, with codes of 0 to 31; from files alone
+    mxfp4      weight = code * scale, codes of E2M1, held twice as large, the scale half of a power of two, in float32;
+               inputs as with int8-a8; from files alone
     q4_k, ..   as the K formats of llama.cpp have them: their scales and minima are products in float32, of 16 or 32
                inputs; inputs as with int8-a8
 
-`quantize_int4` is the search of pack.c for a scale and a minimum, with the same bits. `read_blocks` and `read_k_blocks`
-read blocks as GGUF files have them: 32 weights of a row, weight = code * scale + minimum; of a K format 256, and a
-scale for each 16 or 32. Source: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
+`quantize_int4` is the search of pack.c for a scale and a minimum, with the same bits. `read_blocks`, `read_mxfp4` and
+`read_k_blocks` read blocks as GGUF files have them: 32 weights of a row, weight = code * scale + minimum; of a K format
+256, and a scale for each 16 or 32. Source: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
 """
 
 import itertools
@@ -25,12 +27,14 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as FileType
 
 from executor_svc.checkpoint.fp8 import FP8_BLOCK
+from executor_svc.checkpoint.mxfp4 import BLOCK_BYTES, MXFP4_BLOCK
 from executor_svc.native.structs import FILE_FORMATS, K_FORMATS, NumberFormat
 
 # Inputs that share a scale: of a few hundred the largest would rule, fewer cost more scales. GROUP of dense.h.
 GROUP = 32
 
 _BFLOAT16 = (NumberFormat.BFLOAT16, NumberFormat.BFLOAT16_A16)
+_FLOAT32_SCALES = (NumberFormat.MXFP4, *K_FORMATS)
 
 
 class QuantizedLinear:
@@ -97,7 +101,7 @@ class _QuantizedRows:
     number_format: NumberFormat
     num_inputs: int
     codes: torch.Tensor  # [num_outputs, num_groups, inputs of a scale]; of bfloat16 the values
-    scales: torch.Tensor  # [num_outputs, num_groups, 1] float16, of a K format float32
+    scales: torch.Tensor  # [num_outputs, num_groups, 1] float16, of MXFP4 and a K format float32
     minima: torch.Tensor  # the same
 
     @classmethod
@@ -109,7 +113,7 @@ class _QuantizedRows:
         num_groups = -(-num_inputs // shared)
         dtype = dtypes.get(number_format, torch.int8)
         codes = torch.empty((num_outputs, num_groups, shared), dtype=dtype, device=device)
-        of_scales = torch.float32 if number_format in K_FORMATS else torch.float16
+        of_scales = torch.float32 if number_format in _FLOAT32_SCALES else torch.float16
         scales, minima = torch.empty((2, num_outputs, num_groups, 1), dtype=of_scales, device=device)
         return cls(number_format, num_inputs, codes, scales, minima)
 
@@ -149,12 +153,14 @@ class _QuantizedRows:
         """Take over codes; see `BlockTarget`."""
         if block_type == FP8_BLOCK:  # for the kernels in C alone
             return False
-        rows, kind = blocks if order is None else blocks[order], FileType(block_type)
-        if self.number_format in K_FORMATS:
-            for mine, theirs in zip((self.codes, self.scales, self.minima), read_k_blocks(kind, rows), strict=True):
+        rows = blocks if order is None else blocks[order]
+        if self.number_format in _FLOAT32_SCALES:
+            is_mxfp4 = self.number_format == NumberFormat.MXFP4
+            read = read_mxfp4(block_type, rows) if is_mxfp4 else read_k_blocks(FileType(block_type), rows)
+            for mine, theirs in zip((self.codes, self.scales, self.minima), read, strict=True):
                 mine.copy_(theirs)
             return bool(self.scales.isfinite().all() and self.minima.isfinite().all())
-        codes, scales, minima, offset = read_blocks(kind, rows)
+        codes, scales, minima, offset = read_blocks(FileType(block_type), rows)
         if not scales.isfinite().all() or (minima is not None and not minima.isfinite().all()):
             return False
         if self.number_format == NumberFormat.INT4:
@@ -274,7 +280,7 @@ def _sum(values: torch.Tensor) -> torch.Tensor:
 
 
 _NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # of IQ4_NL
-_DOUBLED_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # of MXFP4, whose scale is half of its own
+_DOUBLED_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # of MXFP4
 
 
 def read_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]:
@@ -282,14 +288,9 @@ def read_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, torch
 
     Returns:
         Codes [num_rows, num_blocks, 32] int16, scales [num_rows, num_blocks, 1] float16, minima like them or None, and
-        what is added to every code before it is scaled. A scale that float16 does not have is infinite.
+        what is added to every code before it is scaled.
     """
     blocks = rows.reshape(len(rows), -1, GGML_QUANT_SIZES[kind][1])
-    if kind == FileType.MXFP4:
-        codes = torch.tensor(_DOUBLED_FP4, dtype=torch.int16)[_nibbles(blocks[..., 1:]).long()]
-        powers = torch.exp2(blocks[..., :1].double() - 128).to(torch.float16)
-        powers[powers == 0] = torch.inf
-        return codes, torch.where((codes != 0).any(-1, keepdim=True), powers, 0), None, 0
     scales = _half(blocks[..., :2])
     if kind == FileType.Q8_0:
         return blocks[..., 2:].contiguous().view(torch.int8).to(torch.int16), scales, None, 0
@@ -303,6 +304,21 @@ def read_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, torch
         return torch.tensor(_NON_LINEAR, dtype=torch.int16)[_nibbles(blocks[..., 2:]).long()], scales, None, 0
     assert kind == FileType.Q4_1, "HOLDERS has no other type"
     return _nibbles(blocks[..., 4:]), scales, _half(blocks[..., 2:4]), 0
+
+
+def read_mxfp4(block_type: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Read rows of blocks of MXFP4, [num_rows, num_bytes] uint8, as a GGUF file or safetensors have them.
+
+    Returns:
+        Codes, scales and minima as of `read_k_blocks`; the minima are 0, and a scale may be NaN.
+    """
+    blocks = rows.reshape(len(rows), -1, BLOCK_BYTES)
+    stored, packed = blocks[..., :1], blocks[..., 1:]
+    is_paired = block_type == MXFP4_BLOCK
+    halves = torch.stack([packed & 15, packed >> 4], -1).flatten(-2) if is_paired else _nibbles(packed)
+    codes = torch.tensor(_DOUBLED_FP4, dtype=torch.int16)[halves.long()]
+    scales = torch.exp2(stored.double() - 128).float().masked_fill(stored == 255, torch.nan)
+    return codes, scales, torch.zeros_like(scales)
 
 
 def read_k_blocks(kind: FileType, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

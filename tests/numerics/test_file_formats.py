@@ -15,8 +15,9 @@ from gguf.quants import dequantize
 
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.weights import Blocks
+from executor_svc.checkpoint.mxfp4 import MXFP4_BLOCK, join_blocks, restore_mxfp4
 from executor_svc.models.file_formats import HOLDERS
-from executor_svc.models.quantized_linear import QuantizedLinear
+from executor_svc.models.quantized_linear import QuantizedLinear, round_inputs
 from executor_svc.native.binding import WeightMemory
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix
@@ -57,17 +58,15 @@ def random_blocks(kind: FileType, largest_scale: float = 3.0) -> npt.NDArray[np.
         halves[::13] = np.float16(largest_scale)
         blocks[:, begin : begin + 2] = halves.view(np.uint8)
     if kind == FileType.MXFP4:
-        # The powers of two that float16 has, and others where all codes are 0.
-        blocks[:, 0] = generator.integers(128 - 24, 128 + (16 if largest_scale > 1 else -6), len(blocks))
+        blocks[:, 0] = generator.integers(90, 128, len(blocks))
         blocks[::7] = 0
         blocks[::11, 1:] = 0x88
-        blocks[::11, 0] = 255
     return blocks.reshape(NUM_OUTPUTS, -1)
 
 
-def make(by: str, number_format: NumberFormat, kind: FileType) -> Any:
+def make(by: str, number_format: NumberFormat, kind: FileType, num_outputs: int = NUM_OUTPUTS) -> Any:
     """Return a matrix of two parts."""
-    sizes = [NUM_OUTPUTS - 3, 3]
+    sizes = [num_outputs - 3, 3]
     if by != "torch":
         return packed_matrix(by, inputs_of(kind), sizes, number_format)
     return QuantizedLinear(
@@ -141,20 +140,41 @@ def test_a_rank_takes_its_rows_and_columns(by: str, kind: FileType) -> None:
         source[slice(3, 10), slice(48, 96)]
 
 
-@each_row(*[(by, scale, code) for by in (*LANES, "torch") for scale in (0, 103, 144, 255) for code in (1, 0x80)])
-def test_a_scale_of_mxfp4_that_float16_does_not_have_is_told_where_it_scales_something(
-    by: str, scale: int, code: int
-) -> None:
-    blocks = random_blocks(FileType.MXFP4)
-    blocks[3, 0], blocks[3, 1:17] = scale, 0
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+E2M1 = np.concatenate([E2M1, -E2M1])
 
-    def told() -> bool:
-        part = make(by, NumberFormat.INT8_A8, FileType.MXFP4).weights[0]
-        return bool(part.copy_blocks(torch.from_numpy(blocks[:-3]), int(FileType.MXFP4), None))
 
-    assert told()
-    blocks[3, 9] = code
-    assert told() == (code == 0x80)
+@each_row(*LANES, "torch")
+def test_mxfp4_is_exact_with_every_scale_in_the_layouts_of_both_files(by: str) -> None:
+    """Rows have a scale each. In C products are numbers also where a weight is beyond float32."""
+    random = np.random.default_rng(5)
+    codes = np.stack([random.permutation(np.arange(96) % 16) for _ in range(255)]).reshape(255, 3, 32).astype(np.uint8)
+    scales = np.repeat(np.arange(255, dtype=np.uint8)[:, None], 3, 1)
+    exact = (E2M1[codes] * np.exp2(scales[..., None] - 127.0)).reshape(255, 96)
+    weight = torch.from_numpy(exact).float()
+    of_gguf = torch.from_numpy(codes[..., :16] | codes[..., 16:] << 4)
+    of_safetensors = torch.from_numpy(codes[..., ::2] | codes[..., 1::2] << 4)
+    x = torch.randn(5, 96, generator=torch.Generator().manual_seed(6)) * 2**-9
+    products = []
+    for block_type, packed in ((int(FileType.MXFP4), of_gguf), (MXFP4_BLOCK, of_safetensors)):
+        blocks = join_blocks(packed, torch.from_numpy(scales))
+        matrix = make(by, NumberFormat.MXFP4, FileType.MXFP4, num_outputs=255)
+
+        for part, begin in zip(matrix.weights, (0, 252), strict=True):
+            assert part.copy_blocks(blocks[begin : begin + part.shape[0]], block_type, None)
+
+        assert torch.equal(matrix.rows(torch.arange(255)), weight)
+        products.append(matrix(x)[:, : 253 if by == "torch" else 255])
+        blocks[100, 17] = 255
+        assert not matrix.weights[0].copy_blocks(blocks[:252], block_type, None)
+
+    assert np.array_equal(restore_mxfp4(join_blocks(of_safetensors, torch.from_numpy(scales)).numpy()), weight.numpy())
+    assert torch.equal(*products)
+    inputs, num_columns = round_inputs(NumberFormat.MXFP4, x).double().numpy(), products[0].shape[1]
+    errors = np.abs(products[0].numpy() - inputs @ exact[:num_columns].T)
+    assert (errors <= 2e-6 * np.abs(inputs) @ np.abs(exact[:num_columns]).T + 2.0**-147).all()
+    with pytest.raises(ValueError, match="255, which is NaN"):
+        join_blocks(of_safetensors, torch.from_numpy(scales + 1))
 
 
 @each_row(*itertools.product((*LANES, "torch"), CODED, (np.inf, -np.inf, np.nan)))

@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from executor_svc.checkpoint.fp8 import BLOCK_BYTES, BLOCK_INPUTS, E4M3, FP8_BLOCK, restore_fp8
+from executor_svc.checkpoint import fp8, mxfp4
 from octavo_shared.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ HELD_BITS: Final[Mapping[FileType, float]] = MappingProxyType(
         FileType.Q4_0: 5,
         FileType.Q4_1: 5,
         FileType.Q5_1: 9,
-        FileType.MXFP4: 8.5,
+        FileType.MXFP4: 4.25,
         **{
             kind: 8 * GGML_QUANT_SIZES[kind][1] / GGML_QUANT_SIZES[kind][0]
             for kind in (FileType.Q2_K, FileType.Q3_K, FileType.Q4_K, FileType.Q5_K, FileType.Q6_K)
@@ -114,7 +114,7 @@ class RoundingErrors:
             error += float((held - values).double().square().sum())
             total += float(values.double().square().sum())
         self.squares[name] = (error, total)
-        self.types.add(E4M3 if block_type == FP8_BLOCK else GGMLQuantizationType(block_type).name)
+        self.types.add(fp8.E4M3 if block_type == fp8.FP8_BLOCK else GGMLQuantizationType(block_type).name)
 
     def describe(self) -> Mapping[str, str | int | float]:
         """Return the relative root mean square error of all weights, and of the matrix where it is largest."""
@@ -139,14 +139,16 @@ class RoundingErrors:
 
 
 def block_size(block_type: int) -> tuple[int, int]:
-    """Return inputs and bytes of a block, by ggml's numbers, and of FP8."""
-    if block_type == FP8_BLOCK:
-        return BLOCK_INPUTS, BLOCK_BYTES
+    """Return inputs and bytes of a block, by ggml's numbers, and of FP8 and MXFP4 in safetensors."""
+    if block_type == fp8.FP8_BLOCK:
+        return fp8.BLOCK_INPUTS, fp8.BLOCK_BYTES
+    if block_type == mxfp4.MXFP4_BLOCK:
+        return mxfp4.BLOCK_INPUTS, mxfp4.BLOCK_BYTES
     return GGML_QUANT_SIZES[GGMLQuantizationType(block_type)]
 
 
 def _restore(block_type: int, rows: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:
-    return restore_fp8(rows) if block_type == FP8_BLOCK else dequantize(rows, GGMLQuantizationType(block_type))
+    return fp8.restore_fp8(rows) if block_type == fp8.FP8_BLOCK else dequantize(rows, GGMLQuantizationType(block_type))
 
 
 def _relative(error: float, total: float) -> float:

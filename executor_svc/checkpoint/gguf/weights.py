@@ -208,9 +208,7 @@ class GGUFCheckpoint:
         if self._restores_codes:
             numbers = torch.from_numpy(dequantize(values.reshape(shape[0], -1), tensor.type)).view(shape)
             return numbers if order is None else numbers[order]
-        # Of the types that are held, MXFP4 may have scales that are not.
-        may_round = tensor.type not in HELD_BITS or tensor.type == GGMLQuantizationType.MXFP4
-        rounding = self.rounding if may_round and self._allow_requantization else None
+        rounding = self.rounding if self._allow_requantization and tensor.type not in HELD_BITS else None
         return Blocks(tensor, torch.from_numpy(values).view(shape[0], -1), order, rounding)
 
     def _row_order(self, tensor: GGUFTensor) -> torch.Tensor | None:

@@ -9,14 +9,12 @@
 
 // Numbers of ggml; `GGMLQuantizationType` of the package gguf.
 enum { TYPE_Q4_0 = 2, TYPE_Q4_1 = 3, TYPE_Q5_0 = 6, TYPE_Q5_1 = 7, TYPE_Q8_0 = 8, FIRST_K = 10, TYPE_IQ4_NL = 20, TYPE_MXFP4 = 39 };
-// Beside them: FP8 of safetensors, with its scales; `FP8_BLOCK` of executor_svc/checkpoint/fp8.py.
-#define TYPE_FP8 1000
+// Beside them: FP8 and MXFP4 of safetensors, with their scales; `FP8_BLOCK` of executor_svc/checkpoint/fp8.py,
+// `MXFP4_BLOCK` of mxfp4.py.
+enum { TYPE_FP8 = 1000, TYPE_PAIRED_MXFP4 = 1001 };
 
 // What the codes of IQ4_NL stand for.
 static const int8_t NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
-// The same of MXFP4, twice as large: its scale is half of what it is in that format.
-static const int8_t DOUBLED_FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 long block_bytes(long type) {
     switch (type) {
@@ -26,7 +24,6 @@ long block_bytes(long type) {
         case TYPE_Q5_0: return 2 + 4 + GROUP / 2;
         case TYPE_Q5_1: return 4 + 4 + GROUP / 2;
         case TYPE_Q8_0: return 2 + GROUP;
-        case TYPE_MXFP4: return 1 + GROUP / 2;
     }
     return 0;
 }
@@ -48,12 +45,6 @@ static void look_up(const int8_t *values, int *codes) {
     for (int i = 0; i < GROUP; i++) codes[i] = values[codes[i]];
 }
 
-// 2 to the power of `exponent` as float16; infinite where it has none.
-static uint16_t half_power(int exponent) {
-    if (exponent < -24 || exponent > 15) return 0x7c00;
-    return (uint16_t)(exponent < -14 ? 1 << (exponent + 24) : (exponent + 15) << 10);
-}
-
 bool read_block(long type, const uint8_t *block, BlockGroup *group) {
     group->offset = 0, group->minimum = 0;
     memcpy(&group->scale, block, 2);
@@ -72,13 +63,6 @@ bool read_block(long type, const uint8_t *block, BlockGroup *group) {
             for (int i = 0; i < GROUP; i++) group->codes[i] = (int8_t)block[2 + i];
             return true;
         case TYPE_IQ4_NL: read_nibbles(block + 2, group->codes), look_up(NON_LINEAR, group->codes); return true;
-        case TYPE_MXFP4: {
-            bool is_zero = true;  // then any scale is right: also one that float16 does not have
-            read_nibbles(block + 1, group->codes), look_up(DOUBLED_FP4, group->codes);
-            for (int i = 0; i < GROUP; i++) is_zero &= !group->codes[i];
-            group->scale = is_zero ? 0 : half_power(block[0] - 128);
-            return true;
-        }
     }
     return false;
 }
@@ -90,13 +74,18 @@ bool read_block(long type, const uint8_t *block, BlockGroup *group) {
 long octavo_pack_blocks(const Matrix *matrix, long first, long num_rows, long type, const uint8_t *blocks,
                         long row_bytes, const int64_t *order, int num_threads) {
     long bytes = block_bytes(type), num_inexact = 0;
-    bool is_k = is_k_format(matrix->format), is_fp8 = matrix->format == FP8;
+    bool is_k = is_k_format(matrix->format), is_fp8 = matrix->format == FP8, is_mxfp4 = matrix->format == MXFP4;
     if (is_fp8 != (type == TYPE_FP8)) return is_fp8 ? -1 : num_rows;
-    if (is_fp8) {
-#pragma omp parallel for num_threads(num_threads)
-        for (long i = 0; i < num_rows; i++)
-            pack_fp8_row(matrix, first + i, blocks + (order ? order[i] : i) * row_bytes);
-        return 0;
+    if (is_mxfp4 != (type == TYPE_MXFP4 || type == TYPE_PAIRED_MXFP4)) return -1;
+    if (is_fp8 || is_mxfp4) {
+        if (is_mxfp4 && matrix->num_inputs % GROUP) return -1;
+#pragma omp parallel for num_threads(num_threads) reduction(+ : num_inexact)
+        for (long i = 0; i < num_rows; i++) {
+            const uint8_t *row = blocks + (order ? order[i] : i) * row_bytes;
+            if (is_fp8) pack_fp8_row(matrix, first + i, row);
+            else num_inexact += pack_mxfp4_row(matrix, first + i, row, type == TYPE_PAIRED_MXFP4);
+        }
+        return num_inexact;
     }
     if (is_k ? type != FIRST_K + matrix->format - Q2_K : !bytes || matrix->format <= BFLOAT16_A16) return -1;
     if (matrix->num_inputs % (is_k ? K_INPUTS : GROUP)) return -1;

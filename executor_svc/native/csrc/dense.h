@@ -28,8 +28,10 @@ typedef enum {
     Q5_K,
     Q6_K,
     FP8,       // floats
+    MXFP4,     // int8 codes
 } NumberFormat;
 #define K_FORMATS(CASE) CASE(Q2_K) CASE(Q3_K) CASE(Q4_K) CASE(Q5_K) CASE(Q6_K)
+INLINE bool is_k_format(long format) { return format >= Q2_K && format <= Q6_K; }
 
 // The weight of a linear map, [num_outputs][num_inputs], cut into panels of PANEL_COLUMNS outputs. P is num_inputs,
 // rounded up to a whole GROUP; G is P / GROUP. What pads a panel or the inputs is 0.
@@ -39,11 +41,13 @@ typedef enum {
 //   INT8_A8:  [panel][P / 4][PANEL_COLUMNS][4] uint8, code + 128; weight = code * scale
 //   INT4:     [panel][P / 8][PANEL_COLUMNS][4] uint8, of which each has input i in its low half and input i + 4 in
 //             its high half; weight = code * scale + minimum
+//   MXFP4:    as INT4; weight = value of the code (E2M1) * scale
 //   Q5_1:     [panel][P / 4][PANEL_COLUMNS][4] uint8; weight = code * scale + minimum
 //   Q*_K:     as k_blocks.h has it, with its scales
 //   FP8:      [panel][num_inputs][PANEL_COLUMNS] E4M3, none of them NaN; weight = code * scale
 // Scales are float16, [panel][G][PANEL_COLUMNS]; with minima [panel][G][2][PANEL_COLUMNS], scales and minima. Those of
-// FP8 are float32, [panel][num_inputs / FP8_INPUTS, rounded up][PANEL_COLUMNS].
+// FP8 are float32, [panel][num_inputs / FP8_INPUTS, rounded up][PANEL_COLUMNS], those of MXFP4 E8M0, none of them NaN:
+// [panel][G][PANEL_COLUMNS] uint8, of which each is 2 ** (scale - 127).
 typedef struct Matrix {
     long format;  // a NumberFormat
     long num_outputs, num_inputs;
@@ -76,6 +80,9 @@ typedef struct {
 
 // Whether a group has a minimum beside its scale.
 INLINE bool has_minimum(long format) { return format == INT4 || format == Q5_1; }
+
+// Whether a byte has two codes.
+INLINE bool has_nibbles(long format) { return format == INT4 || format == MXFP4; }
 
 INLINE InputFormat input_format(const Matrix *matrix) {
     if (matrix->format == BFLOAT16_A16) return BFLOAT16_CODES;
@@ -134,8 +141,8 @@ INLINE void multiply(const Matrix *matrix, long panel, long next, const Rows *in
         case BFLOAT16_CODES: multiply_bfloat16(matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
         case INT16_CODES: multiply_int8(matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
         case INT8_CODES:
-            (matrix->format >= Q2_K ? multiply_k : multiply_codes)(matrix, panel, next, in, first_row, num_rows, out,
-                                                                   out_stride, add);
+            (is_k_format(matrix->format) ? multiply_k : multiply_codes)(matrix, panel, next, in, first_row, num_rows,
+                                                                        out, out_stride, add);
             break;
     }
 }

@@ -2,27 +2,47 @@
 //
 // Both sides have a scale for each group of GROUP inputs. Products are summed exactly in int32 within a group, in
 // float32 over groups. The instruction multiplies uint8 weights with int8 inputs; what that adds to a sum follows from
-// the inputs alone: INT8_A8 starts a sum at -128 times the sum of the codes, and the others add a minimum times the
-// sum of the values.
+// the inputs alone: INT8_A8 starts a sum at -128 times the sum of the codes, MXFP4 at -16 times, and the others add a minimum
+// times the sum of the values.
 #include <string.h>
 
 #include "dense.h"
 #include "tile.h"
 
 // Bytes of a panel that a group has.
-#define GROUP_BYTES(format) (GROUP * PANEL_COLUMNS / ((format) == INT4 ? 2 : 1))
+#define GROUP_BYTES(format) (GROUP * PANEL_COLUMNS / (has_nibbles(format) ? 2 : 1))
+
+// Bytes of scales and minima that it has.
+#define SCALE_BYTES(format) (PANEL_COLUMNS * ((format) == MXFP4 ? 1 : has_minimum(format) ? 4 : 2))
+
+// Twice what the codes of MXFP4 stand for, plus 16.
+static const uint8_t SHIFTED_FP4[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+
+// What a sum starts with; `offset` is -128 times the sum of the codes of the inputs.
+INLINE int32_t first_of_sum(const long format, int32_t offset) {
+    return has_minimum(format) ? 0 : format == MXFP4 ? offset >> 3 : offset;
+}
+
+// LANES scales; those of MXFP4 are 2 ** (scale - 128), which is denormal for 0 and 1.
+INLINE vfloat load_scales(const long format, const uint8_t *scales, const int j) {
+    if (format != MXFP4) return vf_load_half((const uint16_t *)scales + j * LANES);
+    vint scale = vi_load_narrow(scales + j * LANES);
+    vint normal = vi_shift_left(vi_add(scale, vi_all(-1)), 23), denormal = vi_shift_left(vi_add(scale, vi_all(1)), 21);
+    return vi_as_float(vi_max(normal, denormal));
+}
 
 // The group's sums of `rows` rows; codes points at the group in the first row.
 INLINE void sum_group(const long format, const int rows, const int8_t *codes, long code_stride, const uint8_t *panel,
                       vint sum[CODE_ROWS][PANEL_VECTORS]) {
-    const int inputs = format == INT4 ? 8 : 4;  // of a step
+    const int inputs = has_nibbles(format) ? 8 : 4;  // of a step
 #pragma GCC unroll 8
     for (int step = 0; step < GROUP / inputs; step++) {
         vint low[PANEL_VECTORS], high[PANEL_VECTORS];
 #pragma GCC unroll 3
         for (int j = 0; j < PANEL_VECTORS; j++, panel += 4 * LANES) {
             low[j] = vi_load(panel);
-            if (format == INT4) vi_split_nibbles(low[j], &low[j], &high[j]);
+            if (has_nibbles(format)) vi_split_nibbles(low[j], &low[j], &high[j]);
+            if (format == MXFP4) low[j] = vi_look_up(SHIFTED_FP4, low[j]), high[j] = vi_look_up(SHIFTED_FP4, high[j]);
         }
 #pragma GCC unroll 4
         for (int i = 0; i < rows; i++) {
@@ -31,9 +51,9 @@ INLINE void sum_group(const long format, const int rows, const int8_t *codes, lo
             vint value = vi_all(four[0]);
 #pragma GCC unroll 3
             for (int j = 0; j < PANEL_VECTORS; j++)
-                sum[i][j] = has_minimum(format) ? vi_dot_small_quads(sum[i][j], low[j], value)
-                                                : vi_dot_quads(sum[i][j], low[j], value);
-            if (format != INT4) continue;
+                sum[i][j] = format == INT8_A8 ? vi_dot_quads(sum[i][j], low[j], value)
+                                              : vi_dot_small_quads(sum[i][j], low[j], value);
+            if (!has_nibbles(format)) continue;
             value = vi_all(four[1]);
 #pragma GCC unroll 3
             for (int j = 0; j < PANEL_VECTORS; j++) sum[i][j] = vi_dot_small_quads(sum[i][j], high[j], value);
@@ -44,7 +64,7 @@ INLINE void sum_group(const long format, const int rows, const int8_t *codes, lo
 // c[rows][columns] = (add ? c : 0) + rows of codes @ panel. `format` and `rows` are constants at each call, so
 // that all sums stay in registers.
 INLINE void tile_product_codes(const long format, const int rows, long num_groups, const Rows *in, long row,
-                               const uint8_t *panel, const uint16_t *scales, const Fetch *fetch, float *c, long c_stride,
+                               const uint8_t *panel, const uint8_t *scales, const Fetch *fetch, float *c, long c_stride,
                                long columns, bool add) {
     const int8_t *codes = (const int8_t *)in->codes + row * in->stride;
     long first = row * num_groups;
@@ -60,12 +80,12 @@ INLINE void tile_product_codes(const long format, const int rows, long num_group
         for (int i = 0; i < rows; i++)
 #pragma GCC unroll 3
             for (int j = 0; j < PANEL_VECTORS; j++)
-                sum[i][j] = has_minimum(format) ? vi_zero() : vi_all(in->offsets[first + i * num_groups + group]);
+                sum[i][j] = vi_all(first_of_sum(format, in->offsets[first + i * num_groups + group]));
         sum_group(format, rows, codes + group * GROUP, in->stride, panel + group * GROUP_BYTES(format), sum);
 #pragma GCC unroll 3
         for (int j = 0; j < PANEL_VECTORS; j++) {
-            vfloat scale = vf_load_half(scales + j * LANES);
-            vfloat minimum = has_minimum(format) ? vf_load_half(scales + PANEL_COLUMNS + j * LANES) : vf_zero();
+            vfloat scale = load_scales(format, scales, j);
+            vfloat minimum = has_minimum(format) ? load_scales(format, scales, PANEL_VECTORS + j) : vf_zero();
 #pragma GCC unroll 4
             for (int i = 0; i < rows; i++) {
                 long index = first + i * num_groups + group;
@@ -74,7 +94,7 @@ INLINE void tile_product_codes(const long format, const int rows, long num_group
                 if (has_minimum(format)) total[i][j] = vf_accumulate(total[i][j], minimum, vf_all(in->sums[index]));
             }
         }
-        scales += (has_minimum(format) ? 2 : 1) * PANEL_COLUMNS;
+        scales += SCALE_BYTES(format);
     }
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < PANEL_VECTORS; j++) {
@@ -90,7 +110,7 @@ INLINE void multiply_format(const long format, const Matrix *matrix, long panel,
     long num_groups = ceil_div(matrix->num_inputs, GROUP);
     long panel_bytes = num_groups * GROUP_BYTES(format), num_tiles = ceil_div(num_rows, CODE_ROWS);
     const uint8_t *columns = (const uint8_t *)matrix->panels + panel * panel_bytes;
-    const uint16_t *scales = (const uint16_t *)matrix->scales + panel * num_groups * PANEL_COLUMNS * (has_minimum(format) ? 2 : 1);
+    const uint8_t *scales = (const uint8_t *)matrix->scales + panel * num_groups * SCALE_BYTES(format);
     const uint8_t *upcoming = (const uint8_t *)matrix->panels + next * panel_bytes;
     long num_columns = least(PANEL_COLUMNS, matrix->num_outputs - panel * PANEL_COLUMNS);
     for (long tile = 0; tile < num_tiles; tile++) {
@@ -113,6 +133,6 @@ void multiply_codes(const Matrix *matrix, long panel, long next, const Rows *in,
                     float *out, long out_stride, bool add) {
 #define FORMAT(format) \
     case format: multiply_format(format, matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
-    switch (matrix->format) { FORMAT(INT4) FORMAT(Q5_1) FORMAT(INT8_A8) }
+    switch (matrix->format) { FORMAT(INT4) FORMAT(Q5_1) FORMAT(INT8_A8) FORMAT(MXFP4) }
 #undef FORMAT
 }

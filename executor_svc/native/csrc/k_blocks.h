@@ -21,8 +21,6 @@
 #define K_GROUPS (K_INPUTS / GROUP)
 #define QUADS (GROUP / 4)  // of a group
 
-INLINE bool is_k_format(long format) { return format >= Q2_K && format <= Q6_K; }
-
 // Where the codes of a group lie: rows of each kind.
 INLINE long nibble_rows(long format) { return format >= Q4_K ? GROUP / 8 : 0; }
 INLINE long pair_rows(long format) { return format == Q6_K || format <= Q3_K ? GROUP / 16 : 0; }

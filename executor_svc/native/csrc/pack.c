@@ -21,7 +21,7 @@ static long padded_inputs(long format, long num_inputs) {
 
 // Bits of a weight, without scales.
 static long num_bits(long format) {
-    return format == FLOAT32 ? 32 : is_bfloat16(format) ? 16 : format == INT4 ? 4 : 8;
+    return format == FLOAT32 ? 32 : is_bfloat16(format) ? 16 : has_nibbles(format) ? 4 : 8;
 }
 
 long octavo_panels_bytes(long format, long num_outputs, long num_inputs) {
@@ -34,10 +34,10 @@ long octavo_scales_bytes(long format, long num_outputs, long num_inputs) {
     if (format == FP8)
         return round_up(num_outputs, PANEL_COLUMNS) * ceil_div(num_inputs, FP8_INPUTS) * (long)sizeof(float);
     long num_groups = round_up(num_outputs, PANEL_COLUMNS) * padded_inputs(format, num_inputs) / GROUP;
-    return num_groups * (has_minimum(format) ? 2 : 1) * (long)sizeof(uint16_t);
+    return num_groups * (format == MXFP4 ? 1 : has_minimum(format) ? 4 : 2);
 }
 
-// Where weight (row, k) lies: the index of an element of the format's size. INT4: of the byte with its half.
+// Where weight (row, k) lies: the index of an element of the format's size. INT4, MXFP4: of the byte with its half.
 static long place_of(const Matrix *matrix, long row, long k) {
     long panel = row / PANEL_COLUMNS, column = row % PANEL_COLUMNS;
     long begin = panel * padded_inputs(matrix->format, matrix->num_inputs) * PANEL_COLUMNS;
@@ -49,7 +49,8 @@ static long place_of(const Matrix *matrix, long row, long k) {
         case INT8: return begin + (k / 2 * PANEL_COLUMNS + column) * 2 + k % 2;
         case INT8_A8:
         case Q5_1: return begin + (k / 4 * PANEL_COLUMNS + column) * 4 + k % 4;
-        case INT4: return begin / 2 + (k / 8 * PANEL_COLUMNS + column) * 4 + k % 4;
+        case INT4:
+        case MXFP4: return begin / 2 + (k / 8 * PANEL_COLUMNS + column) * 4 + k % 4;
     }
     return 0;
 }
@@ -261,6 +262,28 @@ void pack_fp8_row(const Matrix *matrix, long row, const uint8_t *block) {
     }
 }
 
+// Twice what the codes of MXFP4 stand for.
+static const int8_t DOUBLED_FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+long pack_mxfp4_row(const Matrix *matrix, long row, const uint8_t *block, bool is_paired) {
+    long num_wrong = 0;
+    for (long k = 0; k < matrix->num_inputs; k += GROUP, block += MXFP4_BLOCK_BYTES) {
+        const uint8_t *bytes = block + 1;
+        uint8_t codes[GROUP];
+        for (int i = 0; i < GROUP / 2; i++) {
+            codes[is_paired ? 2 * i : i] = bytes[i] & 15;
+            codes[is_paired ? 2 * i + 1 : i + GROUP / 2] = bytes[i] >> 4;
+        }
+        for (int i = 0; i < GROUP; i += 8) {
+            uint8_t *place = (uint8_t *)matrix->panels + place_of(matrix, row, k + i);
+            for (int j = 0; j < 4; j++) place[j] = (uint8_t)(codes[i + j] | codes[i + j + 4] << 4);
+        }
+        ((uint8_t *)matrix->scales)[scale_of(matrix, row, k)] = *block;
+        num_wrong += *block == 255;
+    }
+    return num_wrong;
+}
+
 // Write rows [first, first + num_rows) of a matrix from `weight` [num_rows][num_inputs].
 // Parts may come in any order, each once; the memory must be 0 already.
 void octavo_pack(const Matrix *matrix, long first, long num_rows, const float *weight, int num_threads) {
@@ -291,6 +314,9 @@ void read_row(const Matrix *matrix, long row, float *out) {
         } else if (matrix->format == FP8) {
             uint16_t half = (uint16_t)(((const int8_t *)matrix->panels)[place] * 128) & 0xbf80;
             out[k] = _cvtsh_ss(half) * E4M3_UNIT * *fp8_scale_of(matrix, row, k);
+        } else if (matrix->format == MXFP4) {
+            uint8_t byte = ((const uint8_t *)matrix->panels)[place], code = k % 8 < 4 ? byte & 15 : byte >> 4;
+            out[k] = ldexpf(DOUBLED_FP4[code], ((const uint8_t *)matrix->scales)[scale_of(matrix, row, k)] - 128);
         } else {
             const uint16_t *scale = (const uint16_t *)matrix->scales + scale_of(matrix, row, k);
             uint8_t byte = ((const uint8_t *)matrix->panels)[place];

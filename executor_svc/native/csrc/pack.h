@@ -13,4 +13,11 @@ bool put_group(const Matrix *matrix, long row, long k, const BlockGroup *group);
 // Write a row in FP8 from its blocks.
 void pack_fp8_row(const Matrix *matrix, long row, const uint8_t *block);
 
+// The same of GROUP inputs in MXFP4: the scale, then codes.
+#define MXFP4_BLOCK_BYTES (1 + GROUP / 2)
+
+// Write a row in MXFP4 from its blocks; return how many scales are NaN. Halves of byte i are the inputs 2 * i and 2 * i +
+// 1 of a block with `is_paired`, else i and i + GROUP / 2.
+long pack_mxfp4_row(const Matrix *matrix, long row, const uint8_t *block, bool is_paired);
+
 #endif

@@ -193,6 +193,12 @@ INLINE vfloat vf_low_bfloat16(vint v) { return _mm512_castsi512_ps(_mm512_slli_e
 INLINE vfloat vf_high_bfloat16(vint v) {
     return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000)));
 }
+// The byte of a table that each byte of v names, 0 to 15.
+INLINE vint vi_look_up(const void *table, vint v) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), v);
+}
+// LANES uint8.
+INLINE vint vi_load_narrow(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 INLINE void vi_split_nibbles(vint v, vint *low, vint *high) {
     const __m512i mask = _mm512_set1_epi8(15);
     *high = _mm512_and_si512(_mm512_srli_epi16(v, 4), mask);
@@ -396,6 +402,10 @@ INLINE vfloat vf_low_bfloat16(vint v) { return _mm256_castsi256_ps(_mm256_slli_e
 INLINE vfloat vf_high_bfloat16(vint v) {
     return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000)));
 }
+INLINE vint vi_look_up(const void *table, vint v) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), v);
+}
+INLINE vint vi_load_narrow(const uint8_t *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 INLINE void vi_split_nibbles(vint v, vint *low, vint *high) {
     const __m256i mask = _mm256_set1_epi8(15);
     *high = _mm256_and_si256(_mm256_srli_epi16(v, 4), mask);
