@@ -140,14 +140,8 @@ def prefill_turn(worker: Worker, directory: Path, number_format: str, num_tokens
     config = parse_config(ModelDirectory(directory).config(), directory / "config.json")
     attention_ms = attention_ms_of(config, num_tokens, chunk, in_bfloat16=number_format.startswith(IN_BFLOAT16))
     # Of what a query sees: two products, each multiply-add two operations.
-    flop = (
-        2.0
-        * config.num_hidden_layers
-        * config.layers[0].num_heads
-        * config.layers[0].head_dim
-        * num_tokens
-        * (num_tokens + 1)
-    )
+    width = sum(layer.num_heads * layer.head_dim for layer in config.layers)
+    flop = 2.0 * width * num_tokens * (num_tokens + 1)
     return {
         "first token, ms": whole_ms,
         "tokens/s": 1000 * num_tokens / whole_ms,
@@ -170,12 +164,8 @@ def attention_ms_of(config: ModelConfig, num_tokens: int, chunk: int, *, in_bflo
     """Return the time of the attention of one prompt, all layers, as if none had a window."""
     backend = NativeAttentionBackend(load_library(torch.get_num_threads()), in_bfloat16=in_bfloat16)
     dtype = torch.bfloat16 if in_bfloat16 else torch.float32
-    num_blocks, heads, kv_heads = (
-        -(-num_tokens // BLOCK_SIZE),
-        config.layers[0].num_heads,
-        config.layers[0].num_kv_heads,
-    )
-    shape = (num_blocks, BLOCK_SIZE, kv_heads, config.layers[0].head_dim)
+    num_blocks, layer = -(-num_tokens // BLOCK_SIZE), config.layers[0]
+    shape = (num_blocks, BLOCK_SIZE, layer.num_kv_heads, layer.head_dim)
     # Two, so that each is cold again.
     caches = [LayerCache(torch.rand(shape).to(dtype), torch.rand(shape).to(dtype)) for _ in range(2)]
     tables, elapsed_s = np.arange(num_blocks, dtype=np.int32)[None], 0.0
@@ -187,7 +177,7 @@ def attention_ms_of(config: ModelConfig, num_tokens: int, chunk: int, *, in_bflo
         plan = backend.plan(metadata, caches[0])
         for cache in caches:
             began_s = time.perf_counter()
-            plan.attend(qkv, None, cache, AttentionLayer(config.layers[0].head_dim ** -0.5))
+            plan.attend(qkv, None, cache, AttentionLayer(layer.head_dim**-0.5))
             elapsed_s += time.perf_counter() - began_s
     return 1000 * elapsed_s / len(caches) * config.num_hidden_layers
 

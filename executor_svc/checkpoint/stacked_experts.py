@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 import torch
 
-from executor_svc.checkpoint.mxfp4 import BLOCK_BYTES, BLOCK_INPUTS, MXFP4_BLOCK, join_blocks
+from executor_svc.checkpoint.mxfp4 import BLOCK_BYTES, BLOCK_INPUTS, MXFP4_BLOCK, join_blocks, restore_mxfp4
 from executor_svc.checkpoint.weight_map import BlockRows, TensorTarget
 from octavo_shared.errors import ModelLoadError
 
@@ -21,7 +21,11 @@ BLOCKS, SCALES = "_blocks", "_scales"
 
 _EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.(weight|bias)")
 # Of each part of an expert: the stacked tensor, the first of its outputs, and from one to the next.
-_PLACES: Final = {"gate_proj": ("gate_up_proj", 0, 2), "up_proj": ("gate_up_proj", 1, 2), "down_proj": ("down_proj", 0, 1)}
+_PLACES: Final = {
+    "gate_proj": ("gate_up_proj", 0, 2),
+    "up_proj": ("gate_up_proj", 1, 2),
+    "down_proj": ("down_proj", 0, 1),
+}
 
 
 class Stack(Protocol):
@@ -68,16 +72,22 @@ class CodedStack:
         name: File and tensor.
         blocks: In their file, [experts, outputs, blocks of a row, 16] uint8.
         scales: [experts, outputs, blocks of a row] uint8.
+        is_restored: Whether an expert comes as the numbers that its codes stand for.
     """
 
     name: str
     blocks: Stack
     scales: torch.Tensor
+    is_restored: bool
 
-    def __getitem__(self, expert: int, /) -> CodedMatrix:
+    def __getitem__(self, expert: int, /) -> "CodedMatrix | torch.Tensor":
         blocks = self.blocks[expert]
         assert isinstance(blocks, torch.Tensor)
-        return CodedMatrix(self.name, join_blocks(blocks, self.scales[expert]))
+        try:
+            rows = join_blocks(blocks, self.scales[expert])
+        except ValueError as error:
+            raise ModelLoadError(f"{self.name} {error}") from error
+        return torch.from_numpy(restore_mxfp4(rows.numpy())) if self.is_restored else CodedMatrix(self.name, rows)
 
 
 @dataclass(slots=True)
@@ -108,6 +118,11 @@ class StackedTarget(TensorTarget):
                     target.fill((matrix.t() if self.is_transposed else matrix)[first::step])
 
 
+def is_stacked(config: Mapping[str, object]) -> bool:
+    """Return whether a model with this config.json is stored so."""
+    return config.get("architectures") == ["GptOssForCausalLM"]
+
+
 def stack_experts(targets: Mapping[str, TensorTarget], stored: Set[str]) -> dict[str, TensorTarget]:
     """Return the targets, those of experts by the names of the stacked tensors.
 
@@ -131,7 +146,8 @@ def stack_experts(targets: Mapping[str, TensorTarget], stored: Set[str]) -> dict
             stack, shape = f"{stack}{BLOCKS}", (num_outputs, target.shape[1] // BLOCK_INPUTS, BLOCK_INPUTS // 2)
         else:
             shape = (target.shape[1], num_outputs)
-        place = found.setdefault(stack, StackedTarget((0, *shape), is_transposed=kind == "weight"))
+        is_transposed = len(shape) == 2  # numbers, not codes and no bias
+        place = found.setdefault(stack, StackedTarget((0, *shape), is_transposed=is_transposed))
         assert isinstance(place, StackedTarget)
         place.experts.setdefault(int(expert), []).append((first, step, target))
         place.shape = (len(place.experts), *shape)

@@ -24,6 +24,15 @@ from executor_svc.checkpoint.fp8 import E4M3, read_fp8
 from executor_svc.checkpoint.fp8_weights import Fp8Source, Scales, check_scales
 from executor_svc.checkpoint.gguf.rounding import RoundingErrors
 from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, read_json_object
+from executor_svc.checkpoint.stacked_experts import (
+    BLOCKS,
+    MXFP4,
+    SCALES,
+    CodedStack,
+    is_stacked,
+    stack_experts,
+    stack_of,
+)
 from executor_svc.checkpoint.text_tower import (
     combined_architecture,
     is_of_another_tower,
@@ -48,6 +57,7 @@ class Checkpoint:
     Args:
         directory: With config.json.
         allow_requantization: Whether weights in FP8 are rounded where they are not held.
+        restores_codes: Whether weights in MXFP4 become the numbers that they stand for.
 
     Attributes:
         rounding: What that has changed, once they are loaded.
@@ -55,14 +65,16 @@ class Checkpoint:
     Raises: ModelLoadError: a file is missing or damaged, or the index does not fit the shards.
     """
 
-    def __init__(self, directory: Path, *, allow_requantization: bool = False) -> None:
+    def __init__(self, directory: Path, *, allow_requantization: bool = False, restores_codes: bool = False) -> None:
         self._directory = directory
         self._file_of = self._find_tensors()
         self.rounding = RoundingErrors()
         self._allow_requantization = allow_requantization
+        self._restores_codes = restores_codes
         path = directory / "config.json"
         config = read_json_object(path) if path.is_file() else {}
         self._fp8 = read_fp8(text_config(config), path)
+        self._is_stacked = is_stacked(config)
         self._is_combined = combined_architecture(config) is not None
         if self._is_combined:
             self._file_of = {name: path for name, path in self._file_of.items() if not is_of_another_tower(name)}
@@ -87,8 +99,11 @@ class Checkpoint:
         ):
             targets = {name.removeprefix(optional_prefix): target for name, target in targets.items()}
         targets = {self._stored(name): target for name, target in targets.items()}
+        if self._is_stacked:
+            targets = stack_experts(targets, self._file_of.keys())
         of_codes = self._names_of_codes() if self._fp8 is not None else set()
         companions = {f"{_parent(name)}.{last}" for name in of_codes for last in self._companions()}
+        companions |= {_scales_of(name) for name in targets if name.endswith(BLOCKS)}
         self._check_names(targets, lambda name: name in companions or is_redundant(name))
         scales = self._read_scales(of_codes & targets.keys())
         with loading(self._directory, targets) as advance:
@@ -156,6 +171,10 @@ class Checkpoint:
 
     def format_of(self, name: str) -> str | None:
         """Return the number format of a tensor by the name that the model has for it; None: there is none."""
+        if self._is_stacked and (stack := stack_of(self._stored(name))) is not None:
+            if f"{stack}{BLOCKS}" in self._file_of:
+                return MXFP4
+            name = stack
         names = (name, self._stored(name), name.removeprefix("model."))
         found = next((each for each in names if each in self._file_of), None)
         return None if found is None else self._formats[found]
@@ -169,10 +188,9 @@ class Checkpoint:
         return found
 
     def first_codes(self) -> str | None:
-        """Return file and name of a tensor in FP8 whose scales config.json has told of; None: there is none."""
-        if self._fp8 is None:
-            return None
-        name = min(self._names_of_codes(), default=None)
+        """Return file and name of a tensor in MXFP4, or in FP8 whose scales config.json has told of; None: none is."""
+        blocks = {name for name in self._file_of if self._is_stacked and name.endswith(BLOCKS)}
+        name = min(blocks if self._fp8 is None else self._names_of_codes(), default=None)
         return None if name is None else f"{self._file_of[name]}: the tensor {shown(name)}"
 
     def _names_of_codes(self) -> set[str]:
@@ -245,11 +263,29 @@ class Checkpoint:
                 f"{path} contains the tensor {shown(name)} with shape {shape}; config.json requires "
                 f"{list(target.shape)}"
             )
+        if name.endswith(BLOCKS):
+            what = f"{path}: the tensor {shown(name)}"
+            scales_of_blocks = self._read_block_scales(name, what, shape[:-1])
+            target.fill(CodedStack(what, tensor, scales_of_blocks, is_restored=self._restores_codes))
+            return
         if scales is None:
             target.fill(tensor)
             return
         rounding = self.rounding if self._allow_requantization else None
         target.fill(Fp8Source(f"{path}: the tensor {shown(name)}", tensor, shape, scales, rounding))
+
+    def _read_block_scales(self, name: str, what: str, shape: Sequence[int]) -> torch.Tensor:
+        """Return the scales beside blocks of MXFP4. Raises: ModelLoadError: they are missing or wrong."""
+        scales = self.small_tensor(_scales_of(name))
+        if scales is None:
+            raise ModelLoadError(f"{what} is MXFP4, but its scales {_scales_of(name)} are missing")
+        if list(scales.shape) != list(shape) or scales.dtype != torch.uint8:
+            kind = str(scales.dtype).removeprefix("torch.")
+            raise ModelLoadError(
+                f"{what} has scales {_scales_of(name)} in {kind} with shape {list(scales.shape)}; they must be in "
+                f"uint8 with shape {list(shape)}"
+            )
+        return scales
 
     def _check_names(self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool]) -> None:
         for name in targets:
@@ -262,6 +298,11 @@ class Checkpoint:
     def _names_by_file(self) -> Iterator[tuple[Path, list[str]]]:
         for path in sorted(set(self._file_of.values())):
             yield path, [name for name, file in self._file_of.items() if file == path]
+
+
+def _scales_of(blocks: str) -> str:
+    """Return the name of the scales of blocks of MXFP4."""
+    return blocks.removesuffix(BLOCKS) + SCALES
 
 
 def _parent(name: str) -> str:

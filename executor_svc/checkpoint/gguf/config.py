@@ -246,6 +246,18 @@ def _query_scalar(config: Config, *, layers_of_largest: int) -> object:
     return hidden_size // max(1, num_heads) if is_largest else config["head_dim"]
 
 
+def _gpt_oss(metadata: Metadata, tensors: Tensors) -> Config:
+    return _decoder(
+        metadata,
+        tensors,
+        "GptOssForCausalLM",
+        num_local_experts=metadata.integer("expert_count"),
+        num_experts_per_tok=metadata.integer("expert_used_count"),
+        intermediate_size=metadata.integer("expert_feed_forward_length"),
+        sliding_window=metadata.integer("attention.sliding_window"),
+    )
+
+
 def _phi3(metadata: Metadata, tensors: Tensors) -> Config:
     return _decoder(
         metadata, tensors, "Phi3ForCausalLM", sliding_window=metadata.integer("attention.sliding_window", 0) or None
@@ -257,6 +269,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Metadata, Tensors], Config]]] = Mapp
         "gemma": _gemma,
         "gemma2": _gemma2,
         "gemma3": _gemma3,
+        "gpt-oss": _gpt_oss,
         "llama": _llama,
         "phi3": _phi3,
         "qwen2": _qwen2,

@@ -26,6 +26,8 @@ _TOKENIZER = "tokenizer.ggml."
 _ENDS: Final = frozenset(
     ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<EOT>")
 )
+# Those of harmony, where <|end|> ends a message, and the next one may follow.
+_ENDS_OF_HARMONY: Final = frozenset(("<|return|>", "<|call|>", "<|endoftext|>"))
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # of tokenizer.ggml.token_type
 
 # Cuts that transformers' converter does not know, or that equal its cut of GPT-2.
@@ -107,8 +109,10 @@ def end_token_ids(metadata: Metadata) -> tuple[int, ...]:
     named += several if isinstance(several, list) else []
     ids = [token_id for token_id in named if isinstance(token_id, int)]
     if f"{_TOKENIZER}token_type" in metadata.values and f"{_TOKENIZER}tokens" in metadata.values:
-        pairs = zip(metadata.texts(f"{_TOKENIZER}tokens"), metadata.numbers(f"{_TOKENIZER}token_type"), strict=False)
-        ids += [index for index, (token, kind) in enumerate(pairs) if kind == _CONTROL and token in _ENDS]
+        tokens = metadata.texts(f"{_TOKENIZER}tokens")
+        pairs = zip(tokens, metadata.numbers(f"{_TOKENIZER}token_type"), strict=False)
+        ends = _ENDS_OF_HARMONY if set(tokens) >= _ENDS_OF_HARMONY else _ENDS
+        ids += [index for index, (token, kind) in enumerate(pairs) if kind == _CONTROL and token in ends]
     return tuple(dict.fromkeys(ids))
 
 
