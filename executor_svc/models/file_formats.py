@@ -5,6 +5,7 @@ The one table of GGUF files: a type that is not in it is refused by name, before
 """
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -12,7 +13,6 @@ from typing import Final
 from gguf import GGMLQuantizationType as FileType
 
 from executor_svc.checkpoint.fp8 import E4M3
-from executor_svc.checkpoint.gguf.config import EMBEDDING, HEAD
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.rounding import check_type
 from executor_svc.checkpoint.gguf.weights import FLOATS, GGUFCheckpoint
@@ -51,6 +51,9 @@ FORMAT_NAMES: Final[Mapping[NumberFormat, str]] = MappingProxyType(
     | {each: each.name.lower() for each in FILE_FORMATS}
 )
 
+# Of an MLP or of experts: gates and what they gate take the same inputs, as all experts do.
+_OF_MLP: Final = re.compile(r"(blk\.\d+)\.ffn_(gate|up|down)(?!_inp)")
+
 # What weights of other types are rounded to.
 _ROUNDED = (NumberFormat.INT8_A8, NumberFormat.INT8)
 _FLOATS = (NumberFormat.FLOAT32, NumberFormat.BFLOAT16)
@@ -79,18 +82,19 @@ class FileFormats:
         self.has_codes = checkpoint.has_codes
         self.used: set[NumberFormat] = set()
         self._holders: dict[FileType, list[NumberFormat]] = {}
-        products: dict[bool, GGUFTensor] = {}  # one with products of floats, one of codes
-        is_tied = HEAD not in checkpoint.tensors
+        alike: dict[str, GGUFTensor] = {}  # the first tensor of each group that takes the same inputs
         for tensor in checkpoint.tensors.values():
             check_type(tensor, allow_requantization=allow_requantization)
             self._holders[tensor.type] = _holders(tensor, has_long_inputs)
-            if len(tensor.shape) > 1 and "ffn_gate_inp" not in tensor.name and (is_tied or tensor.name != EMBEDDING):
-                products.setdefault(tensor.type in FLOATS, tensor)
-        if len(products) == 2:
-            raise ModelLoadError(
-                f"{products[True]} is {products[True].type.name}, but {products[False].name} is "
-                f"{products[False].type.name}: all matrices but a separate embedding must be quantized, or none"
-            )
+            match = _OF_MLP.match(tensor.name)
+            if match is None or tensor.name.endswith(".bias"):
+                continue
+            first = alike.setdefault(f"{match[1]} {match[2] == 'down'}", tensor)
+            if (first.type in FLOATS) != (tensor.type in FLOATS):
+                raise ModelLoadError(
+                    f"{first} is {first.type.name}, but {tensor.name} is {tensor.type.name}: both must be quantized, "
+                    "or none"
+                )
 
     def __call__(self, names: Sequence[str]) -> Sequence[NumberFormat]:
         """Return the format of each part of a matrix, by its Hugging Face name; the library joins two formats at most.
@@ -111,7 +115,7 @@ class FileFormats:
 def _holders(tensor: GGUFTensor, has_long_inputs: bool) -> list[NumberFormat]:
     if "ffn_gate_inp" in tensor.name and tensor.type not in FLOATS:
         raise ModelLoadError(f"{tensor} is {tensor.type.name}; a router must be F32, F16 or BF16")
-    if len(tensor.shape) == 1 and tensor.type not in FLOATS:
+    if (len(tensor.shape) == 1 or tensor.name.endswith(".bias")) and tensor.type not in FLOATS:
         raise ModelLoadError(f"{tensor} is {tensor.type.name}; a vector must be F32, F16 or BF16")
     holders = [each for each in HOLDERS.get(tensor.type, _ROUNDED) if not (has_long_inputs and each in _SHORT)]
     if not holders:

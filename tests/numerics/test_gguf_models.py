@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from gguf import GGMLQuantizationType as FileType
@@ -45,6 +46,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8},
     "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8, "num_hidden_layers": 7},
+    "GptOssForCausalLM": {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2},
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": 9},
     "MixtralForCausalLM": {},
@@ -62,12 +64,19 @@ def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType
     keep = of_type(FileType.F32)(name, np.zeros(1))
     weights = {
         each: values
-        if values.ndim == 1 or each.endswith("gate.weight") or kind == keep
-        else dequantize(quantize(values, kind), kind)
+        if values.ndim == 1 or each.endswith(("gate.weight", "router.weight", "_bias")) or kind == keep
+        else _rounded(values, kind)
         for each, values in load_file(path).items()
     }
     save_file(weights, path, metadata={"format": "pt"})
     return directory
+
+
+def _rounded(values: npt.NDArray[Any], kind: FileType) -> npt.NDArray[Any]:
+    """Return a matrix as a type has it; of stacked experts inputs come before outputs."""
+    rows = values.swapaxes(-1, -2) if values.ndim == 3 else values
+    rounded = dequantize(quantize(np.ascontiguousarray(rows), kind), kind)
+    return np.ascontiguousarray(rounded.swapaxes(-1, -2)) if values.ndim == 3 else rounded
 
 
 @pytest.mark.parametrize("name", FAMILIES)

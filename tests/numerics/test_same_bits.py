@@ -44,6 +44,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Gemma 2: windows, soft caps, heads of 48": ("Gemma2ForCausalLM", {"head_dim": 48}),
     "Gemma 3: windows, norms of heads, heads of 96": ("Gemma3ForCausalLM", {"head_dim": 96}),
+    "gpt-oss: sinks, windows, experts with biases, heads of 64": (
+        "GptOssForCausalLM",
+        {"head_dim": 64, "sliding_window": 128},
+    ),
     "Llama: heads of 80 in a group of 9": (
         "LlamaForCausalLM",
         {"hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 1, "head_dim": 80},
@@ -71,6 +75,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 WITH_EDGES = (
     "Gemma 2: windows, soft caps, heads of 48",
     "Mistral: a window of 300",
+    "gpt-oss: sinks, windows, experts with biases, heads of 64",
     "MPT: ALiBi, 12 heads of 4",
 )
 assert {name for name, _ in VARIANTS.values()} == set(FAMILY_ARCHITECTURES)

@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Phi3ForCausalLM": "phi3",
+    "GptOssForCausalLM": "gpt-oss",
 }
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -43,6 +44,7 @@ _NAMES = {
     "self_attn.v_proj": "attn_v",
     "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
+    "self_attn.sinks": "attn_sinks",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -51,6 +53,7 @@ _NAMES = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
     **{f"mlp.experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
     "block_sparse_moe.experts.w1": "ffn_gate_exps",
@@ -65,6 +68,7 @@ HALVES_OF_K: Mapping[GGMLQuantizationType, tuple[int, ...]] = {
     GGMLQuantizationType.Q5_K: (0, 2),
     GGMLQuantizationType.Q6_K: (208,),
 }
+_NAMES_OF_GPT_OSS = {"post_attention_layernorm": "post_attention_norm"}
 _NAMES_OF_GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -74,7 +78,8 @@ _NAMES_OF_GEMMA = {
 
 def of_type(kind: GGMLQuantizationType) -> TypeOf:
     """Return the rule of files of a type: matrices have it, vectors and routers stay in float32."""
-    return lambda name, values: GGMLQuantizationType.F32 if values.ndim == 1 or "ffn_gate_inp" in name else kind
+    floats = GGMLQuantizationType.F32
+    return lambda name, values: floats if values.ndim == 1 or "ffn_gate_inp" in name or ".bias" in name else kind
 
 
 def write_gguf_of(
@@ -189,6 +194,12 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
         "expert_used_count": config.get("num_experts_per_tok"),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
     }
+    if rope.get("rope_type") == "yarn":
+        values |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        }
     return {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
 
 
@@ -198,6 +209,9 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     is_gemma = architecture.startswith("gemma")
     names = {**_NAMES, **(_NAMES_OF_GEMMA if architecture in ("gemma2", "gemma3") else {})}
+    if architecture == "gpt-oss":
+        names |= _NAMES_OF_GPT_OSS
+        weights = _apart(weights)
     for name, values in sorted(weights.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])[:2]]):
         module, suffix = name.rsplit(".", 1)
         layer = re.match(r"model\.layers\.(\d+)\.(.*)", module)
@@ -213,6 +227,22 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
         else:
             tensors[found] = values
     return tensors | {name: np.stack(each) for name, each in experts.items()}
+
+
+def _apart(weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of gpt-oss with experts, and their gates, apart; outputs come before inputs."""
+    found: dict[str, Array] = {}
+    for name, values in weights.items():
+        module, part = name.rsplit(".", 1)
+        if not module.endswith(".experts"):
+            found[f"{name}.weight" if part == "sinks" else name] = values
+            continue
+        suffix = "bias" if part.endswith("_bias") else "weight"
+        for expert, own in enumerate(values):
+            own = own.T  # of a vector nothing
+            parts = {"down_proj": own} if part.startswith("down") else {"gate_proj": own[::2], "up_proj": own[1::2]}
+            found |= {f"{module}.{expert}.{each}.{suffix}": part_of for each, part_of in parts.items()}
+    return found
 
 
 def _interleaved(values: Array, num_heads: int) -> Array:

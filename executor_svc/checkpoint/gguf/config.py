@@ -247,7 +247,8 @@ def _query_scalar(config: Config, *, layers_of_largest: int) -> object:
 
 
 def _gpt_oss(metadata: Metadata, tensors: Tensors) -> Config:
-    return _decoder(
+    """Its YaRN is between parts of dimensions, as in OpenAI's code; llama.cpp rounds them to whole ones."""
+    config = _decoder(
         metadata,
         tensors,
         "GptOssForCausalLM",
@@ -256,6 +257,9 @@ def _gpt_oss(metadata: Metadata, tensors: Tensors) -> Config:
         intermediate_size=metadata.integer("expert_feed_forward_length"),
         sliding_window=metadata.integer("attention.sliding_window"),
     )
+    rope = config["rope_parameters"]
+    assert isinstance(rope, dict)
+    return config | {"rope_parameters": {**rope, "truncate": False}}
 
 
 def _phi3(metadata: Metadata, tensors: Tensors) -> Config:

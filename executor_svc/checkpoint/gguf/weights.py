@@ -174,6 +174,7 @@ class GGUFCheckpoint:
 
     def _place(self, name: str) -> _Place:
         """Return where a tensor is; experts are slices of one tensor, or in older files tensors of their own."""
+        name = f"{name}.weight" if name.endswith(".sinks") else name
         match = _EXPERT.search(name)
         expert = None if match is None else int(match[1])
         merged, suffix = _EXPERT.sub(".experts.", name).rsplit(".", 1)

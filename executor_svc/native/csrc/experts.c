@@ -9,13 +9,12 @@
 void lay_out_experts(const Experts *experts, long num_rows, Arena *arena, ExpertsScratch *scratch) {
     long num_chosen = num_rows * experts->num_chosen;
     const Mlp *first = experts->mlps;
-    InputFormat format = input_format(&first->up);
     *scratch = (ExpertsScratch){
         .scores = take(arena, num_rows * experts->num_experts * (long)sizeof(float)),
         .chosen = take(arena, num_chosen * (long)sizeof(int32_t)),
         .weights = take(arena, num_chosen * (long)sizeof(float)),
-        .gathered = take_rows(arena, num_chosen, first->up.num_inputs, format),
-        .activated = take_inputs(arena, num_chosen, first->down.num_inputs, format),
+        .gathered = take_rows(arena, num_chosen, first->up.num_inputs, input_format(&first->up)),
+        .activated = take_inputs(arena, num_chosen, first->down.num_inputs, input_format(&first->down)),
         .outputs = take(arena, num_chosen * first->down.num_outputs * (long)sizeof(float)),
     };
 }

@@ -3,31 +3,36 @@
 #include "layers.h"
 
 typedef struct {
-    Rows attended, normed, activated;
+    Rows attended, mlp_inputs, activated, normed;  // `normed` is for the projection
     float *outputs;  // [num_rows][hidden_size], of attention and MLP where they are normed or weighed
     ExpertsScratch experts;
 } Scratch;
 
-// The matrices of a segment take one format, except a router.
-static InputFormat format_of(const Segment *segment) {
-    return input_format(segment->has_layer_end ? &segment->end.attention_output : &segment->projection);
-}
+// The first and the last matrix of an MLP, or of the first of several experts, which are alike.
+static const Mlp *first_mlp(const LayerEnd *end) { return end->experts.num_experts ? end->experts.mlps : &end->mlp; }
 
 // Lay out the scratch memory at `address` (0: only measure); return its size in bytes.
 static long lay_out(const Segment *segment, long num_rows, uintptr_t address, Scratch *scratch) {
     Arena arena = {address, address};
     const LayerEnd *end = &segment->end;
-    InputFormat format = format_of(segment);
-    // A router takes values.
-    bool has_router = segment->has_layer_end && end->experts.num_experts;
-    scratch->normed = has_router ? take_rows(&arena, num_rows, segment->hidden_size, format)
-                                 : take_inputs(&arena, num_rows, segment->hidden_size, format);
+    bool has_projection = segment->projection.num_outputs > 0;
+    InputFormat format = input_format(&segment->projection);
+    if (segment->has_layer_end) {
+        // A router takes values.
+        InputFormat mlp_format = input_format(&first_mlp(end)->up);
+        scratch->mlp_inputs = end->experts.num_experts ? take_rows(&arena, num_rows, segment->hidden_size, mlp_format)
+                                                       : take_inputs(&arena, num_rows, segment->hidden_size, mlp_format);
+        if (!has_projection) format = mlp_format;
+    }
+    scratch->normed = segment->has_layer_end && format == scratch->mlp_inputs.format
+                          ? scratch->mlp_inputs
+                          : take_inputs(&arena, num_rows, segment->hidden_size, format);
     if (!segment->has_layer_end) return used_bytes(&arena);
-    scratch->attended = take_codes(&arena, num_rows, end->attention_output.num_inputs, format);
+    scratch->attended = take_codes(&arena, num_rows, end->attention_output.num_inputs, input_format(&end->attention_output));
     if (end->experts.num_experts)
         lay_out_experts(&end->experts, num_rows, &arena, &scratch->experts);
     else
-        scratch->activated = take_inputs(&arena, num_rows, end->mlp.down.num_inputs, format);
+        scratch->activated = take_inputs(&arena, num_rows, end->mlp.down.num_inputs, input_format(&end->mlp.down));
     if (end->attention_output_norm.weight || end->mlp_output_norm.weight)
         scratch->outputs = take(&arena, num_rows * segment->hidden_size * (long)sizeof(float));
     return used_bytes(&arena);
@@ -38,36 +43,35 @@ long octavo_segment_scratch_bytes(const Segment *segment, long num_rows) {
     return lay_out(segment, num_rows, 0, &scratch);
 }
 
-// residual = norm(residual), and the result as a product takes it.
-static Rows normalize_in_place(const Norm *norm, float *residual, long size, const Scratch *scratch,
-                               const Member *member) {
-    bool has_codes = scratch->normed.format != FLOATS;
-    Phase phase = begin_phase(member, scratch->normed.num_rows, ONCE);
+// residual = norm(residual), and the result as a product takes it, maybe in `into`.
+static Rows normalize_in_place(const Norm *norm, float *residual, long size, const Rows *into, const Member *member) {
+    bool has_codes = into->format != FLOATS;
+    Phase phase = begin_phase(member, into->num_rows, ONCE);
     while (next_task(&phase)) {
         normalize(norm, residual + phase.task * size, size, residual + phase.task * size);
-        if (has_codes) quantize_rows(&scratch->normed, size, residual, size, phase.task, phase.task + 1);
+        if (has_codes) quantize_rows(into, size, residual, size, phase.task, phase.task + 1);
     }
-    if (has_codes) return scratch->normed;
-    return (Rows){.num_rows = scratch->normed.num_rows, .stride = size, .values = residual};
+    if (has_codes) return *into;
+    return (Rows){.num_rows = into->num_rows, .stride = size, .values = residual};
 }
 
-// residual += norm(scratch->outputs), if there is such a norm, and then norm(residual), as a product takes it.
-static Rows normalize_residual(const Segment *segment, const Norm *output_norm, const Norm *norm, float *residual,
-                               const Scratch *scratch, const Member *member) {
-    long num_rows = scratch->normed.num_rows, size = segment->hidden_size;
-    if (segment->is_post_norm) return normalize_in_place(norm, residual, size, scratch, member);
+// residual += norm(outputs), if there is such a norm, and then norm(residual), as a product takes it, maybe in `into`.
+static Rows normalize_residual(const Segment *segment, const Norm *output_norm, const float *outputs, const Norm *norm,
+                               float *residual, const Rows *into, const Member *member) {
+    long num_rows = into->num_rows, size = segment->hidden_size;
+    if (segment->is_post_norm) return normalize_in_place(norm, residual, size, into, member);
     if (!output_norm->weight && is_for_each(num_rows, member)) {
-        Rows own = own_rows(OWN_ROWS, num_rows, size, scratch->normed.format);
+        Rows own = own_rows(OWN_ROWS, num_rows, size, into->format);
         normalize_rows(norm, residual, size, &own, 0, num_rows);
         return own;
     }
     Phase phase = begin_phase(member, num_rows, ONCE);
     while (next_task(&phase)) {
         long row = phase.task;
-        if (output_norm->weight) add_normed_rows(output_norm, scratch->outputs, size, residual, row, row + 1);
-        normalize_rows(norm, residual, size, &scratch->normed, row, row + 1);
+        if (output_norm->weight) add_normed_rows(output_norm, outputs, size, residual, row, row + 1);
+        normalize_rows(norm, residual, size, into, row, row + 1);
     }
-    return scratch->normed;
+    return *into;
 }
 
 // `values` as a product takes them: themselves, or codes in `shared`.
@@ -129,16 +133,18 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
         output_norm = &layer->attention_output_norm;
         end_attention(segment, attended, &scratch, output_norm->weight ? scratch.outputs : residual,
                       !output_norm->weight, member);
-        Rows normed = normalize_residual(segment, output_norm, &layer->mlp_norm, residual, &scratch, member);
+        Rows normed = normalize_residual(segment, output_norm, scratch.outputs, &layer->mlp_norm, residual,
+                                         &scratch.mlp_inputs, member);
         output_norm = &layer->mlp_output_norm;
         run_mlp(segment, &normed, &scratch, output_norm->weight ? scratch.outputs : residual, !output_norm->weight,
                 member);
     }
     if (segment->projection.num_outputs) {
-        Rows normed = normalize_residual(segment, output_norm, &segment->norm, residual, &scratch, member);
+        Rows normed = normalize_residual(segment, output_norm, scratch.outputs, &segment->norm, residual,
+                                         &scratch.normed, member);
         project(&segment->projection, &normed, out, false, member);
     } else if (segment->is_post_norm) {
-        normalize_residual(segment, output_norm, &segment->norm, residual, &scratch, member);
+        normalize_residual(segment, output_norm, scratch.outputs, &segment->norm, residual, &scratch.normed, member);
     } else if (output_norm->weight) {
         Phase phase = begin_phase(member, num_rows, ONCE);
         while (next_task(&phase))
@@ -181,7 +187,7 @@ static void run_mlp_call(const Member *member, void *argument) {
     Scratch scratch;
     lay_out(call->segment, call->num_rows, (uintptr_t)call->memory, &scratch);
     const Norm *norm = &call->segment->end.mlp_norm;
-    Rows normed = normalize_residual(call->segment, &none, norm, call->residual, &scratch, member);
+    Rows normed = normalize_residual(call->segment, &none, NULL, norm, call->residual, &scratch.mlp_inputs, member);
     run_mlp(call->segment, &normed, &scratch, call->out, false, member);
 }
 
