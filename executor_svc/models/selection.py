@@ -194,7 +194,11 @@ def choose_decoder(
     """
     dtype = torch_dtype(config.dtype)
     shard = Shard.of(model_config, group.rank, group.size)
-    layers = [shard.attention_layer(layer) for layer in model_config.layers]
+    layers = [
+        # The sinks themselves come with the weights.
+        shard.attention_layer(layer, torch.empty(shard.num_heads(layer), device="meta") if layer.has_sinks else None)
+        for layer in model_config.layers
+    ]
     first = model_config.layers[0]
     sizes = (shard.num_heads(first), shard.num_kv_heads(first), first.head_dim)
     needs = AttentionNeeds(dtype, *sizes, layers, _capability_of(device), CACHE_DTYPES.get(config.kv_cache_dtype))

@@ -6,6 +6,8 @@ follows each attention and each MLP; the vocabulary is shared out by rows of the
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.checkpoint.weight_map import Range
 from executor_svc.models.config import ExpertsConfig, LayerConfig, ModelConfig
@@ -53,12 +55,10 @@ class Shard:
         """Return how many KV heads of a layer this rank has."""
         return max(1, layer.num_kv_heads // self.size)
 
-    def attention_layer(self, layer: LayerConfig) -> AttentionLayer:
-        """Return how this rank's heads of a layer attend."""
-        attention = layer.attention
-        if attention.alibi_slopes is None:
-            return attention
-        return replace(attention, alibi_slopes=attention.alibi_slopes[slice(*self.even_part(layer.num_heads))])
+    def attention_layer(self, layer: LayerConfig, sinks: torch.Tensor | None = None) -> AttentionLayer:
+        """Return how this rank's heads of a layer attend, with their sinks."""
+        slopes, own = layer.attention.alibi_slopes, slice(*self.even_part(layer.num_heads))
+        return replace(layer.attention, alibi_slopes=None if slopes is None else slopes[own], sinks=sinks)
 
 
 def _check(config: ModelConfig, layer: LayerConfig, size: int) -> None:
