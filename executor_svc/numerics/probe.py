@@ -240,6 +240,16 @@ def probe_models() -> Mapping[str, ModelConfig]:
         ),
         "exact_gelu": replace(plain.with_layers(mlp=MlpConfig(51, "gelu")), norm=NormConfig(1e-5, is_layer_norm=True)),
         "experts": plain.with_layers(mlp=ExpertsConfig(num_experts=5, num_chosen=2, is_normalized=True, mlp=_MLP)),
+        "sinks_and_bounded_experts": plain.with_layers(
+            has_sinks=True,
+            mlp=ExpertsConfig(
+                num_experts=5,
+                num_chosen=2,
+                is_normalized=True,
+                mlp=MlpConfig(51, "swiglu_oai", has_bias=True),
+                has_router_bias=True,
+            ),
+        ),
         "experts_as_they_are": plain.with_layers(
             mlp=ExpertsConfig(num_experts=5, num_chosen=3, is_normalized=False, mlp=_MLP)
         ),

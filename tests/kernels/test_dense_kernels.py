@@ -15,7 +15,7 @@ from executor_svc.models.decoder_weights import DecoderWeights
 from executor_svc.models.dense import EmbeddingWeights
 from executor_svc.models.families import parse_config
 from executor_svc.models.sharding import Shard
-from executor_svc.models.torch_dense import ACTIVATIONS, TorchDense
+from executor_svc.models.torch_dense import ACTIVATIONS, TorchDense, activate
 from executor_svc.models.triton_dense import TritonDense, sum_in_rank_order
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, SingleRank
@@ -105,13 +105,13 @@ def test_rows_of_any_layout_are_added(norm: Callable[..., torch.Tensor]) -> None
     assert torch.equal(normed, norm(total, None, weight, epsilon=1e-5))
 
 
-@each_row(*product(ACTIVATIONS, DTYPES))
+@each_row(*product((*ACTIVATIONS, "swiglu_oai"), DTYPES))
 def test_activations(activation: Activation, dtype: torch.dtype) -> None:
-    gate, up = 3 * random(3, 1500, dtype=dtype), random(3, 1500, dtype=dtype, seed=1)  # two tiles
-    exact = ACTIVATIONS[activation](gate.double())
+    gate, up = 3 * random(3, 1500, dtype=dtype), 3 * random(3, 1500, dtype=dtype, seed=1)  # two tiles
 
-    assert_near(plain_activation(gate, activation), exact, dtype)
-    assert_near(gated_activation(gate, up, activation), exact * up.double(), dtype)
+    assert_near(gated_activation(gate, up, activation), activate(activation, gate.double(), up.double()), dtype)
+    if activation in ACTIVATIONS:
+        assert_near(plain_activation(gate, activation), activate(activation, None, gate.double()), dtype)
 
 
 @each_row(1, 5, 130)
@@ -133,6 +133,8 @@ def test_inputs_far_from_zero(activation: Activation) -> None:
     x = torch.tensor([[1e4, -1e4, 100.0, -100.0, 0.0, torch.nan]], device=DEVICE)
 
     torch.testing.assert_close(plain_activation(x, activation), ACTIVATIONS[activation](x), equal_nan=True)
+    bounded = activate("swiglu_oai", x, x.flip(1))
+    torch.testing.assert_close(gated_activation(x, x.flip(1), "swiglu_oai"), bounded, equal_nan=True)
 
 
 def test_no_rows_are_no_error() -> None:

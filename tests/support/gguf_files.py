@@ -116,6 +116,29 @@ def write_gguf_of(
     return paths[0]
 
 
+def write_mxfp4_gguf(directory: Path, path: Path) -> Path:
+    """Write a gpt-oss of a directory, whose experts are in MXFP4, with the same codes and all else in float32."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    weights, blocks = {}, {}
+    for name, values in load_file(directory / "model.safetensors").items():
+        if name.endswith("_blocks"):
+            scales = load_file(directory / "model.safetensors")[name.replace("_blocks", "_scales")]
+            codes = np.stack([values & 15, values >> 4], -1).reshape(*values.shape[:-1], 32)
+            halves = codes[..., :16] | codes[..., 16:] << 4
+            rows = np.concatenate([scales[..., None], halves], -1).reshape(*values.shape[:2], -1)
+            layer, part = name.split(".")[2], name.split(".")[-1].removesuffix("_proj_blocks")
+            parts = {"down": rows} if part == "down" else {"gate": rows[:, ::2], "up": rows[:, 1::2]}
+            blocks |= {f"blk.{layer}.ffn_{each}_exps.weight": own for each, own in parts.items()}
+        elif not name.endswith("_scales"):
+            weights[name] = values
+    tensors = _tensors(config, "gpt-oss", weights) | blocks
+    kinds = dict.fromkeys(blocks, GGMLQuantizationType.MXFP4)
+    _write(
+        path, "gpt-oss", _values(config, "gpt-oss"), tensors, lambda name, _: kinds.get(name, GGMLQuantizationType.F32)
+    )
+    return path
+
+
 def write_small_gguf(path: Path, kind: GGMLQuantizationType, **changes: Any) -> Path:
     """Write a file with an embedding of 256 x 256, a norm, and no layers; for what is read of headers."""
     config = {
@@ -269,7 +292,8 @@ def _write(
             writer.add_array(key, value)
     for name, tensor in tensors.items():
         kind = type_of(name, tensor)
-        writer.add_tensor(name, _stored(name, tensor.astype(np.float32), kind), raw_dtype=kind)
+        stored = tensor if tensor.dtype == np.uint8 else _stored(name, tensor.astype(np.float32), kind)
+        writer.add_tensor(name, np.ascontiguousarray(stored), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
