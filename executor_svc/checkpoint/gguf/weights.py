@@ -187,7 +187,7 @@ class GGUFCheckpoint:
         tensor = self.tensors.get(f"{found}.{suffix}")
         if tensor is None:
             raise ModelLoadError(f"the tensor {found}.{suffix} is missing from {self._path}")
-        if expert is not None and (len(tensor.shape) != 3 or expert >= tensor.shape[0]):
+        if expert is not None and (len(tensor.shape) < 2 or expert >= tensor.shape[0]):  # of a bias two
             raise ModelLoadError(
                 f"{tensor} has the shape {list(tensor.shape)}; it must have {expert + 1} experts or more"
             )
