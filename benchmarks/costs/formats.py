@@ -22,7 +22,7 @@ from octavo_shared.step_wire.step import Admission, SamplingRow, Step, TableDelt
 SHAPES = ((576, 576), (1536, 576), (576, 1536), (49152, 576), (8192, 2048), (2048, 8192))
 PRODUCT_ROWS = (1, 8, 32, 512)
 WEIGHT_FORMATS = tuple(
-    number_format for number_format in NumberFormat if number_format not in (*K_FORMATS, NumberFormat.FP8)
+    each for each in NumberFormat if each not in (*K_FORMATS, NumberFormat.FP8, NumberFormat.INT8_A32)
 )
 LEAST_OPERATIONS = 4e8  # of a turn
 

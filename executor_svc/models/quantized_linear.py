@@ -24,7 +24,7 @@ import torch.nn.functional as F  # noqa: N812 -- the usual name
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as FileType
 
-from executor_svc.checkpoint.fp8 import FP8_BLOCK
+from executor_svc.checkpoint.scaled_codes import KINDS
 from executor_svc.native.structs import FILE_FORMATS, K_FORMATS, NumberFormat
 
 # Inputs that share a scale: of a few hundred the largest would rule, fewer cost more scales. GROUP of dense.h.
@@ -147,7 +147,7 @@ class _QuantizedRows:
 
     def copy_blocks(self, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None) -> bool:
         """Take over codes; see `BlockTarget`."""
-        if block_type == FP8_BLOCK:  # for the kernels in C alone
+        if block_type in KINDS:  # for the kernels in C alone
             return False
         rows, kind = blocks if order is None else blocks[order], FileType(block_type)
         if self.number_format in K_FORMATS:

@@ -9,8 +9,12 @@
 
 // Numbers of ggml; `GGMLQuantizationType` of the package gguf.
 enum { TYPE_Q4_0 = 2, TYPE_Q4_1 = 3, TYPE_Q5_0 = 6, TYPE_Q5_1 = 7, TYPE_Q8_0 = 8, FIRST_K = 10, TYPE_IQ4_NL = 20, TYPE_MXFP4 = 39 };
-// Beside them: FP8 of safetensors, with its scales; `FP8_BLOCK` of executor_svc/checkpoint/fp8.py.
-#define TYPE_FP8 1000
+// Beside them: codes of safetensors, with their scales; `FP8_BLOCK` and `INT8_BLOCK` of
+// executor_svc/checkpoint/scaled_codes.py.
+enum { TYPE_FP8 = 1000, TYPE_INT8 = 1001 };
+
+// The type of a format with scales in float32; 0: it is another one.
+static long scaled_type(long format) { return format == FP8 ? TYPE_FP8 : format == INT8_A32 ? TYPE_INT8 : 0; }
 
 // What the codes of IQ4_NL stand for.
 static const int8_t NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -90,12 +94,14 @@ bool read_block(long type, const uint8_t *block, BlockGroup *group) {
 long octavo_pack_blocks(const Matrix *matrix, long first, long num_rows, long type, const uint8_t *blocks,
                         long row_bytes, const int64_t *order, int num_threads) {
     long bytes = block_bytes(type), num_inexact = 0;
-    bool is_k = is_k_format(matrix->format), is_fp8 = matrix->format == FP8;
-    if (is_fp8 != (type == TYPE_FP8)) return is_fp8 ? -1 : num_rows;
-    if (is_fp8) {
+    bool is_k = is_k_format(matrix->format);
+    long scaled = scaled_type(matrix->format);
+    if (type >= TYPE_FP8 && type != scaled) return num_rows;
+    if (scaled && type != scaled) return -1;
+    if (scaled) {
 #pragma omp parallel for num_threads(num_threads)
         for (long i = 0; i < num_rows; i++)
-            pack_fp8_row(matrix, first + i, blocks + (order ? order[i] : i) * row_bytes);
+            pack_scaled_row(matrix, first + i, blocks + (order ? order[i] : i) * row_bytes);
         return 0;
     }
     if (is_k ? type != FIRST_K + matrix->format - Q2_K : !bytes || matrix->format <= BFLOAT16_A16) return -1;
