@@ -11,9 +11,8 @@ import torch
 from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenario
 from benchmarks.costs.workers import BLOCK_SIZE, IN_BFLOAT16, new_worker, prompt_steps, random_prompts, title
 from executor_svc.attention.cache_format import CACHE_DTYPES
-from executor_svc.checkpoint.fp8 import FP8_BLOCK
 from executor_svc.checkpoint.gguf.rounding import block_size
-from executor_svc.checkpoint.mxfp4 import MXFP4_BLOCK
+from executor_svc.checkpoint.scaled_codes import E4M3, INT8, MXFP4
 from executor_svc.native.binding import WeightMemory
 from executor_svc.native.library import NativeLibrary, load_library
 from executor_svc.native.matrix import PackedMatrix
@@ -26,7 +25,11 @@ SHAPES = ((576, 576), (1536, 576), (576, 1536), (49152, 576), (8192, 2048), (204
 PRODUCT_ROWS = (1, 8, 32, 512)
 WEIGHT_FORMATS = tuple(number_format for number_format in NumberFormat if number_format not in K_FORMATS)
 # Formats of files without a quantization; the type of their blocks.
-BLOCK_TYPES = {NumberFormat.FP8: FP8_BLOCK, NumberFormat.MXFP4: MXFP4_BLOCK}
+BLOCK_TYPES = {
+    NumberFormat.FP8: E4M3.block_type,
+    NumberFormat.INT8_A32: INT8.block_type,
+    NumberFormat.MXFP4: MXFP4.block_type,
+}
 LEAST_OPERATIONS = 4e8  # of a turn
 
 

@@ -17,7 +17,7 @@ def open_model(path: Path) -> Model:
 
 
 def open_checkpoint(model: Model, *, allow_requantization: bool = False, restores_codes: bool = False) -> AnyCheckpoint:
-    """Return the weights of a model; see `GGUFCheckpoint`. Raises: ModelLoadError: a file is missing or damaged."""
+    """Return the weights of a model; see both classes. Raises: ModelLoadError: a file is missing or damaged."""
     if isinstance(model, GGUFModel):
         return model.checkpoint(allow_requantization=allow_requantization, restores_codes=restores_codes)
-    return Checkpoint(model.path, allow_requantization=allow_requantization)
+    return Checkpoint(model.path, allow_requantization=allow_requantization, restores_codes=restores_codes)

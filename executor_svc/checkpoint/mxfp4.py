@@ -14,12 +14,13 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
+# How names of stacked codes and of their scales end.
+BLOCKS, SCALES = "_blocks", "_scales"
 # A block of a row: the scale, then codes, of inputs 2 i and 2 i + 1 in the low and the high half of byte i. The number
 # stands beside ggml's, whose halves are inputs i and i + 16; see blocks.c.
-MXFP4_BLOCK: Final = 1001
+MXFP4_BLOCK: Final = 1002
 BLOCK_INPUTS: Final = 32
 BLOCK_BYTES: Final = 1 + BLOCK_INPUTS // 2
-HELD_BITS: Final = 8 * BLOCK_BYTES / BLOCK_INPUTS
 
 _SIZES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 

@@ -11,13 +11,17 @@ from typing import Final, Protocol
 
 import torch
 
-from executor_svc.checkpoint.mxfp4 import BLOCK_BYTES, BLOCK_INPUTS, MXFP4_BLOCK, join_blocks, restore_mxfp4
+from executor_svc.checkpoint.mxfp4 import (
+    BLOCK_BYTES,
+    BLOCK_INPUTS,
+    BLOCKS,
+    MXFP4_BLOCK,
+    SCALES,
+    join_blocks,
+    restore_mxfp4,
+)
 from executor_svc.checkpoint.weight_map import BlockRows, TensorTarget
 from octavo_shared.errors import ModelLoadError
-
-# As in the first file of them. GGUF calls the format so too.
-MXFP4: Final = "MXFP4"
-BLOCKS, SCALES = "_blocks", "_scales"
 
 _EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.(weight|bias)")
 # Of each part of an expert: the stacked tensor, the first of its outputs, and from one to the next.
@@ -123,12 +127,17 @@ def is_stacked(config: Mapping[str, object]) -> bool:
     return config.get("architectures") == ["GptOssForCausalLM"]
 
 
-def stack_experts(targets: Mapping[str, TensorTarget], stored: Set[str]) -> dict[str, TensorTarget]:
+def scales_of(blocks: str) -> str:
+    """Return the name of the scales of stacked codes."""
+    return blocks.removesuffix(BLOCKS) + SCALES
+
+
+def stack_experts(targets: Mapping[str, TensorTarget], of_codes: Set[str]) -> dict[str, TensorTarget]:
     """Return the targets, those of experts by the names of the stacked tensors.
 
     Args:
         targets: By the names that the model has for them.
-        stored: Names of all tensors.
+        of_codes: Names of the stacked tensors that are stored in MXFP4.
     """
     found: dict[str, TensorTarget] = {}
     for name, target in targets.items():
@@ -142,7 +151,7 @@ def stack_experts(targets: Mapping[str, TensorTarget], stored: Set[str]) -> dict
         stack = f"{module}.{tensor}"
         if kind == "bias":
             stack, shape = f"{stack}_bias", (num_outputs,)
-        elif {f"{stack}{BLOCKS}", f"{stack}{SCALES}"} & stored:
+        elif f"{stack}{BLOCKS}" in of_codes:
             stack, shape = f"{stack}{BLOCKS}", (num_outputs, target.shape[1] // BLOCK_INPUTS, BLOCK_INPUTS // 2)
         else:
             shape = (target.shape[1], num_outputs)

@@ -20,16 +20,16 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from safetensors import SafetensorError, safe_open
 
-from executor_svc.checkpoint.fp8 import E4M3, read_fp8
-from executor_svc.checkpoint.fp8_weights import Fp8Source, Scales, check_scales
 from executor_svc.checkpoint.gguf.rounding import RoundingErrors
 from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, read_json_object
+from executor_svc.checkpoint.mxfp4 import BLOCKS
+from executor_svc.checkpoint.scaled_codes import MXFP4, read_codes
+from executor_svc.checkpoint.scaled_weights import ScaledSource, Scales, check_scales, unpacked_shape
 from executor_svc.checkpoint.stacked_experts import (
-    BLOCKS,
-    MXFP4,
-    SCALES,
     CodedStack,
+    StackedTarget,
     is_stacked,
+    scales_of,
     stack_experts,
     stack_of,
 )
@@ -47,6 +47,10 @@ from octavo_shared.process.events import Event
 
 logger = logging.getLogger(__name__)
 
+# What is read as it is stored, as safetensors name it.
+_FLOATS: Final = ("F64", "F32", "F16", "BF16")
+# Beside packed codes.
+_SHAPE_NAME: Final = "weight_shape"
 # Of two matrices that are compared: some MiB.
 _ROWS_AT_ONCE = 1024
 
@@ -56,11 +60,12 @@ class Checkpoint:
 
     Args:
         directory: With config.json.
-        allow_requantization: Whether weights in FP8 are rounded where they are not held.
+        allow_requantization: Whether codes are rounded where they are not held.
         restores_codes: Whether weights in MXFP4 become the numbers that they stand for.
 
     Attributes:
         rounding: What that has changed, once they are loaded.
+        codes: How some weights are stored in codes; None: none are.
 
     Raises: ModelLoadError: a file is missing or damaged, or the index does not fit the shards.
     """
@@ -73,7 +78,7 @@ class Checkpoint:
         self._restores_codes = restores_codes
         path = directory / "config.json"
         config = read_json_object(path) if path.is_file() else {}
-        self._fp8 = read_fp8(text_config(config), path)
+        self.codes = read_codes(text_config(config), path)
         self._is_stacked = is_stacked(config)
         self._is_combined = combined_architecture(config) is not None
         if self._is_combined:
@@ -99,11 +104,10 @@ class Checkpoint:
         ):
             targets = {name.removeprefix(optional_prefix): target for name, target in targets.items()}
         targets = {self._stored(name): target for name, target in targets.items()}
+        of_codes = self._names_of_codes()
         if self._is_stacked:
-            targets = stack_experts(targets, self._file_of.keys())
-        of_codes = self._names_of_codes() if self._fp8 is not None else set()
-        companions = {f"{_parent(name)}.{last}" for name in of_codes for last in self._companions()}
-        companions |= {_scales_of(name) for name in targets if name.endswith(BLOCKS)}
+            targets = stack_experts(targets, of_codes)
+        companions = {companion for name in of_codes for companion in self._companions(name)}
         self._check_names(targets, lambda name: name in companions or is_redundant(name))
         scales = self._read_scales(of_codes & targets.keys())
         with loading(self._directory, targets) as advance:
@@ -140,10 +144,12 @@ class Checkpoint:
         return WeightsDigest(config, tensors_in(self._file_of))
 
     def holds_other_values(self, name: str, other: str) -> bool:
-        """Whether two matrices are both stored, and differ in shape or in any value."""
+        """Whether two matrices are both stored, and differ in shape or in any value, or one is in codes."""
         name, other = self._stored(name), self._stored(other)
         if not {name, other} <= self._file_of.keys():
             return False
+        if {name, other} & self._names_of_codes():
+            return True
         with _open(self._file_of[name]) as file, _open(self._file_of[other]) as other_file:
             matrix, another = file.get_slice(name), other_file.get_slice(other)  # type: ignore[no-untyped-call]
             if matrix.get_shape() != another.get_shape():
@@ -172,10 +178,8 @@ class Checkpoint:
     def format_of(self, name: str) -> str | None:
         """Return the number format of a tensor by the name that the model has for it; None: there is none."""
         if self._is_stacked and (stack := stack_of(self._stored(name))) is not None:
-            if f"{stack}{BLOCKS}" in self._file_of:
-                return MXFP4
-            name = stack
-        names = (name, self._stored(name), name.removeprefix("model."))
+            name = f"{stack}{BLOCKS}" if f"{stack}{BLOCKS}" in self._file_of else stack
+        names = (name, self._stored(name), self._stored(name.removeprefix("model.")))
         found = next((each for each in names if each in self._file_of), None)
         return None if found is None else self._formats[found]
 
@@ -188,24 +192,28 @@ class Checkpoint:
         return found
 
     def first_codes(self) -> str | None:
-        """Return file and name of a tensor in MXFP4, or in FP8 whose scales config.json has told of; None: none is."""
-        blocks = {name for name in self._file_of if self._is_stacked and name.endswith(BLOCKS)}
-        name = min(blocks if self._fp8 is None else self._names_of_codes(), default=None)
+        """Return file and name of a tensor of codes whose scales config.json has told of; None: there is none."""
+        name = min(self._names_of_codes(), default=None)
         return None if name is None else f"{self._file_of[name]}: the tensor {shown(name)}"
 
     def _names_of_codes(self) -> set[str]:
-        return {name for name, number_format in self._formats.items() if number_format == E4M3}
+        codes = self.codes
+        return set() if codes is None else {name for name, each in self._formats.items() if codes.is_code(name, each)}
 
-    def _companions(self) -> Sequence[str]:
-        """Return the last names of what lies beside a weight in FP8; scales of activations are not used."""
-        assert self._fp8 is not None, "there are none without a configuration"
-        return (self._fp8.scale_name, "input_scale", "activation_scale")
+    def _companions(self, name: str) -> Sequence[str]:
+        """Return the names of what lies beside codes; scales of activations are not used."""
+        assert self.codes is not None, "there are none without a configuration"
+        if self.codes.kind == MXFP4:
+            return (scales_of(name),)
+        shape = (_SHAPE_NAME,) if self.codes.is_packed else ()
+        lasts = (self.codes.scale_name, *shape, "input_scale", "input_zero_point", "activation_scale")
+        return [f"{_parent(name)}.{last}" for last in lasts]
 
     def _read_scales(self, names: Set[str]) -> Mapping[str, Scales]:
-        """Return the scales of tensors in FP8. Raises: ModelLoadError: one is missing or wrong."""
-        if self._fp8 is None:
+        """Return the scales of codes of 8 bits. Raises: ModelLoadError: one is missing or wrong."""
+        if self.codes is None or self.codes.kind == MXFP4:
             return {}
-        of_scales = {f"{_parent(name)}.{self._fp8.scale_name}": name for name in names}
+        beside = {f"{_parent(name)}.{last}" for name in names for last in (self.codes.scale_name, _SHAPE_NAME)}
         shapes: dict[str, Sequence[int]] = {}
         read: dict[str, torch.Tensor] = {}
         for path, stored in self._names_by_file():
@@ -213,14 +221,16 @@ class Checkpoint:
                 for name in stored:
                     if name in names:
                         shapes[name] = file.get_slice(name).get_shape()  # type: ignore[no-untyped-call]
-                    if name in of_scales:
-                        read[of_scales[name]] = file.get_tensor(name)  # type: ignore[no-untyped-call]
-        return {
-            name: check_scales(
-                f"{self._file_of[name]}: the tensor {shown(name)}", shapes[name], read.get(name), of_scale, self._fp8
-            )
-            for of_scale, name in sorted(of_scales.items())
-        }
+                    if name in beside:
+                        read[name] = file.get_tensor(name)  # type: ignore[no-untyped-call]
+        scales: dict[str, Scales] = {}
+        for name in sorted(names):
+            told, shape = f"{self._file_of[name]}: the tensor {shown(name)}", shapes[name]
+            scale_name, shape_name = f"{_parent(name)}.{self.codes.scale_name}", f"{_parent(name)}.{_SHAPE_NAME}"
+            if self.codes.is_packed:
+                shape = unpacked_shape(told, shape, read.get(shape_name), shape_name)
+            scales[name] = check_scales(told, shape, read.get(scale_name), scale_name, self.codes)
+        return scales
 
     def matrix_formats(self, besides: Iterable[str] = ()) -> set[str]:
         """Return the number formats in which matrices are stored, except some names; see `number_formats`."""
@@ -235,6 +245,8 @@ class Checkpoint:
     def _stored(self, name: str) -> str:
         """Return what the files call a tensor; its own name if it is in none."""
         names = possible_names(name) if self._is_combined else (name,)
+        if self.codes is not None and self.codes.is_packed:
+            names += tuple(f"{each}_packed" for each in names)
         return next((each for each in names if each in self._file_of), name)
 
     def _find_tensors(self) -> dict[str, Path]:
@@ -257,32 +269,39 @@ class Checkpoint:
 
     def _copy_tensor(self, file: safe_open, path: Path, name: str, target: TensorTarget, scales: Scales | None) -> None:
         tensor = file.get_slice(name)  # type: ignore[no-untyped-call]  # the library has no types
-        shape = list(tensor.get_shape())
+        shape = list(tensor.get_shape() if scales is None else scales.shape)
         if shape != list(target.shape):
             raise ModelLoadError(
                 f"{path} contains the tensor {shown(name)} with shape {shape}; config.json requires "
                 f"{list(target.shape)}"
             )
-        if name.endswith(BLOCKS):
-            what = f"{path}: the tensor {shown(name)}"
-            scales_of_blocks = self._read_block_scales(name, what, shape[:-1])
-            target.fill(CodedStack(what, tensor, scales_of_blocks, is_restored=self._restores_codes))
-            return
-        if scales is None:
+        told = f"{path}: the tensor {shown(name)}"
+        number_format = tensor.get_dtype()
+        is_code = self.codes is not None and self.codes.is_code(name, number_format)
+        if is_code and isinstance(target, StackedTarget):
+            block_scales = self._read_block_scales(name, told, shape[:-1])
+            target.fill(CodedStack(told, tensor, block_scales, is_restored=self._restores_codes))
+        elif scales is not None:
+            assert self.codes is not None, "it says what has scales"
+            rounding = self.rounding if self._allow_requantization else None
+            target.fill(ScaledSource(told, tensor, scales, self.codes, rounding))
+        elif number_format in _FLOATS:
             target.fill(tensor)
-            return
-        rounding = self.rounding if self._allow_requantization else None
-        target.fill(Fp8Source(f"{path}: the tensor {shown(name)}", tensor, shape, scales, rounding))
+        else:
+            raise ModelLoadError(
+                f"{told} is {number_format}, and config.json does not say what its codes stand for; it must be "
+                "F32, F16 or BF16"
+            )
 
     def _read_block_scales(self, name: str, what: str, shape: Sequence[int]) -> torch.Tensor:
         """Return the scales beside blocks of MXFP4. Raises: ModelLoadError: they are missing or wrong."""
-        scales = self.small_tensor(_scales_of(name))
+        scales = self.small_tensor(scales_of(name))
         if scales is None:
-            raise ModelLoadError(f"{what} is MXFP4, but its scales {_scales_of(name)} are missing")
+            raise ModelLoadError(f"{what} is MXFP4, but its scales {scales_of(name)} are missing")
         if list(scales.shape) != list(shape) or scales.dtype != torch.uint8:
             kind = str(scales.dtype).removeprefix("torch.")
             raise ModelLoadError(
-                f"{what} has scales {_scales_of(name)} in {kind} with shape {list(scales.shape)}; they must be in "
+                f"{what} has scales {scales_of(name)} in {kind} with shape {list(scales.shape)}; they must be in "
                 f"uint8 with shape {list(shape)}"
             )
         return scales
@@ -298,11 +317,6 @@ class Checkpoint:
     def _names_by_file(self) -> Iterator[tuple[Path, list[str]]]:
         for path in sorted(set(self._file_of.values())):
             yield path, [name for name, file in self._file_of.items() if file == path]
-
-
-def _scales_of(blocks: str) -> str:
-    """Return the name of the scales of blocks of MXFP4."""
-    return blocks.removesuffix(BLOCKS) + SCALES
 
 
 def _parent(name: str) -> str:

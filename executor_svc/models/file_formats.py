@@ -12,10 +12,10 @@ from typing import Final
 
 from gguf import GGMLQuantizationType as FileType
 
-from executor_svc.checkpoint.fp8 import E4M3
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.rounding import check_type
 from executor_svc.checkpoint.gguf.weights import FLOATS, GGUFCheckpoint
+from executor_svc.checkpoint.scaled_codes import E4M3, INT8, MXFP4
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.weight_format import NUMBER_FORMATS
 from executor_svc.native.structs import FILE_FORMATS, K_FORMATS, NumberFormat
@@ -49,6 +49,7 @@ HOLDERS: Final[Mapping[FileType, tuple[NumberFormat, ...]]] = MappingProxyType(
 FORMAT_NAMES: Final[Mapping[NumberFormat, str]] = MappingProxyType(
     {number_format: "float32" if name == "none" else name for name, number_format in NUMBER_FORMATS.items()}
     | {each: each.name.lower() for each in FILE_FORMATS}
+    | {NumberFormat.INT8_A32: "int8-a32"}
 )
 
 # Of an MLP or of experts: gates and what they gate take the same inputs, as all experts do.
@@ -126,11 +127,14 @@ def _holders(tensor: GGUFTensor, has_long_inputs: bool) -> list[NumberFormat]:
     return holders
 
 
-class Fp8Formats:
-    """The number formats of safetensors with FP8: the formats of a matrix by the names of its tensors.
+_HOLDERS_OF_CODES: Final = {E4M3: NumberFormat.FP8, INT8: NumberFormat.INT8_A32, MXFP4: NumberFormat.MXFP4}
+
+
+class ScaledFormats:
+    """The number formats of safetensors with codes and scales: the formats of a matrix by the names of its tensors.
 
     Args:
-        checkpoint: The weights; some are in FP8.
+        checkpoint: The weights; some are codes.
         is_held: Whether there are kernels that multiply with the codes; else they are rounded to int8-a8.
     """
 
@@ -138,8 +142,12 @@ class Fp8Formats:
 
     def __init__(self, checkpoint: Checkpoint, *, is_held: bool) -> None:
         self._checkpoint = checkpoint
-        codes = NumberFormat.FP8 if is_held else NumberFormat.INT8_A8
-        self._holders = {E4M3: codes, "BF16": NumberFormat.BFLOAT16}
+        codes = checkpoint.codes
+        assert codes is not None, "without codes there is nothing to hold"
+        self._holders = {
+            codes.stored_format: _HOLDERS_OF_CODES[codes.kind] if is_held else NumberFormat.INT8_A8,
+            "BF16": NumberFormat.BFLOAT16,
+        }
         self.used: set[NumberFormat] = set()
 
     def __call__(self, names: Sequence[str]) -> Sequence[NumberFormat]:
@@ -155,4 +163,4 @@ class Fp8Formats:
         return formats
 
 
-CodeFormats = FileFormats | Fp8Formats
+CodeFormats = FileFormats | ScaledFormats

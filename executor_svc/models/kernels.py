@@ -25,6 +25,7 @@ from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.torch_dense import TorchDense, TorchMatrix
 from executor_svc.models.weight_format import ComputeDtype, Quantization, number_format_of
+from executor_svc.native import build
 from executor_svc.native.build import NativeBrokenError, NativeUnavailableError
 from executor_svc.native.library import NativeLibrary, load_library
 from executor_svc.native.structs import NumberFormat
@@ -318,7 +319,7 @@ def why_no_products(device: torch.device, cpu_kernels: CpuKernels) -> str:
     if cpu_kernels == "torch":
         return "cpu_kernels is torch"
     try:
-        load_library(torch.get_num_threads())
+        build.find_library()
     except NativeUnavailableError as error:
         return str(error)
     return ""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from gguf import GGMLQuantizationType as FileType
 from gguf import LlamaFileType
 
-from executor_svc.checkpoint import fp8
+from executor_svc.checkpoint import scaled_codes
 from executor_svc.checkpoint.gguf.config import build_config
 from executor_svc.checkpoint.gguf.files import read_files
 from executor_svc.checkpoint.gguf.rounding import HELD_BITS, check_type
@@ -222,21 +222,28 @@ def _held_bits(kind: FileType, told: float | None) -> float:
 def _summarize_directory(path: Path, quantization: Quantization, float_bytes: int) -> ModelSummary:
     config = ModelDirectory(path).config()
     source = path / "config.json"
-    if fp8.read_fp8(config, source) is None:
+    codes = scaled_codes.read_codes(config, source)
+    if codes is None:
         refuse_quantized(config, source)
     sizes: dict[str, int] = {}
     files = sorted(path.glob("*.safetensors"))
     for file in files:
-        for number_format, count in _stored_weights(file):
+        for name, number_format, count in _stored_weights(file):
+            if codes is not None and codes.is_code(name, number_format):
+                number_format, count = codes.kind.name, count * codes.codes_of_element
+            elif number_format == "U8":  # scales, which are counted with their codes
+                continue
             sizes[number_format] = sizes.get(number_format, 0) + count
     told = _BITS.get(quantization, 8 * float_bytes if float_bytes == 2 else None)
-    in_dtype = {each: told or _STORED_BITS.get(each, 32) for each in sizes} | {fp8.E4M3: fp8.HELD_BITS}
+    in_dtype = {each: told or _STORED_BITS.get(each, 32) for each in sizes}
+    if codes is not None:
+        in_dtype[codes.kind.name] = codes.kind.held_bits
     bits = sum(count * in_dtype[each] for each, count in sizes.items())
     return _summary(config, sizes, sum(sizes.values()), files, bits, float_bytes, is_gguf=False)
 
 
-def _stored_weights(path: Path) -> Iterable[tuple[str, int]]:
-    """Yield number format and size of each tensor. Source: https://huggingface.co/docs/safetensors/index#format."""
+def _stored_weights(path: Path) -> Iterable[tuple[str, str, int]]:
+    """Yield name, number format and size of each tensor. Source: https://huggingface.co/docs/safetensors/index#format."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -245,7 +252,7 @@ def _stored_weights(path: Path) -> Iterable[tuple[str, int]]:
             header = json.loads(file.read(size))
         for name, tensor in header.items():
             if name != "__metadata__":
-                yield str(tensor["dtype"]), math.prod(tensor["shape"])
+                yield name, str(tensor["dtype"]), math.prod(tensor["shape"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelLoadError(f"{path} has a damaged header") from error
 

@@ -26,8 +26,7 @@ import torch.nn.functional as F  # noqa: N812 -- the usual name
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as FileType
 
-from executor_svc.checkpoint.fp8 import FP8_BLOCK
-from executor_svc.checkpoint.mxfp4 import BLOCK_BYTES, MXFP4_BLOCK
+from executor_svc.checkpoint.scaled_codes import E4M3, INT8, MXFP4
 from executor_svc.native.structs import FILE_FORMATS, K_FORMATS, NumberFormat
 
 # Inputs that share a scale: of a few hundred the largest would rule, fewer cost more scales. GROUP of dense.h.
@@ -151,7 +150,7 @@ class _QuantizedRows:
 
     def copy_blocks(self, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None) -> bool:
         """Take over codes; see `BlockTarget`."""
-        if block_type == FP8_BLOCK:  # for the kernels in C alone
+        if block_type in (E4M3.block_type, INT8.block_type):  # for the kernels in C alone
             return False
         rows = blocks if order is None else blocks[order]
         if self.number_format in _FLOAT32_SCALES:
@@ -312,9 +311,9 @@ def read_mxfp4(block_type: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch
     Returns:
         Codes, scales and minima as of `read_k_blocks`; the minima are 0, and a scale may be NaN.
     """
-    blocks = rows.reshape(len(rows), -1, BLOCK_BYTES)
+    blocks = rows.reshape(len(rows), -1, MXFP4.block_bytes)
     stored, packed = blocks[..., :1], blocks[..., 1:]
-    is_paired = block_type == MXFP4_BLOCK
+    is_paired = block_type == MXFP4.block_type
     halves = torch.stack([packed & 15, packed >> 4], -1).flatten(-2) if is_paired else _nibbles(packed)
     codes = torch.tensor(_DOUBLED_FP4, dtype=torch.int16)[halves.long()]
     scales = torch.exp2(stored.double() - 128).float().masked_fill(stored == 255, torch.nan)

@@ -18,10 +18,11 @@ from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.checkpoint.gguf.model import GGUFModel
 from executor_svc.checkpoint.model import Model
 from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.scaled_codes import MXFP4
 from executor_svc.checkpoint.weights import Checkpoint, read_cache_scales
 from executor_svc.models.config import ModelConfig, WeightNames
 from executor_svc.models.families import parse_config
-from executor_svc.models.file_formats import LONG_INPUTS, CodeFormats, FileFormats, Fp8Formats
+from executor_svc.models.file_formats import LONG_INPUTS, CodeFormats, FileFormats, ScaledFormats
 from executor_svc.models.kernels import (
     ChosenModel,
     ComputePath,
@@ -76,7 +77,7 @@ def _choose_model(
     model_config = _with_its_own_head(directory, model_config, is_told=group.rank == 0)
     checkpoint = Checkpoint(directory.path)
     if codes := checkpoint.first_codes():
-        return _from_fp8(checkpoint, codes, model_config, config, device, group), model_config.names
+        return _from_codes(checkpoint, codes, model_config, config, device, group), model_config.names
     in_bfloat16 = config.quantization == "none" and _is_stored_in_bfloat16(directory, model_config)
     chosen = choose_decoder(model_config, config, device, group, is_stored_in_bfloat16=in_bfloat16)
     return chosen, model_config.names
@@ -119,28 +120,35 @@ def _from_gguf(
     return choose_decoder(model_config, config, device, group, stored=stored)
 
 
-def _from_fp8(
+def _from_codes(
     checkpoint: Checkpoint,
-    codes: str,
+    first: str,
     model_config: ModelConfig,
     config: ExecutorConfig,
     device: torch.device,
     group: TensorParallelGroup,
 ) -> ChosenModel:
-    """Return a model with the FP8 weights of its checkpoint, of which `codes` names one, as they are."""
+    """Return a model with the codes of its checkpoint as they are; `first` names a tensor of them.
+
+    Where there are no kernels for MXFP4, it is restored as it is loaded: float32 and bfloat16 have all its values.
+    """
+    assert checkpoint.codes is not None, "it has codes"
+    kind = checkpoint.codes.kind.name
     if config.quantization != "none":
         raise ModelLoadError(
-            f"quantization is {config.quantization}, but {codes} is F8_E4M3, which is quantized already; remove "
+            f"quantization is {config.quantization}, but {first} is {kind}, which is quantized already; remove "
             "--quantization"
         )
     reason = why_no_products(device, config.cpu_kernels)
+    if reason and checkpoint.codes.kind == MXFP4:
+        return choose_decoder(model_config, config, device, group)
     if reason and (device.type != "cpu" or not config.allow_requantization):
         round_it = "set --allow-requantization to round it to int8-a8, or " if device.type == "cpu" else ""
         raise ModelLoadError(
-            f"{codes} is F8_E4M3, which needs the kernels in C on a CPU, but {reason}; {round_it}use the unquantized "
+            f"{first} is {kind}, which needs the kernels in C on a CPU, but {reason}; {round_it}use the unquantized "
             "checkpoint"
         )
-    return choose_decoder(model_config, config, device, group, stored=Fp8Formats(checkpoint, is_held=not reason))
+    return choose_decoder(model_config, config, device, group, stored=ScaledFormats(checkpoint, is_held=not reason))
 
 
 def _with_its_own_head(directory: ModelDirectory, model_config: ModelConfig, *, is_told: bool) -> ModelConfig:

@@ -24,11 +24,11 @@ from executor_svc.native.library import NativeLibrary
 from tests.numerics.architectures import VOCAB_SIZE, PagedRun, load_architecture, save_tiny_architecture
 from tests.numerics.bits import assert_same_bits
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
-from tests.numerics.fp8 import write_fp8
 from tests.numerics.native import LANES, SETTINGS, library_path
 from tests.numerics.random_schedules import BLOCK_SIZES, Plan, plans, play
+from tests.numerics.scaled_codes import write_codes
 
-FORMATS = (*SETTINGS, "fp8")
+FORMATS = (*SETTINGS, "blocks", "w8a16")  # and layouts of codes with scales
 NUM_THREADS = (1, 2)
 ATTENTION_PART, MAX_ROW = 384, 8  # keys that attention plans as one; the last token of a row and its drafts
 MAX_TOKENS = 900  # three parts of the keys; contexts of 2,000 tokens are in tests/e2e/test_invariance.py
@@ -115,14 +115,14 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
         return directory / name
 
     @cache
-    def saved_in_fp8(name: str) -> Path:
-        write_fp8(saved(name), directory / f"{name}, fp8")
-        return directory / f"{name}, fp8"
+    def saved_in_codes(name: str, layout: str) -> Path:
+        write_codes(saved(name), directory / f"{name}, {layout}", layout)
+        return directory / f"{name}, {layout}"
 
     @cache
     def loaded(name: str, number_format: str, lanes: str = "widest") -> Loaded:
         by_threads = {}
-        path = saved_in_fp8(name) if number_format == "fp8" else saved(name)
+        path = saved(name) if number_format in SETTINGS else saved_in_codes(name, number_format)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("executor_svc.models.kernels.load_library", partial(NativeLibrary, library_path(lanes)))
             for num_threads in NUM_THREADS:

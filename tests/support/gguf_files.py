@@ -215,7 +215,9 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
         "final_logit_softcapping": config.get("final_logit_softcapping"),
         "expert_count": config.get("num_experts") or config.get("num_local_experts"),
         "expert_used_count": config.get("num_experts_per_tok"),
-        "expert_feed_forward_length": config.get("moe_intermediate_size"),
+        "expert_feed_forward_length": config["intermediate_size"]
+        if architecture == "gpt-oss"
+        else config.get("moe_intermediate_size"),
     }
     if rope.get("rope_type") == "yarn":
         values |= {

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from executor_svc.checkpoint.fp8 import read_fp8
 from executor_svc.checkpoint.model_files import refuse_quantized
+from executor_svc.checkpoint.scaled_codes import read_codes
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3
 from executor_svc.models.families.gpt_oss import read_gpt_oss
@@ -56,16 +56,18 @@ def parse_config(values: Mapping[str, object], source: Path) -> ModelConfig:
     Raises:
         UnknownArchitectureError: there is no such family.
         UnsupportedModelError: a value asks for what the family does not have.
-        ModelLoadError: a value is missing or has the wrong type, or the weights are quantized, except in FP8.
+        ModelLoadError: a value is missing or has the wrong type, or the weights are quantized by a method that is not
+            read.
     """
-    if read_fp8(values, source) is None:
+    codes = read_codes(values, source)
+    if codes is None:
         refuse_quantized(values, source)
         return _parse(values, source)
     try:
         return _parse(values, source)
     except UnsupportedModelError as reason:
         raise ModelLoadError(
-            f"the weights of {source.parent} are in FP8, which needs a native implementation; but {reason}"
+            f"the weights of {source.parent} are {codes.kind.name}, which needs a native implementation; but {reason}"
         ) from reason
 
 

@@ -9,9 +9,18 @@
 
 // Numbers of ggml; `GGMLQuantizationType` of the package gguf.
 enum { TYPE_Q4_0 = 2, TYPE_Q4_1 = 3, TYPE_Q5_0 = 6, TYPE_Q5_1 = 7, TYPE_Q8_0 = 8, FIRST_K = 10, TYPE_IQ4_NL = 20, TYPE_MXFP4 = 39 };
-// Beside them: FP8 and MXFP4 of safetensors, with their scales; `FP8_BLOCK` of executor_svc/checkpoint/fp8.py,
-// `MXFP4_BLOCK` of mxfp4.py.
-enum { TYPE_FP8 = 1000, TYPE_PAIRED_MXFP4 = 1001 };
+// Beside them: codes of safetensors, with their scales; `KINDS` of executor_svc/checkpoint/scaled_codes.py.
+enum { TYPE_FP8 = 1000, TYPE_INT8 = 1001, TYPE_PAIRED_MXFP4 = 1002 };
+
+// Whether a format takes blocks of a type, where one of them has no other.
+static bool is_of_format(long format, long type) {
+    switch (format) {
+        case FP8: return type == TYPE_FP8;
+        case INT8_A32: return type == TYPE_INT8;
+        case MXFP4: return type == TYPE_MXFP4 || type == TYPE_PAIRED_MXFP4;
+        default: return type < TYPE_FP8 && type != TYPE_MXFP4;
+    }
+}
 
 // What the codes of IQ4_NL stand for.
 static const int8_t NON_LINEAR[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -74,16 +83,16 @@ bool read_block(long type, const uint8_t *block, BlockGroup *group) {
 long octavo_pack_blocks(const Matrix *matrix, long first, long num_rows, long type, const uint8_t *blocks,
                         long row_bytes, const int64_t *order, int num_threads) {
     long bytes = block_bytes(type), num_inexact = 0;
-    bool is_k = is_k_format(matrix->format), is_fp8 = matrix->format == FP8, is_mxfp4 = matrix->format == MXFP4;
-    if (is_fp8 != (type == TYPE_FP8)) return is_fp8 ? -1 : num_rows;
-    if (is_mxfp4 != (type == TYPE_MXFP4 || type == TYPE_PAIRED_MXFP4)) return -1;
-    if (is_fp8 || is_mxfp4) {
+    bool is_k = is_k_format(matrix->format), is_mxfp4 = matrix->format == MXFP4;
+    if (!is_of_format(matrix->format, type))
+        return has_block_scales(matrix->format) || is_mxfp4 || (type != TYPE_FP8 && type != TYPE_INT8) ? -1 : num_rows;
+    if (has_block_scales(matrix->format) || is_mxfp4) {
         if (is_mxfp4 && matrix->num_inputs % GROUP) return -1;
 #pragma omp parallel for num_threads(num_threads) reduction(+ : num_inexact)
         for (long i = 0; i < num_rows; i++) {
             const uint8_t *row = blocks + (order ? order[i] : i) * row_bytes;
-            if (is_fp8) pack_fp8_row(matrix, first + i, row);
-            else num_inexact += pack_mxfp4_row(matrix, first + i, row, type == TYPE_PAIRED_MXFP4);
+            if (is_mxfp4) num_inexact += pack_mxfp4_row(matrix, first + i, row, type == TYPE_PAIRED_MXFP4);
+            else pack_scaled_row(matrix, first + i, row);
         }
         return num_inexact;
     }

@@ -11,7 +11,7 @@
 #define PANEL_VECTORS 3
 #define PANEL_COLUMNS (PANEL_VECTORS * LANES)
 #define GROUP 32  // inputs that share a scale
-#define FP8_INPUTS 128  // the same of FP8
+#define BLOCK_INPUTS 128  // the same of FP8 and INT8_A32
 
 // How weights are stored, and what their products take; `NumberFormat` of structs.py.
 typedef enum {
@@ -29,6 +29,7 @@ typedef enum {
     Q6_K,
     FP8,       // floats
     MXFP4,     // int8 codes
+    INT8_A32,  // floats
 } NumberFormat;
 #define K_FORMATS(CASE) CASE(Q2_K) CASE(Q3_K) CASE(Q4_K) CASE(Q5_K) CASE(Q6_K)
 INLINE bool is_k_format(long format) { return format >= Q2_K && format <= Q6_K; }
@@ -45,9 +46,10 @@ INLINE bool is_k_format(long format) { return format >= Q2_K && format <= Q6_K; 
 //   Q5_1:     [panel][P / 4][PANEL_COLUMNS][4] uint8; weight = code * scale + minimum
 //   Q*_K:     as k_blocks.h has it, with its scales
 //   FP8:      [panel][num_inputs][PANEL_COLUMNS] E4M3, none of them NaN; weight = code * scale
+//   INT8_A32: [panel][num_inputs][PANEL_COLUMNS] int8; weight = code * scale
 // Scales are float16, [panel][G][PANEL_COLUMNS]; with minima [panel][G][2][PANEL_COLUMNS], scales and minima. Those of
-// FP8 are float32, [panel][num_inputs / FP8_INPUTS, rounded up][PANEL_COLUMNS], those of MXFP4 E8M0, none of them NaN:
-// [panel][G][PANEL_COLUMNS] uint8, of which each is 2 ** (scale - 127).
+// FP8 and INT8_A32 are float32, [panel][num_inputs / BLOCK_INPUTS, rounded up][PANEL_COLUMNS]; of FP8 times E4M3_UNIT.
+// Those of MXFP4 are E8M0, none of them NaN: [panel][G][PANEL_COLUMNS] uint8, of which each is 2 ** (scale - 127).
 typedef struct Matrix {
     long format;  // a NumberFormat
     long num_outputs, num_inputs;
@@ -84,14 +86,17 @@ INLINE bool has_minimum(long format) { return format == INT4 || format == Q5_1; 
 // Whether a byte has two codes.
 INLINE bool has_nibbles(long format) { return format == INT4 || format == MXFP4; }
 
+// Whether BLOCK_INPUTS codes of a row share a float32 scale.
+INLINE bool has_block_scales(long format) { return format == FP8 || format == INT8_A32; }
+
 INLINE InputFormat input_format(const Matrix *matrix) {
     if (matrix->format == BFLOAT16_A16) return BFLOAT16_CODES;
-    if (matrix->format <= BFLOAT16 || matrix->format == FP8) return FLOATS;
+    if (matrix->format <= BFLOAT16 || has_block_scales(matrix->format)) return FLOATS;
     return matrix->format == INT8 ? INT16_CODES : INT8_CODES;
 }
 
-// Scales of FP8 that a column of a panel has.
-INLINE long fp8_blocks(const Matrix *matrix) { return ceil_div(matrix->num_inputs, FP8_INPUTS); }
+// Float32 scales that a column of a panel has.
+INLINE long num_blocks_of(const Matrix *matrix) { return ceil_div(matrix->num_inputs, BLOCK_INPUTS); }
 
 INLINE long panels_of(const Matrix *matrix) { return matrix ? ceil_div(matrix->num_outputs, PANEL_COLUMNS) : 0; }
 

@@ -1,13 +1,13 @@
-// Products of float32 rows with matrices in float32, bfloat16 or FP8: the same sums in the same order.
+// Products of float32 rows with matrices in float32, bfloat16, FP8 or INT8_A32: the same sums in the same order.
 //
-// FP8 codes are widened in registers; a sum of FP8_INPUTS products of codes is then multiplied by their scale.
+// Codes are widened in registers; a sum of BLOCK_INPUTS products of codes is then multiplied by their scale.
 #include "dense.h"
 #include "tile.h"
 
 // Inputs of a panel that are multiplied at once: a part of PANEL_COLUMNS * DEPTH weights stays in L1 for all
 // rows, and sums of at most DEPTH products keep rounding errors small. A multiple of STEP_INPUTS.
 #define DEPTH 128
-_Static_assert(DEPTH == FP8_INPUTS, "a sum has one scale");
+_Static_assert(DEPTH == BLOCK_INPUTS, "a sum has one scale");
 
 // Bytes of one step of a panel.
 #define STEP_BYTES(format) (STEP_INPUTS * PANEL_COLUMNS * WEIGHT_BYTES(format))
@@ -41,7 +41,8 @@ INLINE void multiply_format(const long format, const Matrix *matrix, long panel,
     long panel_bytes = stored * PANEL_COLUMNS * WEIGHT_BYTES(format);
     const char *columns = (const char *)matrix->panels + panel * panel_bytes;
     const char *upcoming = (const char *)matrix->panels + next * panel_bytes;
-    const float *scales = format == FP8 ? (const float *)matrix->scales + panel * fp8_blocks(matrix) * PANEL_COLUMNS : NULL;
+    const float *scales = NULL;
+    if (has_block_scales(format)) scales = (const float *)matrix->scales + panel * num_blocks_of(matrix) * PANEL_COLUMNS;
     long num_columns = least(PANEL_COLUMNS, matrix->num_outputs - panel * PANEL_COLUMNS);
     for (long k = 0; k < num_inputs; k += DEPTH, add = true) {
         long depth = least(DEPTH, num_inputs - k);
@@ -49,16 +50,16 @@ INLINE void multiply_format(const long format, const Matrix *matrix, long panel,
 #define PART(as, part)                                                                                              \
     multiply_depth(format, as, k, depth, in, first_row, num_rows, columns, part, scales, upcoming,                  \
                    num_inputs / STEP_INPUTS, out, out_stride, num_columns, add)
-        if (format == FP8 && num_rows > TILE_ROWS) {  // codes are widened once for all tiles: the same products
+        if (has_block_scales(format) && num_rows > TILE_ROWS) {  // codes are widened once for all tiles: the same products
             float widened[DEPTH * PANEL_COLUMNS];
             for (long i = 0; i < depth * PANEL_COLUMNS; i += LANES)
-                vf_store(widened + i, vf_load_e4m3_codes(part + i));
+                vf_store(widened + i, widen_codes(format, part + i));
             PART(FLOAT32, widened);
         } else {
             PART(format, part);
         }
 #undef PART
-        if (format == FP8) scales += PANEL_COLUMNS;
+        if (has_block_scales(format)) scales += PANEL_COLUMNS;
     }
 }
 
@@ -76,6 +77,6 @@ void multiply_float(const Matrix *matrix, long panel, long next, const Rows *in,
     }
 #define FORMAT(format) \
     case format: multiply_format(format, matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
-    switch (matrix->format) { FORMAT(FLOAT32) FORMAT(BFLOAT16) FORMAT(FP8) }
+    switch (matrix->format) { FORMAT(FLOAT32) FORMAT(BFLOAT16) FORMAT(FP8) FORMAT(INT8_A32) }
 #undef FORMAT
 }

@@ -16,7 +16,7 @@ static bool is_bfloat16(long format) { return format == BFLOAT16 || format == BF
 
 // Inputs of a panel, with padding.
 static long padded_inputs(long format, long num_inputs) {
-    return format == FLOAT32 || format == FP8 ? num_inputs : round_up(num_inputs, is_bfloat16(format) ? 2 : GROUP);
+    return format == FLOAT32 || has_block_scales(format) ? num_inputs : round_up(num_inputs, is_bfloat16(format) ? 2 : GROUP);
 }
 
 // Bits of a weight, without scales.
@@ -31,8 +31,8 @@ long octavo_panels_bytes(long format, long num_outputs, long num_inputs) {
 
 long octavo_scales_bytes(long format, long num_outputs, long num_inputs) {
     if (format <= BFLOAT16_A16 || is_k_format(format)) return 0;
-    if (format == FP8)
-        return round_up(num_outputs, PANEL_COLUMNS) * ceil_div(num_inputs, FP8_INPUTS) * (long)sizeof(float);
+    if (has_block_scales(format))
+        return round_up(num_outputs, PANEL_COLUMNS) * ceil_div(num_inputs, BLOCK_INPUTS) * (long)sizeof(float);
     long num_groups = round_up(num_outputs, PANEL_COLUMNS) * padded_inputs(format, num_inputs) / GROUP;
     return num_groups * (format == MXFP4 ? 1 : has_minimum(format) ? 4 : 2);
 }
@@ -43,7 +43,8 @@ static long place_of(const Matrix *matrix, long row, long k) {
     long begin = panel * padded_inputs(matrix->format, matrix->num_inputs) * PANEL_COLUMNS;
     switch (matrix->format) {
         case FLOAT32:
-        case FP8: return begin + k * PANEL_COLUMNS + column;
+        case FP8:
+        case INT8_A32: return begin + k * PANEL_COLUMNS + column;
         case BFLOAT16:
         case BFLOAT16_A16:
         case INT8: return begin + (k / 2 * PANEL_COLUMNS + column) * 2 + k % 2;
@@ -62,9 +63,9 @@ static long scale_of(const Matrix *matrix, long row, long k) {
     return group * PANEL_COLUMNS * (has_minimum(matrix->format) ? 2 : 1) + row % PANEL_COLUMNS;
 }
 
-// The scale of FP8 of weight (row, k).
-static float *fp8_scale_of(const Matrix *matrix, long row, long k) {
-    long block = row / PANEL_COLUMNS * fp8_blocks(matrix) + k / FP8_INPUTS;
+// The float32 scale of weight (row, k).
+static float *block_scale_of(const Matrix *matrix, long row, long k) {
+    long block = row / PANEL_COLUMNS * num_blocks_of(matrix) + k / BLOCK_INPUTS;
     return (float *)matrix->scales + block * PANEL_COLUMNS + row % PANEL_COLUMNS;
 }
 
@@ -254,10 +255,12 @@ bool put_group(const Matrix *matrix, long row, long k, const BlockGroup *group) 
     return true;
 }
 
-void pack_fp8_row(const Matrix *matrix, long row, const uint8_t *block) {
-    for (long k = 0; k < matrix->num_inputs; k += FP8_INPUTS, block += FP8_BLOCK_BYTES) {
-        memcpy(fp8_scale_of(matrix, row, k), block, sizeof(float));
-        for (long i = 0; i < least(FP8_INPUTS, matrix->num_inputs - k); i++)
+void pack_scaled_row(const Matrix *matrix, long row, const uint8_t *block) {
+    for (long k = 0; k < matrix->num_inputs; k += BLOCK_INPUTS, block += SCALED_BLOCK_BYTES) {
+        float *scale = block_scale_of(matrix, row, k);
+        memcpy(scale, block, sizeof *scale);
+        if (matrix->format == FP8) *scale *= E4M3_UNIT;
+        for (long i = 0; i < least(BLOCK_INPUTS, matrix->num_inputs - k); i++)
             ((uint8_t *)matrix->panels)[place_of(matrix, row, k + i)] = block[sizeof(float) + i];
     }
 }
@@ -313,7 +316,9 @@ void read_row(const Matrix *matrix, long row, float *out) {
             out[k] = from_bfloat16(((const uint16_t *)matrix->panels)[place]);
         } else if (matrix->format == FP8) {
             uint16_t half = (uint16_t)(((const int8_t *)matrix->panels)[place] * 128) & 0xbf80;
-            out[k] = _cvtsh_ss(half) * E4M3_UNIT * *fp8_scale_of(matrix, row, k);
+            out[k] = _cvtsh_ss(half) * *block_scale_of(matrix, row, k);
+        } else if (matrix->format == INT8_A32) {
+            out[k] = (float)((const int8_t *)matrix->panels)[place] * *block_scale_of(matrix, row, k);
         } else if (matrix->format == MXFP4) {
             uint8_t byte = ((const uint8_t *)matrix->panels)[place], code = k % 8 < 4 ? byte & 15 : byte >> 4;
             out[k] = ldexpf(DOUBLED_FP4[code], ((const uint8_t *)matrix->scales)[scale_of(matrix, row, k)] - 128);

@@ -7,11 +7,11 @@
 // Write a group of codes at the inputs from k of a row; false: the format of the matrix does not hold it exactly.
 bool put_group(const Matrix *matrix, long row, long k, const BlockGroup *group);
 
-// Bytes of FP8_INPUTS inputs of a row on their way: a float32 scale, and codes, of which those behind a row are left out.
-#define FP8_BLOCK_BYTES ((long)sizeof(float) + FP8_INPUTS)
+// Bytes of BLOCK_INPUTS inputs of a row on their way: a float32 scale, and codes, of which those behind a row are left out.
+#define SCALED_BLOCK_BYTES ((long)sizeof(float) + BLOCK_INPUTS)
 
-// Write a row in FP8 from its blocks.
-void pack_fp8_row(const Matrix *matrix, long row, const uint8_t *block);
+// Write a row in FP8 or INT8_A32 from its blocks.
+void pack_scaled_row(const Matrix *matrix, long row, const uint8_t *block);
 
 // The same of GROUP inputs in MXFP4: the scale, then codes.
 #define MXFP4_BLOCK_BYTES (1 + GROUP / 2)

@@ -29,7 +29,12 @@
 #define STEP_INPUTS 4
 
 // Bytes of a weight, without its scale.
-#define WEIGHT_BYTES(format) ((format) == FLOAT32 ? 4 : (format) == FP8 ? 1 : 2)
+#define WEIGHT_BYTES(format) ((format) == FLOAT32 ? 4 : has_block_scales(format) ? 1 : 2)
+
+// LANES codes as floats, which the scales of a matrix are for.
+INLINE vfloat widen_codes(const long format, const void *codes) {
+    return format == FP8 ? vf_load_e4m3_codes(codes) : vf_load_bytes(codes);
+}
 
 // The vectors of columns of input `k`, counted from `panel`, a pair of inputs or its begin.
 INLINE void load_columns(const long format, const int vectors, const void *panel, int k, vfloat *columns) {
@@ -37,8 +42,8 @@ INLINE void load_columns(const long format, const int vectors, const void *panel
     for (int j = 0; j < vectors; j++) {
         if (format == FLOAT32) {
             columns[j] = vf_load((const float *)panel + (k * vectors + j) * LANES);
-        } else if (format == FP8) {
-            columns[j] = vf_load_e4m3_codes((const uint8_t *)panel + (k * vectors + j) * LANES);
+        } else if (has_block_scales(format)) {
+            columns[j] = widen_codes(format, (const uint8_t *)panel + (k * vectors + j) * LANES);
         } else {
             vint pair = vi_load((const int32_t *)panel + (k / 2 * vectors + j) * LANES);
             columns[j] = k % 2 ? vf_high_bfloat16(pair) : vf_low_bfloat16(pair);
@@ -79,7 +84,7 @@ INLINE void store_sums(const int rows, const int vectors, vfloat sum[TILE_ROWS][
 }
 
 // c[rows][columns] = (add ? c : 0) + a[rows][depth] @ b[depth][vectors * LANES], in the order of the inputs, whatever
-// their format; codes of FP8 have the `scales` of their columns, the others NULL. `format`, `rows` and `vectors` are constants at
+// their format; codes have the `scales` of their columns, the others NULL. `format`, `rows` and `vectors` are constants at
 // each call, so that all sums stay in registers. `fetch` is fetched from its step `first_step` on.
 INLINE void format_product(const long format, const int rows, const int vectors, long depth, const float *a,
                            long a_stride, const void *b, const float *scales, const Fetch *fetch, long first_step,
@@ -118,7 +123,7 @@ INLINE void format_product(const long format, const int rows, const int vectors,
     if (scales) {
 #pragma GCC unroll 3
         for (int j = 0; j < vectors; j++) {
-            vfloat scale = vf_mul(vf_load(scales + j * LANES), vf_all(E4M3_UNIT));
+            vfloat scale = vf_load(scales + j * LANES);
 #pragma GCC unroll 8
             for (int i = 0; i < rows; i++) sum[i][j] = vf_mul(sum[i][j], scale);
         }

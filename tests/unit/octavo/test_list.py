@@ -19,6 +19,27 @@ from tests.unit.octavo.stand_in import StandIn
 
 CONFIG = b'{"architectures": ["LlamaForCausalLM"]}'
 WEIGHTS = save({"w": np.zeros(1_500_000, np.float16)})
+
+
+def in_codes(number_format: str, num_bytes: int, shape: list[int], **settings: object) -> Repo:
+    """Return a model whose one matrix is codes."""
+    tensor = {"dtype": number_format, "shape": shape, "data_offsets": [0, num_bytes]}
+    header = json.dumps({"layer.weight_packed" if number_format == "I32" else "layer.weight": tensor}).encode()
+    config = {"architectures": ["LlamaForCausalLM"], "quantization_config": settings}
+    weights = len(header).to_bytes(8, "little") + header + bytes(num_bytes)
+    return Repo({"config.json": json.dumps(config).encode(), "model.safetensors": weights})
+
+
+INT8 = {"type": "int", "num_bits": 8, "strategy": "channel"}
+IN_FP8 = in_codes("F8_E4M3", 8_000_000, [4000, 2000], quant_method="fp8")
+IN_INT8 = in_codes(
+    "I32",
+    8_000_000,
+    [4000, 500],
+    quant_method="compressed-tensors",
+    format="pack-quantized",
+    config_groups={"group_0": {"weights": INT8}},
+)
 TINY = Repo({"config.json": CONFIG, "model.safetensors": WEIGHTS}, revisions=("main", "v1"))
 NOBODY = ["--address", "127.0.0.1:1"]
 
@@ -29,6 +50,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     repos = {
         "tiny": TINY,
         "half": Repo({"config.json": CONFIG, "model.safetensors": WEIGHTS}),
+        "fp8": IN_FP8,
+        "w8a16": IN_INT8,
         "awq": Repo({"config.json": quantized, "model.safetensors": b"weights"}),
     }
     with running_hub(**repos) as hub:
@@ -143,3 +166,13 @@ async def test_the_model_that_is_served_is_named(
     said = await asyncio.to_thread(listed, capsys, "--address", stand_in.address)
 
     assert said.endswith(f"\n\nserved at {stand_in.address}: tiny\n")
+
+
+def test_codes_with_scales_are_listed_with_what_they_are_and_need(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("fp8", "w8a16"):
+        pull_hub_model(f"org/{name}", ignore_progress)
+
+    assert listed(capsys, *NOBODY).splitlines()[2:-2] == [
+        "org/fp8    8.0 MB  F8_E4M3  LlamaForCausalLM  408.2 MB  ~/hub",
+        "org/w8a16  8.0 MB  I8       LlamaForCausalLM  408.2 MB  ~/hub",
+    ]

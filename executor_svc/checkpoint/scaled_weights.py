@@ -1,4 +1,4 @@
-"""FP8 tensors of safetensors on their way to the kernels: codes and scales together, in blocks of a row."""
+"""Codes of safetensors on their way to the kernels: codes and scales together, in blocks of a row."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,12 @@ from typing import Final, Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the usual name
 
-from executor_svc.checkpoint.fp8 import BLOCK_BYTES, BLOCK_INPUTS, FP8_BLOCK, Fp8Config, Sharing
 from executor_svc.checkpoint.gguf.rounding import RoundingErrors
+from executor_svc.checkpoint.scaled_codes import BLOCK_BYTES, BLOCK_INPUTS, E4M3, CodesConfig, Sharing
 from executor_svc.checkpoint.weight_map import BlockRows
+from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 
-# Of E4M3.
-_LARGEST: Final = 448.0
 _SCALE_TYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -26,24 +25,46 @@ class _Codes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The scales of a tensor, float32 [ceil(num_outputs / outputs), ceil(num_inputs / inputs)].
+    """The scales of a tensor, float32 [ceil(num_outputs / outputs), num_blocks], or [.., 1]: those of whole rows.
 
-    `outputs` and `inputs`: how many share a scale.
+    `shape`: of the tensor. `outputs`: how many of them share a scale.
     """
 
+    shape: Sequence[int]
     values: torch.Tensor
     outputs: int
-    inputs: int
+
+
+def unpacked_shape(name: str, packed: Sequence[int], stored: torch.Tensor | None, shape_name: str) -> Sequence[int]:
+    """Return the shape of codes of which int32 hold four each.
+
+    Args:
+        name: File and tensor.
+        packed: Its shape.
+        stored: The shape of its codes, as it is stored; None: it is missing.
+        shape_name: The name of that.
+
+    Raises: ModelLoadError: they do not fit.
+    """
+    if stored is None:
+        raise ModelLoadError(f"{name} is packed, but its shape {shape_name} is missing")
+    shape = [int(size) for size in stored.flatten()[:3]]
+    if len(shape) != 2 or list(packed) != [shape[0], -(-shape[1] // 4)]:
+        raise ModelLoadError(
+            f"{name} has four codes in each of {list(packed)} int32, which do not make the {shown(repr(shape))} of "
+            f"{shape_name}"
+        )
+    return shape
 
 
 def check_scales(
-    name: str, shape: Sequence[int], scale: torch.Tensor | None, scale_name: str, config: Fp8Config
+    name: str, shape: Sequence[int], scale: torch.Tensor | None, scale_name: str, config: CodesConfig
 ) -> Scales:
     """Return the scales of a tensor.
 
     Args:
         name: File and tensor.
-        shape: Of its codes.
+        shape: Of its codes, unpacked.
         scale: As it is stored; None: it is missing.
         scale_name: Its name.
         config: What shapes it may have.
@@ -51,33 +72,36 @@ def check_scales(
     Raises: ModelLoadError: it is missing, or not what the format requires.
     """
     if len(shape) != 2:
-        raise ModelLoadError(f"{name} is F8_E4M3 with shape {list(shape)}; only a matrix may be")
+        raise ModelLoadError(f"{name} is {config.kind.name} with shape {list(shape)}; only a matrix may be")
     if scale is None:
-        raise ModelLoadError(f"{name} is F8_E4M3, but its scale {scale_name} is missing")
+        raise ModelLoadError(f"{name} is {config.kind.name}, but its scale {scale_name} is missing")
     if scale.dtype not in _SCALE_TYPES:
         kind = str(scale.dtype).removeprefix("torch.")
         raise ModelLoadError(f"{name} has a scale {scale_name} in {kind}; it must be in float32, bfloat16 or float16")
-    layouts = _layouts(shape)
+    layouts = _layouts(shape, config.group_inputs)
     for sharing in sorted(config.sharings):
         outputs, inputs, shapes = layouts[sharing]
         if list(scale.shape) in shapes:
             values = scale.float().reshape(-(-shape[0] // outputs), -(-shape[1] // inputs))
+            if inputs < shape[1]:
+                values = values.repeat_interleave(inputs // BLOCK_INPUTS, 1)[:, : -(-shape[1] // BLOCK_INPUTS)]
             break
     else:
         expected = " or ".join(str(layouts[sharing][2][0]) for sharing in sorted(config.sharings))
         raise ModelLoadError(f"{name} has a scale {scale_name} with shape {list(scale.shape)}; it must be {expected}")
-    largest = float(values.abs().max()) * _LARGEST  # NaN stays NaN
-    if not largest < torch.finfo(torch.float32).max:
-        wrong = float(values[~(values.abs() * _LARGEST < torch.finfo(torch.float32).max)][0])
+    is_wrong = ~(values.double().abs() * config.kind.largest < torch.finfo(torch.float32).max)  # so is NaN
+    if is_wrong.any():
+        wrong = float(values[is_wrong][0])
         raise ModelLoadError(f"{name} has {wrong:g} in its scale {scale_name}; weights must be finite")
-    return Scales(values, outputs, inputs)
+    return Scales(shape, values, outputs)
 
 
-def _layouts(shape: Sequence[int]) -> Mapping[Sharing, tuple[int, int, list[list[int]]]]:
+def _layouts(shape: Sequence[int], group_inputs: int) -> Mapping[Sharing, tuple[int, int, list[list[int]]]]:
     """Return how many outputs and inputs share a scale, and the shapes that a tensor of scales may have."""
     num_outputs, num_inputs = (max(1, size) for size in shape)
     blocks = [math.ceil(size / BLOCK_INPUTS) for size in shape]
     return {
+        "group": (1, group_inputs, [[num_outputs, math.ceil(shape[1] / group_inputs)]]),
         "block": (BLOCK_INPUTS, BLOCK_INPUTS, [blocks]),
         "channel": (1, num_inputs, [[num_outputs, 1], [num_outputs]]),
         "tensor": (num_outputs, num_inputs, [[1], [], [1, 1]]),
@@ -85,30 +109,30 @@ def _layouts(shape: Sequence[int]) -> Mapping[Sharing, tuple[int, int, list[list
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Source:
-    """A matrix in FP8, still in its file; indexing returns a part in blocks.
+class ScaledSource:
+    """A matrix of codes, still in its file; indexing returns a part in blocks.
 
     Attributes:
         name: File and tensor.
-        codes: Of all of it.
-        shape: The same.
+        codes: Of all of it, packed or not.
         scales: The same.
+        config: What the codes are.
         rounding: See `BlockRows`.
     """
 
     name: str
     codes: _Codes
-    shape: Sequence[int]
     scales: Scales
+    config: CodesConfig
     rounding: RoundingErrors | None
 
     def __getitem__(self, index: slice | tuple[slice, ...], /) -> BlockRows:
         rows, *columns = index if isinstance(index, tuple) else (index,)
-        first, last, _ = rows.indices(self.shape[0])
-        begin, end, _ = (columns[0] if columns else slice(None)).indices(self.shape[1])
+        first, last, _ = rows.indices(self.scales.shape[0])
+        begin, end, _ = (columns[0] if columns else slice(None)).indices(self.scales.shape[1])
         scales = self._scales_of(begin, end)[torch.arange(first, last) // self.scales.outputs]
-        codes = self.codes[first:last, begin:end].view(torch.uint8)
-        if bool(((codes & 127) == 127).any()):
+        codes, kind = self._codes_of(first, last, begin, end), self.config.kind
+        if kind == E4M3 and bool(((codes & 127) == 127).any()):
             raise ModelLoadError(f"{self.name} has the code 0x7f or 0xff, which is NaN; weights must be finite")
         num_blocks = scales.shape[1]
         blocks = torch.empty(last - first, num_blocks, BLOCK_BYTES, dtype=torch.uint8)
@@ -118,18 +142,25 @@ class Fp8Source:
         return BlockRows(
             self.name,
             blocks.flatten(1),
-            FP8_BLOCK,
+            kind.block_type,
             None,
             self.rounding,
-            why_not="is F8_E4M3; there it must be F32, F16 or BF16",
+            why_not=f"is {kind.name}; there it must be F32, F16 or BF16",
         )
+
+    def _codes_of(self, first: int, last: int, begin: int, end: int) -> torch.Tensor:
+        """Return the codes of some outputs and inputs, uint8."""
+        if not self.config.is_packed:
+            return self.codes[first:last, begin:end].view(torch.uint8)
+        words = self.codes[first:last, begin // 4 : -(-end // 4)].contiguous().view(torch.uint8)
+        return words[:, begin % 4 :][:, : end - begin] ^ 128
 
     def _scales_of(self, begin: int, end: int) -> torch.Tensor:
         """Return the scales of blocks of some inputs, for all that the tensor has of outputs."""
         num_blocks = math.ceil((end - begin) / BLOCK_INPUTS)
         if self.scales.values.shape[1] == 1:
             return self.scales.values.expand(-1, num_blocks)
-        if begin % BLOCK_INPUTS or (end % BLOCK_INPUTS and end != self.shape[1]):
+        if begin % BLOCK_INPUTS or (end % BLOCK_INPUTS and end != self.scales.shape[1]):
             raise ModelLoadError(
                 f"{self.name} cannot be shared among so many ranks: each would have inputs {begin} to {end}, and "
                 f"blocks have {BLOCK_INPUTS}"

@@ -1,0 +1,147 @@
+"""Checkpoints in FP8 and int8 as publishers write them, and the numbers that they stand for: the layout in numpy."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file, save_file
+
+Floats = npt.NDArray[np.float32]
+
+
+def _value(code: int) -> float:
+    """Return what a code stands for. Source: OCP 8-bit Floating Point Specification, E4M3."""
+    sign, exponent, mantissa = -1.0 if code & 0x80 else 1.0, code >> 3 & 0xF, code & 0x7
+    if exponent == 0xF and mantissa == 0x7:
+        return float("nan")
+    return sign * (mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+
+
+E4M3: Final[Floats] = np.array([_value(code) for code in range(256)], np.float32)
+INT8: Final[Floats] = np.arange(256).astype(np.uint8).view(np.int8).astype(np.float32)
+
+BLOCK: Mapping[str, Any] = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head"],
+}
+
+
+def compressed(strategy: str, kind: str = "float-quantized", **weights: object) -> Mapping[str, Any]:
+    """Return the settings of llm-compressor."""
+    type_name = "float" if kind == "float-quantized" else "int"
+    of_weights = {"type": type_name, "num_bits": 8, "symmetric": True, "strategy": strategy, **weights}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": kind,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": of_weights, "input_activations": None}},
+        "ignore": ["lm_head"],
+    }
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Settings, what the scale is called, how many outputs and inputs share one, and its number format."""
+
+    settings: Mapping[str, Any]
+    scale_name: str
+    sharing: tuple[int, int]
+    dtype: torch.dtype
+    codes: Literal["e4m3", "int8", "packed"] = "e4m3"
+
+
+ALL = 10**6
+BF16 = torch.bfloat16
+LAYOUTS: Final[Mapping[str, Layout]] = {
+    "blocks": Layout(BLOCK, "weight_scale_inv", (128, 128), torch.float32),
+    "blocks, scales in bfloat16": Layout(BLOCK, "weight_scale_inv", (128, 128), BF16),
+    "channels": Layout(compressed("channel"), "weight_scale", (1, ALL), BF16),
+    "tensors": Layout(compressed("tensor"), "weight_scale", (ALL, ALL), torch.float32),
+    "compressed blocks": Layout(
+        compressed("block", block_structure=[128, 128]), "weight_scale", (128, 128), torch.bfloat16
+    ),
+    "AutoFP8": Layout(
+        {"quant_method": "fp8", "activation_scheme": "static"}, "weight_scale", (ALL, ALL), torch.float32
+    ),
+    "w8a8": Layout(compressed("channel", "int-quantized"), "weight_scale", (1, ALL), BF16, "int8"),
+    "w8a8, tensors": Layout(compressed("tensor", "int-quantized"), "weight_scale", (ALL, ALL), torch.float32, "int8"),
+    "w8a16": Layout(compressed("channel", "pack-quantized"), "weight_scale", (1, ALL), torch.float32, "packed"),
+    "w8a16, groups": Layout(
+        compressed("group", "pack-quantized", group_size=256, actorder="static"),
+        "weight_scale",
+        (1, 256),
+        torch.bfloat16,
+        "packed",
+    ),
+}
+
+
+def is_converted(name: str, weight: torch.Tensor) -> bool:
+    """Whether publishers store a weight in codes: the linear maps of layers, without routers."""
+    others = ("embed", "wte", "lm_head", "embeddings", "gate.weight")
+    return weight.ndim == 2 and not any(other in name for other in others)
+
+
+def write_codes(directory: Path, target: Path, layout: str = "blocks") -> Mapping[str, torch.Tensor]:
+    """Write the checkpoint of a directory in codes; return the weights that it stands for."""
+    how = LAYOUTS[layout]
+    values_of = E4M3 if how.codes == "e4m3" else INT8
+    shutil.copytree(directory, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "quantization_config": how.settings}))
+    stored: dict[str, torch.Tensor] = {}
+    restored: dict[str, torch.Tensor] = {}
+    for name, weight in load_file(directory / "model.safetensors").items():
+        stored[name] = restored[name] = weight
+        if not is_converted(name, weight):
+            continue
+        scales, index = _scales(weight.numpy(), how, float(np.nanmax(values_of)))
+        codes = _codes(weight.numpy() / scales.float().numpy()[index], values_of)
+        restored[name] = torch.from_numpy(values_of[codes] * scales.float().numpy()[index])
+        module = name.removesuffix("weight")
+        stored |= _stored_codes(module, codes, how.codes)
+        if how.codes == "packed":
+            del stored[name]
+        stored[f"{module}{how.scale_name}"] = scales.reshape(-1) if how.sharing == (ALL, ALL) else scales
+        if how.settings.get("activation_scheme") == "static":
+            stored[f"{module}input_scale"] = torch.tensor(0.02)
+    save_file(stored, target / "model.safetensors", metadata={"format": "pt"})
+    return restored
+
+
+def _stored_codes(module: str, codes: npt.NDArray[np.uint8], kind: str) -> Mapping[str, torch.Tensor]:
+    """Return the tensors of codes. Source: compressors/pack_quantized/helpers.py of compressed-tensors 0.20.1."""
+    if kind == "e4m3":
+        return {f"{module}weight": torch.from_numpy(codes).view(torch.float8_e4m3fn)}
+    if kind == "int8":
+        return {f"{module}weight": torch.from_numpy(codes.view(np.int8))}
+    shifted = np.pad(codes.view(np.int8).astype(np.int64) + 128, ((0, 0), (0, -codes.shape[1] % 4)))
+    words = (shifted.reshape(len(codes), -1, 4) << np.array([0, 8, 16, 24])).sum(-1).astype(np.uint32).view(np.int32)
+    shape = torch.tensor(codes.shape)
+    return {f"{module}weight_packed": torch.from_numpy(words), f"{module}weight_shape": shape}
+
+
+def _scales(values: Floats, how: Layout, largest_code: float) -> tuple[torch.Tensor, Any]:
+    """Return scales, and where each weight has its own."""
+    rows, columns = (np.arange(size) // shared for size, shared in zip(values.shape, how.sharing, strict=True))
+    largest = np.zeros((rows[-1] + 1, columns[-1] + 1), np.float32)
+    index = np.ix_(rows, columns)
+    np.maximum.at(largest, index, np.abs(values))
+    return torch.from_numpy(largest / largest_code).to(how.dtype), index
+
+
+def _codes(values: Floats, values_of: Floats) -> npt.NDArray[np.uint8]:
+    """Return the nearest code of each value."""
+    order = np.argsort(values_of, kind="stable")  # NaN is last
+    order = order[: int(np.isfinite(values_of).sum())]
+    ordered = values_of[order]
+    borders = (ordered[1:] + ordered[:-1]) / 2
+    return order[np.searchsorted(borders, values)].astype(np.uint8)

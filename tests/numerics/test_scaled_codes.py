@@ -1,0 +1,379 @@
+"""A checkpoint in FP8 or int8 is the model of the numbers that its codes and scales stand for, and keeps its codes."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from executor_svc.checkpoint import scaled_codes
+from executor_svc.checkpoint.model_directory import ModelDirectory
+from executor_svc.checkpoint.scaled_codes import BLOCK_BYTES, CodeKind, restore_codes
+from executor_svc.config import ExecutorConfig
+from executor_svc.models.decoder import Decoder
+from executor_svc.models.memory_needs import summarize_model
+from executor_svc.models.selection import choose_model
+from executor_svc.native.structs import NumberFormat
+from executor_svc.worker.loading import load_worker
+from octavo_shared.errors import ModelLoadError
+from tests.numerics.architectures import compare_with_transformers, load_architecture, save_tiny_architecture
+from tests.numerics.driver import RecordingSampler, StepDriver
+from tests.numerics.native import LANES, packed_matrix
+from tests.numerics.reference import logits_of
+from tests.numerics.scaled_codes import BLOCK, E4M3, INT8, LAYOUTS, compressed, is_converted, write_codes
+from tests.numerics.threaded_group import ThreadedRanks
+from tests.numerics.ties import TIE
+from tests.support.each_row import each_row
+
+# Neither rows nor inputs of some matrices are whole blocks; q, k and v are joined within one.
+SIZES = {"hidden_size": 160, "intermediate_size": 400, "head_dim": 24}
+# Each of 2 ranks has whole blocks of inputs.
+WHOLE = {"hidden_size": 128, "intermediate_size": 512, "head_dim": 64}
+DOWN = "model.layers.1.mlp.down_proj"
+Change = Callable[[dict[str, torch.Tensor]], object]
+
+
+@each_row(*[(name, layout) for name in ("Qwen3ForCausalLM", "LlamaForCausalLM") for layout in LAYOUTS])
+def test_logits_are_those_of_transformers_with_the_restored_weights(name: str, layout: str, *, tmp_path: Path) -> None:
+    plain, target = tmp_path / name, tmp_path / f"{name}, {layout}"
+    reference = save_tiny_architecture(plain, name, SIZES)
+    restored = write_codes(plain, target, layout)
+    reference.load_state_dict(restored, strict=False)
+
+    model, backend = load_architecture(target)
+    comparison = compare_with_transformers(model, backend, reference)
+
+    assert isinstance(model, Decoder)
+    assert comparison.logit_difference < 1e-5
+    assert comparison.greedy_distance < TIE
+
+
+@each_row(*[(lanes, kind) for lanes in LANES for kind in (scaled_codes.E4M3, scaled_codes.INT8)])
+def test_every_code_is_held_exactly_and_multiplied_by_the_scale_of_its_block(lanes: str, kind: CodeKind) -> None:
+    is_fp8 = kind == scaled_codes.E4M3
+    number_format, values_of = (NumberFormat.FP8, E4M3) if is_fp8 else (NumberFormat.INT8_A32, INT8)
+    num_outputs, num_inputs, num_blocks = 101, 301, 3
+    random = np.random.default_rng(3)
+    codes = random.permutation(np.arange(num_outputs * num_blocks * 128) % (254 if is_fp8 else 256)).astype(np.uint8)
+    codes += is_fp8 & (codes > 126)  # 0x7f and 0xff are NaN
+    codes = codes.reshape(num_outputs, num_blocks, 128)
+    scales = np.exp2(random.uniform(-20, 4, (num_outputs, num_blocks, 1))).astype(np.float32)
+    blocks = np.concatenate([scales.view(np.uint8), codes], -1).reshape(num_outputs, num_blocks * BLOCK_BYTES)
+    weight = torch.from_numpy((values_of[codes] * scales).reshape(num_outputs, -1)[:, :num_inputs])
+    matrix = packed_matrix(lanes, num_inputs, [1, num_outputs - 1], number_format)
+
+    for part, rows in zip(matrix.weights, (blocks[:1], blocks[1:]), strict=True):
+        assert part.copy_blocks(torch.from_numpy(rows), kind.block_type, None)
+
+    assert torch.equal(matrix.rows(torch.arange(num_outputs)), weight)
+    assert torch.equal(matrix(torch.eye(num_inputs)).T, weight)
+    assert np.array_equal(restore_codes(kind, blocks)[:, :num_inputs], weight.numpy())
+    x = torch.from_numpy(random.standard_normal((9, num_inputs)).astype(np.float32))
+    expected = x.double() @ weight.double().T
+    assert float((matrix(x) - expected).abs().max() / expected.abs().max()) < 1e-6
+    assert matrix.num_bytes < 1.1 * 144 * (num_inputs + 4 * num_blocks)  # a byte a weight
+
+
+@each_row(("blocks", 512), ("channels", 512), ("w8a8", 512), ("w8a16, groups", 512), ("w8a16", 402))
+def test_ranks_give_the_tokens_of_one_process(
+    layout: str, num_inputs: int, *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, target = tmp_path / f"plain, {layout}", tmp_path / layout
+    save_tiny_architecture(plain, "Qwen3ForCausalLM", {**WHOLE, "intermediate_size": num_inputs})
+    write_codes(plain, target, layout)
+    config = ExecutorConfig.model_validate({"model": str(target), "block_size_tokens": 4, "num_device_blocks": 100})
+    monkeypatch.setattr("executor_svc.worker.assembly.Sampler", RecordingSampler)
+    prompts = [[5, 9, 23, 42, 7, 11, 80, 3], [70, 6]]
+    expected = StepDriver(load_worker(config)).generate(prompts, num_new_tokens=8, chunk_size=5)
+
+    with ExitStack() as stack:
+        ranks = ThreadedRanks(config, 2)
+        stack.callback(ranks.close)
+        assert StepDriver(ranks).generate(prompts, num_new_tokens=8, chunk_size=5) == expected
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("codes")
+    save_tiny_architecture(directory / "plain", "Qwen3ForCausalLM", {**SIZES, "intermediate_size": 256})
+    for layout in ("blocks", "w8a8", "w8a16"):
+        write_codes(directory / "plain", directory / layout, layout)
+    return directory / "blocks"
+
+
+def refused(directory: Path, **settings: object) -> str:
+    config = ExecutorConfig.model_validate({"model": str(directory), "num_device_blocks": 8, **settings})
+    with pytest.raises(ModelLoadError) as error:
+        load_worker(config)
+    return str(error.value).replace(f"{directory}/", "").replace(str(directory), "MODEL")
+
+
+def put(name: str, place: tuple[int, int], value: float) -> Change:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        is_code = name.endswith(".weight")
+        (tensors[name].view(torch.uint8) if is_code else tensors[name])[place] = value
+
+    return change
+
+
+def replaced(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    return lambda tensors: tensors.update({name: change(tensors[name])})
+
+
+OF_DOWN = f"model.safetensors: the tensor {DOWN}.weight "
+SCALE = f"{DOWN}.weight_scale_inv"
+OF_PACKED = f"model.safetensors: the tensor {DOWN}.weight_packed "
+
+
+@each_row(
+    ("blocks", lambda tensors: tensors.pop(SCALE), f"{OF_DOWN}is F8_E4M3, but its scale {SCALE} is missing"),
+    (
+        "blocks",
+        replaced(SCALE, lambda scale: scale[:1]),
+        f"{OF_DOWN}has a scale {SCALE} with shape [1, 2]; it must be [2, 2]",
+    ),
+    (
+        "blocks",
+        replaced(SCALE, lambda scale: scale.to(torch.int32)),
+        f"{OF_DOWN}has a scale {SCALE} in int32; it must be in float32, bfloat16 or float16",
+    ),
+    ("blocks", put(SCALE, (1, 1), float("nan")), f"{OF_DOWN}has nan in its scale {SCALE}; weights must be finite"),
+    ("blocks", put(SCALE, (0, 1), float("-inf")), f"{OF_DOWN}has -inf in its scale {SCALE}; weights must be finite"),
+    ("blocks", put(SCALE, (0, 1), 1e36), f"{OF_DOWN}has 1e+36 in its scale {SCALE}; weights must be finite"),
+    (
+        "blocks",
+        put(f"{DOWN}.weight", (159, 255), 0x7F),
+        f"{OF_DOWN}has the code 0x7f or 0xff, which is NaN; weights must be finite",
+    ),
+    (
+        "blocks",
+        put(f"{DOWN}.weight", (0, 0), 0xFF),
+        f"{OF_DOWN}has the code 0x7f or 0xff, which is NaN; weights must be finite",
+    ),
+    (
+        "blocks",
+        replaced("model.norm.weight", lambda norm: norm.to(torch.float8_e4m3fn)),
+        "model.safetensors: the tensor model.norm.weight is F8_E4M3 with shape [160]; only a matrix may be",
+    ),
+    (
+        "blocks",
+        lambda tensors: tensors.update({f"{DOWN}.other": torch.ones(1)}),
+        f"model.safetensors contains the tensor {DOWN}.other, which the model does not have",
+    ),
+    (
+        "blocks",
+        replaced(f"{DOWN}.weight", lambda weight: weight.view(torch.int8)),
+        f"model.safetensors contains the tensor {SCALE}, which the model does not have",
+    ),
+    (
+        "blocks",
+        replaced("lm_head.weight", lambda weight: weight.to(torch.int8)),
+        "model.safetensors: the tensor lm_head.weight is I8, and config.json does not say what its codes stand for; it "
+        "must be F32, F16 or BF16",
+    ),
+    (
+        "w8a8",
+        lambda tensors: tensors.pop(f"{DOWN}.weight_scale"),
+        f"{OF_DOWN}is I8, but its scale {DOWN}.weight_scale is missing",
+    ),
+    (
+        "w8a8",
+        replaced(f"{DOWN}.weight_scale", lambda scale: scale.repeat(1, 2)),
+        f"{OF_DOWN}has a scale {DOWN}.weight_scale with shape [160, 2]; it must be [160, 1]",
+    ),
+    (
+        "w8a8",
+        lambda tensors: tensors.update({f"{DOWN}.weight_zero_point": torch.ones(160, 1, dtype=torch.float32)}),
+        f"model.safetensors contains the tensor {DOWN}.weight_zero_point, which the model does not have",
+    ),
+    (
+        "w8a16",
+        put(f"{DOWN}.weight_scale", (0, 0), float("inf")),
+        f"{OF_PACKED}has inf in its scale {DOWN}.weight_scale; weights must be finite",
+    ),
+    (
+        "w8a16",
+        lambda tensors: tensors.update({f"{DOWN}.weight_g_idx": torch.zeros(256, dtype=torch.int32)}),
+        f"model.safetensors contains the tensor {DOWN}.weight_g_idx, which the model does not have",
+    ),
+    (
+        "w8a16",
+        lambda tensors: tensors.pop(f"{DOWN}.weight_shape"),
+        f"{OF_PACKED}is packed, but its shape {DOWN}.weight_shape is missing",
+    ),
+    (
+        "w8a16",
+        replaced(f"{DOWN}.weight_shape", lambda shape: shape + 4),
+        f"{OF_PACKED}has four codes in each of [160, 64] int32, which do not make the [164, 260] of "
+        f"{DOWN}.weight_shape",
+    ),
+    (
+        "w8a16",
+        replaced(f"{DOWN}.weight_shape", lambda shape: torch.tensor([160, 255])),
+        f"model.safetensors contains the tensor {DOWN}.weight_packed with shape [160, 255]; config.json requires "
+        "[160, 256]",
+    ),
+)
+def test_a_damaged_checkpoint_is_refused_with_file_and_tensor(
+    layout: str, change: Change, sentence: str, *, checkpoint: Path, tmp_path: Path
+) -> None:
+    for file in checkpoint.with_name(layout).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    stored = load_file(tmp_path / "model.safetensors")
+    tensors = {name: tensor.clone() for name, tensor in stored.items()}
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    assert refused(tmp_path) == sentence
+
+
+@each_row(("blocks", "F8_E4M3"), ("w8a8", "I8"))
+def test_a_router_in_codes_is_refused(
+    layout: str, kind: str, *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.numerics.scaled_codes.is_converted", lambda name, _: name.endswith("mlp.gate.weight"))
+    save_tiny_architecture(tmp_path / f"plain, {layout}", "Qwen3MoeForCausalLM", {})
+    write_codes(tmp_path / f"plain, {layout}", tmp_path / layout, layout)
+
+    assert refused(tmp_path / layout) == (
+        f"model.safetensors: the tensor model.layers.0.mlp.gate.weight is {kind}; there it must be F32, F16 or BF16"
+    )
+
+
+ACCEPTED = (
+    "; codes are read in E4M3 or as symmetric integers of 8 bits, with a scale for each tensor, channel, block of "
+    "[128, 128] or group of a multiple of 128 inputs"
+)
+GROUP_0 = " config_groups group_0"
+INT = ("int-quantized", "pack-quantized")
+
+
+def two_groups(*sizes: int) -> Mapping[str, Any]:
+    each = [compressed("group", INT[1], group_size=size)["config_groups"]["group_0"] for size in sizes]
+    return {**compressed("group", INT[1]), "config_groups": {f"group_{number}": of for number, of in enumerate(each)}}
+
+
+@each_row(
+    ({**BLOCK, "weight_block_size": [64, 128]}, f" weight_block_size [64, 128]{ACCEPTED}"),
+    ({**BLOCK, "fmt": "e5m2"}, f" fmt 'e5m2'{ACCEPTED}"),
+    (compressed("group"), f"{GROUP_0} group_size None{ACCEPTED}"),
+    (compressed("token"), f"{GROUP_0} strategy 'token'{ACCEPTED}"),
+    (compressed("channel", num_bits=4), f"{GROUP_0} num_bits 4{ACCEPTED}"),
+    (compressed("channel", type="int"), f"{GROUP_0} type 'int'{ACCEPTED}"),
+    (compressed("block", block_structure=[128, 64]), f"{GROUP_0} block_structure [128, 64]{ACCEPTED}"),
+    ({**compressed("channel"), "config_groups": {}}, f" config_groups {{}}{ACCEPTED}"),
+    ({**compressed("channel"), "config_groups": {"g": 1}}, f" config_groups g weights None{ACCEPTED}"),
+    *((compressed("channel", kind, num_bits=4), f"{GROUP_0} num_bits 4{ACCEPTED}") for kind in INT),
+    *((compressed("channel", kind, symmetric=False), f"{GROUP_0} symmetric False{ACCEPTED}") for kind in INT),
+    *((compressed("channel", kind, actorder="group"), f"{GROUP_0} actorder 'group'{ACCEPTED}") for kind in INT),
+    *((compressed("group", kind, group_size=64), f"{GROUP_0} group_size 64{ACCEPTED}") for kind in INT),
+    (two_groups(128, 384), f" config_groups group_1 group_size 384 beside 128{ACCEPTED}"),
+    ({**compressed("channel", INT[0]), "transform_config": {"R1": {}}}, f" transform_config {{'R1': {{}}}}{ACCEPTED}"),
+    *(
+        ({**compressed("channel"), "format": kind}, f"MODEL are quantized with compressed-tensors ({kind}), ")
+        for kind in ("mixed-precision", "nvfp4-pack-quantized", "marlin-24")
+    ),
+    *(
+        ({**BLOCK, "quant_method": method}, f"MODEL are quantized with {method}, which Octavo does not read; ")
+        for method in ("fbgemm_fp8", "awq", "gptq", "bitsandbytes", "mxfp4")
+    ),
+)
+def test_other_kinds_are_refused_by_name(
+    settings: Mapping[str, Any], sentence: str, *, checkpoint: Path, tmp_path: Path
+) -> None:
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((checkpoint / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+
+    assert sentence in refused(tmp_path)
+    with pytest.raises(ModelLoadError):  # `octavo list` leaves it out
+        summarize_model(tmp_path)
+
+
+def test_ranks_that_would_cut_a_block_are_refused(tmp_path: Path) -> None:
+    save_tiny_architecture(tmp_path / "plain", "LlamaForCausalLM", {**WHOLE, "intermediate_size": 320})
+    write_codes(tmp_path / "plain", tmp_path / "blocks")
+    config = ExecutorConfig.model_validate({"model": str(tmp_path / "blocks"), "num_device_blocks": 8})
+
+    with pytest.raises(ModelLoadError, match=r"down_proj.weight cannot .* inputs \d+ to \d+, and blocks have 128"):
+        ThreadedRanks(config, 2)
+
+
+FIRST = "model.safetensors: the tensor model.layers.0.mlp.down_proj.weight is F8_E4M3, which "
+
+
+@each_row(
+    (
+        {"cpu_kernels": "torch"},
+        f"{FIRST}needs the kernels in C on a CPU, but cpu_kernels is torch; set --allow-requantization to round it to "
+        "int8-a8, or use the unquantized checkpoint",
+    ),
+    (
+        {"quantization": "int8"},
+        f"quantization is int8, but {FIRST}is quantized already; remove --quantization",
+    ),
+)
+def test_without_the_kernels_or_with_another_quantization_it_is_refused(
+    settings: Mapping[str, Any], sentence: str, *, checkpoint: Path
+) -> None:
+    assert refused(checkpoint, **settings) == sentence
+
+
+def test_a_gpu_refuses_it_and_names_what_works(checkpoint: Path) -> None:
+    config = ExecutorConfig.model_validate({"model": str(checkpoint), "dtype": "float32", "allow_requantization": True})
+    with pytest.raises(ModelLoadError, match=r"a CPU, but device is cuda; use the unquantized checkpoint$"):
+        choose_model(ModelDirectory(checkpoint), config, torch.device("cuda"))
+
+
+@each_row(("blocks", "fp8", "F8_E4M3", 1), ("w8a16", "int8-a32", "I8", 0.5))
+def test_it_is_rounded_where_that_is_allowed_and_the_error_is_told(
+    layout: str,
+    held: str,
+    stored: str,
+    most: float,
+    *,
+    checkpoint: Path,
+    recorder: RecordingSampler,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    exact = logits_of(checkpoint.with_name(layout), recorder)
+    assert f"weights in float32, {held}\n" in capsys.readouterr().out
+
+    rounded = logits_of(checkpoint.with_name(layout), recorder, cpu_kernels="torch", allow_requantization=True)
+
+    told = re.search(rf"weights in {stored} were rounded to int8-a8: .* error is ([\d.]+)%", capsys.readouterr().out)
+    assert told is not None
+    assert 0 < float(told[1]) < most
+    assert 0 < float((rounded - exact).norm() / exact.norm()) < 5e-2
+
+
+@each_row(("blocks", "F8_E4M3"), ("w8a8", "I8"), ("w8a16", "I8"))
+def test_a_weight_takes_what_its_codes_and_scales_take(layout: str, kind: str, *, checkpoint: Path) -> None:
+    directory = checkpoint.with_name(layout)
+
+    summary = summarize_model(directory)
+
+    stored = load_file(directory / "model.safetensors")
+    plain = load_file(directory.with_name("plain") / "model.safetensors")
+    codes = sum(tensor.numel() for name, tensor in plain.items() if is_converted(name, tensor))
+    others = [tensor for name, tensor in stored.items() if name in plain and tensor.is_floating_point()]
+    scales = [tensor for name, tensor in stored.items() if "weight_s" in name]
+    bits = {torch.bfloat16: 16, torch.float8_e4m3fn: 0}
+    held = sum(tensor.numel() * bits.get(tensor.dtype, 32) for tensor in (*others, *scales))
+    assert summary.formats[0] == kind
+    assert summary.held_bytes == int((codes * 8.25 + held) / 8)
+
+
+def test_the_kernels_are_found_once(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = ExecutorConfig.model_validate({"model": str(checkpoint), "dtype": "float32"})
+    with caplog.at_level("INFO"):
+        choose_model(ModelDirectory(checkpoint), config, torch.device("cpu"))
+
+    assert [record.getMessage().split()[0] for record in caplog.records].count("event=kernel_library") == 1
