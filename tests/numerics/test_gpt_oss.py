@@ -14,10 +14,10 @@ from transformers import GptOssForCausalLM
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.native.structs import NumberFormat
 from octavo_shared.errors import ModelLoadError
-from tests.numerics.architectures import compare_with_transformers, load_architecture, save_tiny_architecture
+from tests.numerics.architectures import PagedRun, load_architecture, save_tiny_architecture
 from tests.numerics.driver import RecordingSampler
 from tests.numerics.mxfp4 import write_mxfp4
-from tests.numerics.reference import choose, logits_of
+from tests.numerics.reference import choose, logits_of, random_prompt
 from tests.support.each_row import each_row
 from tests.support.gguf_files import write_mxfp4_gguf
 
@@ -43,15 +43,18 @@ def test_codes_are_kept(model: tuple[Path, Path, Tensors]) -> None:
 
 
 def test_codes_give_the_logits_of_the_numbers_that_they_are(model: tuple[Path, Path, Tensors]) -> None:
-    """Products take activations in 8 bits: these are what differs."""
+    """Products take activations in 8 bits: logits differ by about 1 %, and where another expert is chosen by more."""
     numbers, codes, _ = model
     reference = GptOssForCausalLM.from_pretrained(numbers, attn_implementation="eager")
+    prompt = random_prompt(45)
+    with torch.inference_mode():
+        expected = reference(input_ids=torch.tensor([prompt]), use_cache=False).logits[0]
 
-    comparison = compare_with_transformers(*load_architecture(codes), reference)
+    exact, actual = (PagedRun(*load_architecture(each)).prompt_logits(prompt, 16) for each in (numbers, codes))
 
-    assert comparison.logit_difference < 0.02
-    exact = compare_with_transformers(*load_architecture(numbers), reference)
-    assert exact.logit_difference < 1e-5
+    largest = expected.abs().max()
+    assert (exact - expected).abs().max() < 1e-5 * largest
+    assert (actual - expected).abs().amax(-1).median() < 0.03 * largest
 
 
 def test_codes_are_restored_where_no_kernels_have_them(
