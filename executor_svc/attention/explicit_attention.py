@@ -1,7 +1,7 @@
 """Attention written out: scores, what shapes them, softmax, weighted values.
 
-For what torch's fused attention cannot do: it takes no soft cap, and it would round the bias of ALiBi to the
-number format of the queries. Nor does it round float32 to bfloat16.
+For what torch's fused attention cannot do: it takes no soft cap and no sinks, and it would round the bias of ALiBi to
+the number format of the queries. Nor does it round float32 to bfloat16.
 """
 
 from functools import cache
@@ -24,6 +24,7 @@ def attend_explicitly(
     scale: float,
     soft_cap: float | None,
     slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     in_bfloat16: bool = False,
 ) -> torch.Tensor:
     """Attend with the query tokens of n rows, each to the keys of its row.
@@ -37,6 +38,7 @@ def attend_explicitly(
         scale: Of query . key.
         soft_cap: See `AttentionLayer`.
         slopes: Of ALiBi, [num_heads] in `score_dtype` of the query; None: no ALiBi.
+        sinks: See `AttentionLayer`.
         in_bfloat16: Whether what is multiplied is rounded to bfloat16; sums stay in the format of the query.
 
     Returns:
@@ -59,7 +61,10 @@ def attend_explicitly(
         if slopes is not None:
             scores.addcmul_(slopes.view(num_kv_heads, group, 1, 1), distances[:, None, None, tile])
         scores.masked_fill_(hidden[:, None, None, tile], -torch.inf)
-        weights = scores.softmax(-1).to(values.dtype).flatten(2, 3)
+        if sinks is not None:
+            column = sinks.to(scores.dtype).view(num_kv_heads, group, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, column), -1)
+        weights = scores.softmax(-1)[..., :num_keys].to(values.dtype).flatten(2, 3)
         result = (rounded(weights) @ values).view(num_rows, num_kv_heads, group, -1, head_dim)
         output[:, tile] = result.permute(0, 3, 1, 2, 4).flatten(2, 3)
     return output

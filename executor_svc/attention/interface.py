@@ -6,7 +6,7 @@ arguments: there is no current step anywhere.
 """
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -85,7 +85,10 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """How one layer attends. A score is `scale` * query . key, then capped, then shifted by ALiBi."""
+    """How one layer attends. A score is `scale` * query . key, then capped, then shifted by ALiBi.
+
+    Equal ones attend alike but for their sinks, which are weights, each layer's own.
+    """
 
     scale: float
     # A token sees the last so many positions, its own included; None: all.
@@ -95,6 +98,10 @@ class AttentionLayer:
     # To a score of head h is added alibi_slopes[h] * (key position - query position); [num_heads].
     # Source: Press et al. 2021, "Train Short, Test Long".
     alibi_slopes: tuple[float, ...] | None = None
+    # The softmax of head h is over its scores and sinks[h], whose value is 0; [num_heads] float32, on the device of the
+    # model. In a config, a tensor on the device "meta" stands for those that come with the weights.
+    # Source: OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card".
+    sinks: torch.Tensor | None = field(default=None, compare=False)
 
 
 class AttentionPlan(Protocol):

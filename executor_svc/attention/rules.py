@@ -59,6 +59,11 @@ class AttentionNeeds:
         """Whether some layer has ALiBi."""
         return any(layer.alibi_slopes is not None for layer in self.layers)
 
+    @property
+    def has_sinks(self) -> bool:
+        """Whether some layer has attention sinks."""
+        return any(layer.sinks is not None for layer in self.layers)
+
 
 class BackendRules:
     """What a backend can do, without making it: as it stands here, all."""
@@ -140,6 +145,7 @@ class FlashAttention2Rules(BackendRules):
             or _why_not_dtype(needs)
             or _why_not_cache(needs)
             or _why_not_flash_attn_head_dim(needs)
+            or _why_not_flash_attn_sinks(needs)
             or why_not_version("flash-attn", "flash-attn", self._installed, needed=(2, 8))
         )
 
@@ -166,6 +172,7 @@ class FlashAttention3Rules(BackendRules):
             or _why_not_dtype(needs)
             or _why_not_cache(needs)
             or _why_not_flash_attn_head_dim(needs)
+            or _why_not_flash_attn_sinks(needs)
             or ("version 3 does not support ALiBi, which this model needs" if needs.has_alibi else None)
             or (None if self._is_installed else "flash-attn 3 (the module flash_attn_interface) is not installed")
         )
@@ -197,7 +204,12 @@ class XformersRules(BackendRules):
     def why_not(self, needs: AttentionNeeds) -> str | None:
         """Return what it lacks, the installation last."""
         problem = _why_not_device(needs, lowest=(8, 0)) or _why_not_dtype(needs) or _why_not_cache(needs)
-        wanted = {"sliding window": needs.has_window, "soft cap": needs.has_soft_cap, "ALiBi": needs.has_alibi}
+        wanted = {
+            "sliding window": needs.has_window,
+            "soft cap": needs.has_soft_cap,
+            "ALiBi": needs.has_alibi,
+            "attention sinks": needs.has_sinks,
+        }
         for feature, is_wanted in wanted.items():
             if problem is None and is_wanted:
                 problem = f"it has no {feature} on a paged cache, which this model needs"
@@ -242,6 +254,10 @@ def _why_not_flash_attn_head_dim(needs: AttentionNeeds) -> str | None:
         f"it supports a head_dim of up to {FLASH_ATTN_MAX_HEAD_DIM}, in steps of {FLASH_ATTN_HEAD_DIM_MULTIPLE}, "
         f"not {needs.head_dim}"
     )
+
+
+def _why_not_flash_attn_sinks(needs: AttentionNeeds) -> str | None:
+    return "it does not support attention sinks, which this model needs" if needs.has_sinks else None
 
 
 def dtype_name(dtype: torch.dtype) -> str:

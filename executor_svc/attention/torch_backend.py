@@ -3,7 +3,7 @@
 Pages are gathered with `index_select` over whole blocks, then torch's fused attention runs on the
 copy, in the number format of the queries. Of the pure torch forms this is the fastest on CPUs (loops
 over sequences, gathers by token and matmul-softmax-matmul lose by 2x and more). Layers with a soft
-cap or ALiBi, and products in bfloat16 of float32, write it out.
+cap, ALiBi or sinks, and products in bfloat16 of float32, write it out.
 
 Rows of one token (decodes) run batched in buckets of similar length. Longer rows (prefill chunks)
 run one by one: on their own keys and values when they see no others, else on their gathered pages.
@@ -143,7 +143,8 @@ class TorchAttentionPlan:
         return output.squeeze(0).transpose(0, 1)
 
     def _is_fused(self, layer: AttentionLayer) -> bool:
-        return layer.soft_cap is None and layer.alibi_slopes is None and not self._in_bfloat16
+        is_plain = layer.soft_cap is None and layer.alibi_slopes is None and layer.sinks is None
+        return is_plain and not self._in_bfloat16
 
     def _explicitly(
         self,
@@ -164,6 +165,7 @@ class TorchAttentionPlan:
             scale=layer.scale,
             soft_cap=layer.soft_cap,
             slopes=None if slopes is None else slopes_on(query.device, query.dtype, slopes),
+            sinks=layer.sinks,
             in_bfloat16=self._in_bfloat16,
         )
 

@@ -56,9 +56,12 @@ class Shard:
 
     def attention_layer(self, layer: AttentionLayer) -> AttentionLayer:
         """Return how this rank's heads of a layer attend."""
-        if layer.alibi_slopes is None:
-            return layer
-        return replace(layer, alibi_slopes=layer.alibi_slopes[slice(*self.heads)])
+        slopes, sinks, own = layer.alibi_slopes, layer.sinks, slice(*self.heads)
+        return replace(
+            layer,
+            alibi_slopes=None if slopes is None else slopes[own],
+            sinks=None if sinks is None else sinks[own],
+        )
 
 
 def _even_part(count: int, rank: int, size: int) -> Range:

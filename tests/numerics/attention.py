@@ -184,6 +184,14 @@ def _attend_one(query: Doubles, keys: Doubles, values: Doubles, position: int, l
             scores = layer.soft_cap * np.tanh(scores / layer.soft_cap)
         if layer.alibi_slopes is not None:
             scores = scores + layer.alibi_slopes[head] * (np.arange(first, position + 1) - position)
-        weights = np.exp(scores - scores.max())
-        output[head] = (weights[:, None] * values[:, head // group]).sum(0) / weights.sum()
+        sink = -np.inf if layer.sinks is None else float(layer.sinks[head])
+        highest = max(scores.max(), sink)
+        weights = np.exp(scores - highest)
+        total = weights.sum() + np.exp(sink - highest)
+        output[head] = (weights[:, None] * values[:, head // group]).sum(0) / total
     return output
+
+
+def sinks_of(num_heads: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Return sinks below, among and above the scores, one far above all and one that is as good as none."""
+    return torch.tensor([0.5, 3.0, -2.0, 1e30, -torch.inf, 7.0], device=device).repeat(-(-num_heads // 6))[:num_heads]

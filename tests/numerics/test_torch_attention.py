@@ -11,7 +11,7 @@ from executor_svc.attention.explicit_attention import TILE_TOKENS
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, AttentionPlan, DecodeBatch, LayerCache
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
-from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
+from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, sinks_of
 from tests.numerics.torch_decode import TorchDecodePlanner
 from tests.support.each_row import each_row
 
@@ -27,9 +27,12 @@ def check(inputs: LayerInput, layer: AttentionLayer, *, rtol: float = 1e-5, atol
     torch.testing.assert_close(our_cache.values.double(), naive_cache.values, rtol=0, atol=0, equal_nan=True)
 
 
-@each_row(*product([True, False], [False, True], [None, 1.5], [None, *WINDOWS]))
-def test_every_combination(is_rotated: bool, has_alibi: bool, soft_cap: float | None, window: int | None) -> None:
-    layer = AttentionLayer(0.7, window, soft_cap, alibi_slopes(6) if has_alibi else None)
+@each_row(*product([True, False], [False, True], [False, True], [None, 1.5], [None, *WINDOWS]))
+def test_every_combination(
+    is_rotated: bool, has_alibi: bool, has_sinks: bool, soft_cap: float | None, window: int | None
+) -> None:
+    slopes, sinks = alibi_slopes(6) if has_alibi else None, sinks_of(6) if has_sinks else None
+    layer = AttentionLayer(0.7, window, soft_cap, slopes, sinks)
     for rows in (DECODES, CHUNKS, [*DECODES, *CHUNKS], [*CHUNKS, *DECODES]):
         check(LayerInput(Step(rows, 16, window), (6, 2), 16, is_rotated=is_rotated), layer)
 
@@ -41,22 +44,27 @@ def test_part_of_a_head(rotary_dim: int) -> None:
 
 @each_row(*product([None, *WINDOWS], [1, 3, 32, 128]))
 def test_every_block_size(window: int | None, block_size: int) -> None:
-    for layer in (AttentionLayer(0.25, window), AttentionLayer(0.25, window, 1.5, alibi_slopes(4))):
+    for layer in (AttentionLayer(0.25, window), AttentionLayer(0.25, window, 1.5, alibi_slopes(4), sinks_of(4))):
         check(LayerInput(Step([*DECODES, *CHUNKS], block_size, window), (4, 2), 16), layer)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (3, 3), (4, 1), (9, 3), (10, 2)])
 def test_every_number_of_query_heads_for_a_kv_head(heads: tuple[int, int]) -> None:
-    for window, soft_cap, slopes in itertools.product((None, 20), (None, 1.5), (None, alibi_slopes(heads[0]))):
-        check(
-            LayerInput(Step([*DECODES, *CHUNKS], 16, window), heads, 8), AttentionLayer(0.5, window, soft_cap, slopes)
-        )
+    all_slopes, all_sinks = (None, alibi_slopes(heads[0])), (None, sinks_of(heads[0]))
+    for window, soft_cap, slopes, sinks in itertools.product((None, 20), (None, 1.5), all_slopes, all_sinks):
+        inputs = LayerInput(Step([*DECODES, *CHUNKS], 16, window), heads, 8)
+        check(inputs, AttentionLayer(0.5, window, soft_cap, slopes, sinks))
 
 
 @each_row(*product([[(1_000, 1), (3, 1), (200, 1), (450, 1)], [(0, 700)], [(300, TILE_TOKENS + 1)]], [None, 129, 400]))
 def test_long_contexts(rows: Rows, window: int | None) -> None:
-    for soft_cap, slopes in ((None, None), (1.5, None), (None, alibi_slopes(2))):
-        check(LayerInput(Step(rows, 16, window), (2, 1), 8), AttentionLayer(0.5, window, soft_cap, slopes))
+    for layer in (
+        AttentionLayer(0.5, window),
+        AttentionLayer(0.5, window, 1.5),
+        AttentionLayer(0.5, window, alibi_slopes=alibi_slopes(2)),
+        AttentionLayer(0.5, window, sinks=sinks_of(2)),
+    ):
+        check(LayerInput(Step(rows, 16, window), (2, 1), 8), layer)
 
 
 @pytest.mark.parametrize("is_rotated", [True, False])
@@ -65,10 +73,13 @@ def test_layers_of_one_plan_attend_each_in_its_own_way(
     windows: tuple[int | None, ...], gone_window: int | None, is_rotated: bool
 ) -> None:
     step = Step([*DECODES, *CHUNKS], 16, gone_window)
-    kinds = [(None, None), (1.5, None), (None, alibi_slopes(4)), (2.5, (0.3, 0.2, 0.1, 0.0))]
+    kinds = [
+        *((None, None, None), (1.5, None, None), (None, alibi_slopes(4), None), (2.5, (0.3, 0.2, 0.1, 0.0), None)),
+        *((None, None, sinks_of(4)), (None, None, sinks_of(5)[1:])),
+    ]
     layers = [
-        AttentionLayer(scale, window, soft_cap, slopes)
-        for scale, (window, (soft_cap, slopes)) in zip(
+        AttentionLayer(scale, window, soft_cap, slopes, sinks)
+        for scale, (window, (soft_cap, slopes, sinks)) in zip(
             itertools.cycle((0.25, 1.0, 0.5)), itertools.product(windows, kinds), strict=False
         )
     ]
@@ -86,9 +97,10 @@ def test_layers_of_one_plan_attend_each_in_its_own_way(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)]
 )
 def test_every_number_format(dtype: torch.dtype, tolerance: float) -> None:
-    for window, soft_cap, slopes in itertools.product((None, 20), (None, 1.5), (None, alibi_slopes(4))):
+    all_slopes, all_sinks = (None, alibi_slopes(4)), (None, sinks_of(4))
+    for window, soft_cap, slopes, sinks in itertools.product((None, 20), (None, 1.5), all_slopes, all_sinks):
         inputs = LayerInput(Step([*DECODES, *CHUNKS], 16, window), (4, 2), 16, is_rotated=False, dtype=dtype)
-        check(inputs, AttentionLayer(0.25, window, soft_cap, slopes), rtol=tolerance, atol=tolerance)
+        check(inputs, AttentionLayer(0.25, window, soft_cap, slopes, sinks), rtol=tolerance, atol=tolerance)
 
 
 @each_row(*range(20))
@@ -105,6 +117,7 @@ def test_random_steps(seed: int) -> None:
         window,
         None if rng.random() < 0.5 else float(rng.uniform(0.5, 5)),
         None if rng.random() < 0.5 else tuple(rng.uniform(0, 1, num_kv_heads * group).tolist()),
+        None if rng.random() < 0.5 else torch.from_numpy(rng.normal(0, 2, num_kv_heads * group)).float(),
     )
     inputs = LayerInput(Step(rows, block_size, window), (num_kv_heads * group, num_kv_heads), 8, seed=seed)
 
@@ -122,9 +135,10 @@ class DecodePlans:
 
 @each_row(*product([False, True], [None, 1.5], [None, *WINDOWS], [1, 3, 16, 128]))
 def test_decodes_that_look_at_nothing_on_the_host(
-    has_alibi: bool, soft_cap: float | None, window: int | None, block_size: int
+    has_options: bool, soft_cap: float | None, window: int | None, block_size: int
 ) -> None:
-    layer = AttentionLayer(0.7, window, soft_cap, alibi_slopes(6) if has_alibi else None)
+    slopes, sinks = (alibi_slopes(6), sinks_of(6)) if has_options else (None, None)
+    layer = AttentionLayer(0.7, window, soft_cap, slopes, sinks)
     inputs = LayerInput(Step([*DECODES, (300, 1)], block_size, window), (6, 2), 16)
     ours, _ = inputs.attend(DecodePlans(), layer)
     torch.testing.assert_close(ours.double(), inputs.attend_naively(layer)[0], rtol=1e-5, atol=5e-6)

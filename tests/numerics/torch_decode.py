@@ -60,5 +60,6 @@ class TorchDecodePlan:
             scale=layer.scale,
             soft_cap=layer.soft_cap,
             slopes=None if slopes is None else slopes_on(query.device, query.dtype, slopes),
+            sinks=layer.sinks,
         )
         return output.flatten(1)

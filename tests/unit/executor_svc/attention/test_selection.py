@@ -35,6 +35,7 @@ FLASH_2 = InstalledLibraries(flash_attn="2.8.3.post2")
 XFORMERS = InstalledLibraries(xformers="0.0.35", triton="3.7.1")
 PLAIN, WINDOW, CAP = AttentionLayer(0.1), AttentionLayer(0.1, 64), AttentionLayer(0.1, soft_cap=30.0)
 ALIBI = AttentionLayer(0.1, alibi_slopes=(0.5, 0.25))
+SINKS = AttentionLayer(0.1, sinks=torch.empty(2, device="meta"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ CHOSEN: list[tuple[Situation, type[BackendRules], int]] = [
     (Situation(capability=(9, 0), installed=ALL, block_size=24), FlashAttention3Rules, 24),
     (Situation(capability=(9, 0), installed=ALL, layers=(WINDOW, CAP)), FlashAttention3Rules, 16),
     (Situation(capability=(9, 0), installed=ALL, layers=(PLAIN, ALIBI)), TritonRules, 16),
+    (Situation(capability=(9, 0), installed=ALL, layers=(PLAIN, SINKS)), TritonRules, 16),
     (Situation(capability=(9, 0), installed=ALL, dtype=FLOAT32), TritonRules, 16),
     (Situation(capability=(10, 0), installed=ALL), TritonRules, 16),
     (Situation(capability=(7, 5), dtype=FLOAT16, installed=ALL), TorchRules, 16),
@@ -166,6 +168,19 @@ REFUSED: list[tuple[Situation, str]] = [
             "flash_attn", capability=(9, 0), installed=InstalledLibraries(has_flash_attn_3=True), layers=(ALIBI,)
         ),
         "attention_backend is flash_attn, but version 3 does not support ALiBi, which this model needs; "
+        "use --attention-backend triton",
+    ),
+    *(
+        (
+            Situation("flash_attn", capability, installed=ALL, layers=(WINDOW, SINKS)),
+            "attention_backend is flash_attn, but it does not support attention sinks, which this model needs; "
+            "use --attention-backend triton",
+        )
+        for capability in ((8, 0), (9, 0))
+    ),
+    (
+        Situation("xformers", installed=XFORMERS, layers=(SINKS,)),
+        "attention_backend is xformers, but it has no attention sinks on a paged cache, which this model needs; "
         "use --attention-backend triton",
     ),
     (

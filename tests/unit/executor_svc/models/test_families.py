@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from executor_svc.attention.interface import AttentionLayer
 from executor_svc.models.families import parse_config
 from executor_svc.models.families.common import alibi_slopes
+from executor_svc.models.sharding import Shard
 from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 from tests.support.each_row import each_row
 
@@ -154,6 +157,14 @@ def test_what_is_taken_for_what_the_oldest_files_lack(
 
 def test_slopes_of_heads_that_are_no_power_of_two_lie_between_those_of_the_nearest_one() -> None:
     assert alibi_slopes(7) == tuple(2.0**-power for power in (2, 4, 6, 8, 1, 3, 5))
+
+
+def test_a_rank_has_the_slopes_and_the_sinks_of_its_heads() -> None:
+    config = parse_config({"architectures": ["LlamaForCausalLM"], **SIZES}, SOURCE)
+    layer = AttentionLayer(0.25, alibi_slopes=(0.4, 0.3, 0.2, 0.1), sinks=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    own = Shard.of(config, 1, 2).attention_layer(layer)
+    assert own.sinks is not None
+    assert (own.alibi_slopes, own.sinks.tolist()) == ((0.2, 0.1), [3.0, 4.0])
 
 
 @each_row(*REFUSED)
