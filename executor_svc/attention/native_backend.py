@@ -67,7 +67,7 @@ class NativeAttentionPlan:
             struct.cos, struct.sin = rotation.cos.data_ptr(), rotation.signed_sin.data_ptr()
             struct.rotary_dim = rotation.cos.shape[1]
         out = torch.empty(num_tokens, num_heads * head_dim)
-        self._library.attention(struct, qkv, cache_struct(cache), out)
+        self._library.attention(struct, qkv, cache_struct(cache), sinks_address(layer), out)
         return out
 
     def _step_struct(self, num_tokens: int, num_heads: int, cache: LayerCache, layer: AttentionLayer) -> StepStruct:
@@ -99,3 +99,13 @@ class NativeAttentionPlan:
 def cache_struct(cache: LayerCache) -> LayerCacheStruct:
     """Return where a layer has its keys and values; scales of int8 lie behind each block of both."""
     return LayerCacheStruct(cache.keys.data_ptr(), cache.values.data_ptr(), cache.key_scale, cache.value_scale)
+
+
+def sinks_address(layer: AttentionLayer) -> int | None:
+    """Return where the sinks of a layer are; None: it has none."""
+    if layer.sinks is None:
+        return None
+    assert layer.sinks.dtype == torch.float32, "C reads float32"
+    assert layer.sinks.device.type == "cpu", "the sinks have come with the weights"
+    assert layer.sinks.is_contiguous(), "heads lie one after the other"
+    return layer.sinks.data_ptr()

@@ -45,7 +45,8 @@ class Decoder:
         self._shard = Shard.of(config, self._group.rank, self._group.size)
         self._kernels = kernels
         self.weights = DecoderWeights(config, kernels, self._shard, stored)
-        self._attention_layers = [self._shard.attention_layer(layer.attention) for layer in config.layers]
+        # How the heads of this rank attend.
+        self.attention_layers = [self._shard.attention_layer(layer.attention) for layer in config.layers]
         self.frequencies = {
             layer.rope: inverse_frequencies(layer.rope, config.head_dim).to(kernels.device)
             for layer in config.layers
@@ -94,7 +95,7 @@ class Decoder:
             qkv = self.weights.segments[index](attended, residual).contiguous()
             qkv = qkv.view(residual.shape[0], -1, self.config.head_dim)
             rotation = None if layer.rope is None else rotation_of[layer.rope]
-            attended = attention.attend(qkv, rotation, caches[index], self._attention_layers[index])
+            attended = attention.attend(qkv, rotation, caches[index], self.attention_layers[index])
         assert attended is not None, "a model has layers"
         residual = residual[wanted]
         self.weights.last_segment(attended[wanted], residual)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from executor_svc.attention.cache_format import FORMAT_NUMBERS
 from executor_svc.attention.interface import AttentionBackend, AttentionLayer, LayerCache
-from executor_svc.attention.native_backend import NativeAttentionBackend, cache_struct
+from executor_svc.attention.native_backend import NativeAttentionBackend, cache_struct, sinks_address
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.language_model import LanguageModel
@@ -70,6 +70,7 @@ class NativeForward:
         self.vocab_size = model.config.vocab_size
         self._library = library
         self._parts = parts  # the structs have pointers into them, and into what follows
+        self._attention_layers = model.attention_layers
         self._caches = caches
         self._frequencies = model.frequencies
         ropes = {rope: index for index, rope in enumerate(model.frequencies)}
@@ -89,10 +90,13 @@ class NativeForward:
             kind.window = like.attention.window_tokens or 0
             kind.rotation = None if like.rope is None else addressof(self._rotations[ropes[like.rope]])
         self._layers = (LayerStruct * len(layers))()
-        for struct, layer, segment, cache in zip(self._layers, layers, parts.segments, caches, strict=True):
+        for struct, layer, attention, segment, cache in zip(
+            self._layers, layers, self._attention_layers, parts.segments, caches, strict=True
+        ):
             struct.segment = addressof(segment.struct)
             struct.kind = addressof(self._kinds[distinct.index(layer)])
             struct.cache = cache_struct(cache)
+            struct.sinks = sinks_address(attention)
         self._model = ModelStruct(
             tokens=parts.embedding.weights.tokens.struct,
             embedding=parts.embedding.struct,

@@ -62,7 +62,7 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_add_parts", None, (POINTER, LONG, LONG, LONG, POINTER, POINTER, INT)),
     ("octavo_plan_attention", LONG, (POINTER, LONG, POINTER, POINTER, POINTER, INT, POINTER)),
     ("octavo_attention_scratch_bytes", LONG, (POINTER, INT)),
-    ("octavo_attention", None, (POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),
+    ("octavo_attention", None, (POINTER,) * 7),
     ("octavo_forward", LONG, (POINTER, POINTER, POINTER, LONG, POINTER)),
 )
 
@@ -231,13 +231,16 @@ class NativeLibrary:
         plan(memory.address(plan(None)))
         return memory
 
-    def attention(self, step: StepStruct, qkv: torch.Tensor, cache: LayerCacheStruct, out: torch.Tensor) -> None:
+    def attention(
+        self, step: StepStruct, qkv: torch.Tensor, cache: LayerCacheStruct, sinks: int | None, out: torch.Tensor
+    ) -> None:
         """Run the attention of a layer; see octavo_attention in attention.c."""
         num_bytes = self._library.octavo_attention_scratch_bytes(byref(step), self.num_threads)
         self._library.octavo_attention(
             byref(step),
             qkv.data_ptr(),
             byref(cache),
+            sinks,
             out.data_ptr(),
             self._scratch.address(num_bytes),
             byref(self._team),

@@ -159,7 +159,7 @@ class AttentionKindStruct(ctypes.Structure):
 class LayerStruct(ctypes.Structure):
     """`Layer` of forward.c."""
 
-    _fields_ = (("segment", POINTER), ("kind", POINTER), ("cache", LayerCacheStruct))
+    _fields_ = (("segment", POINTER), ("kind", POINTER), ("cache", LayerCacheStruct), ("sinks", POINTER))
 
 
 class ModelStruct(ctypes.Structure):

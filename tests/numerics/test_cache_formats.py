@@ -12,7 +12,7 @@ from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
 from executor_svc.native.library import NativeLibrary
-from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
+from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, sinks_of
 from tests.numerics.native import LANES, library_path, native_library
 from tests.support.each_row import each_row
 
@@ -41,7 +41,7 @@ SHAPES = [
     ((9, 3), 100, 24, AttentionLayer(0.125)),
     ((7, 1), 30, 3, AttentionLayer(0.3, 40, 1.5, alibi_slopes(7))),
     ((3, 3), 18, 5, AttentionLayer(0.3, 250)),
-    ((10, 1), 80, 40, AttentionLayer(0.1, soft_cap=2.0)),
+    ((10, 1), 80, 40, AttentionLayer(0.1, soft_cap=2.0, sinks=sinks_of(10))),
     ((3, 3), 6, 1, AttentionLayer(0.5)),
 ]
 
@@ -194,7 +194,7 @@ PIECES: Rows = [(edge, 1) for edge in (0, 1, 15, 16, 96, 97, 191, 383, 384, 429)
 PIECE_SHAPES = [
     ((9, 3), 64, AttentionLayer(0.125)),
     ((4, 2), 20, AttentionLayer(0.25, 250, 1.5)),
-    ((10, 2), 32, AttentionLayer(0.2)),
+    ((10, 2), 32, AttentionLayer(0.2, sinks=sinks_of(10))),
 ]
 
 

@@ -16,7 +16,7 @@ from executor_svc.models.families.common import alibi_slopes
 from executor_svc.models.pooling import ScratchCache, text_rows
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.structs import StepStruct
-from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step
+from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, sinks_of
 from tests.numerics.native import LANES, library_path, native_library
 from tests.support.each_row import each_row
 
@@ -34,7 +34,7 @@ def check(inputs: LayerInput, lanes: str, layer: AttentionLayer, *, rtol: float 
 def check_shapes(rows: Rows, heads: tuple[int, int], head_dim: int, block_size: int, lanes: str) -> None:
     """Compare a plain layer, and one with every option."""
     check(LayerInput(Step(rows, block_size), heads, head_dim), lanes, AttentionLayer(head_dim**-0.5))
-    layer = AttentionLayer(head_dim**-0.5, 40, 1.5, alibi_slopes(heads[0]))
+    layer = AttentionLayer(head_dim**-0.5, 40, 1.5, alibi_slopes(heads[0]), sinks_of(heads[0]))
     check(LayerInput(Step(rows, block_size, 40), heads, head_dim), lanes, layer)
 
 
@@ -56,11 +56,14 @@ def test_every_head_dim(lanes: str, head_dim: int) -> None:
     check_shapes([(0, 1), (50, 1), (0, 20), (97, 9)], (4, 2), head_dim, 16, lanes)
 
 
-@each_row(*product(LANES, [True, False], [False, True], [None, 1.5], [None, 1, 2, 16, 95, 96, 97, 1_000]))
+@each_row(
+    *product(LANES, [True, False], [False, True], [False, True], [None, 1.5], [None, 1, 2, 16, 95, 96, 97, 1_000])
+)
 def test_every_combination(
-    lanes: str, is_rotated: bool, has_alibi: bool, soft_cap: float | None, window: int | None
+    lanes: str, is_rotated: bool, has_alibi: bool, has_sinks: bool, soft_cap: float | None, window: int | None
 ) -> None:
-    layer = AttentionLayer(0.7, window, soft_cap, alibi_slopes(6) if has_alibi else None)
+    slopes, sinks = alibi_slopes(6) if has_alibi else None, sinks_of(6) if has_sinks else None
+    layer = AttentionLayer(0.7, window, soft_cap, slopes, sinks)
     check(LayerInput(Step(ALL, 16, window), (6, 2), 16, is_rotated=is_rotated), lanes, layer)
 
 
@@ -91,8 +94,8 @@ def test_part_of_a_head(lanes: str, sizes: tuple[int, int], cache_dtype: torch.d
 @each_row(*product(LANES, [None, 300, 1_000], [[(2_000, 1)], [(1_500, 40)], [(2_000, 1), (3, 1), (0, 1)], [(0, 700)]]))
 def test_a_long_context_is_split_over_the_threads(lanes: str, window: int | None, rows: Rows) -> None:
     inputs = LayerInput(Step(rows, 16, window), (4, 2), 16)
-    for soft_cap, slopes in itertools.product((None, 1.5), (None, alibi_slopes(4))):
-        check(inputs, lanes, AttentionLayer(0.25, window, soft_cap, slopes))
+    for soft_cap, slopes, sinks in itertools.product((None, 1.5), (None, alibi_slopes(4)), (None, sinks_of(4))):
+        check(inputs, lanes, AttentionLayer(0.25, window, soft_cap, slopes, sinks))
 
 
 @pytest.mark.parametrize("lanes", LANES)
@@ -101,8 +104,9 @@ def test_layers_of_one_plan_attend_each_in_its_own_way(
     windows: tuple[int | None, ...], gone_window: int | None, lanes: str
 ) -> None:
     step = Step([*ALL, (600, 1)], 16, gone_window)
-    kinds = list(itertools.product(windows, (None, 1.5), (None, alibi_slopes(4), (0.3, 0.2, 0.1, 0.0)), (True, False)))
-    layers = [AttentionLayer(0.25, window, soft_cap, slopes) for window, soft_cap, slopes, _ in kinds]
+    all_slopes, all_sinks = (None, alibi_slopes(4), (0.3, 0.2, 0.1, 0.0)), (None, sinks_of(4), sinks_of(5)[1:])
+    kinds = list(itertools.product(windows, (None, 1.5), all_slopes, (True, False), all_sinks))
+    layers = [AttentionLayer(0.25, window, soft_cap, slopes, sinks) for window, soft_cap, slopes, _, sinks in kinds]
     inputs = [LayerInput(step, (4, 2), 8, is_rotated=kind[3], seed=seed) for seed, kind in enumerate(kinds)]
     caches = [LayerCache(each.keys.clone(), each.values.clone()) for each in inputs]
 
@@ -114,12 +118,12 @@ def test_layers_of_one_plan_attend_each_in_its_own_way(
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-6)
 
 
-@each_row(*product(LANES, [None, 50.0]))
-def test_large_scores_do_not_overflow(lanes: str, soft_cap: float | None) -> None:
+@each_row(*product(LANES, [None, 50.0], [None, sinks_of(4)]))
+def test_large_scores_do_not_overflow(lanes: str, soft_cap: float | None, sinks: torch.Tensor | None) -> None:
     inputs = LayerInput(Step(ALL, 16), (4, 2), 16)
     inputs.qkv.mul_(100)
 
-    layer = AttentionLayer(0.25, soft_cap=soft_cap)
+    layer = AttentionLayer(0.25, soft_cap=soft_cap, sinks=sinks)
     ours, _ = inputs.attend(NativeAttentionBackend(native_library(lanes)), layer)
     theirs, _ = inputs.attend(TorchAttentionBackend(), layer)
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
@@ -246,6 +250,7 @@ MANY_NEIGHBOURS: Rows = [(20, 1)] * 12  # so that tasks have several heads
         [
             AttentionLayer(0.25),
             AttentionLayer(0.25, 250, 1.5),
+            AttentionLayer(0.25, 200, sinks=sinks_of(10)),
             AttentionLayer(1.5, 7, alibi_slopes=(0.5, 0.3, 0.25, 0.1, 0.05, 0.03, 0.02, 0.01, 0.001, 0.4)),
         ],
     )
@@ -253,10 +258,22 @@ MANY_NEIGHBOURS: Rows = [(20, 1)] * 12  # so that tasks have several heads
 def test_bits_do_not_depend_on_the_schedule(lanes: str, heads: tuple[int, int], layer: AttentionLayer) -> None:
     if layer.alibi_slopes is not None:
         layer = replace(layer, alibi_slopes=layer.alibi_slopes[: heads[0]])
+    if layer.sinks is not None:
+        layer = replace(layer, sinks=layer.sinks[: heads[0]])
     sequence = Sequence(430, heads, 20, layer)
     for block_size, neighbours in ((16, []), (5, NEIGHBOURS), (16, MANY_NEIGHBOURS)):
         sequence.check(native_library(lanes), block_size, neighbours)
     sequence.check(NativeLibrary(library_path(lanes), num_threads=1), 32, [])
+
+
+@each_row(*LANES)
+def test_sinks_that_are_no_weight_change_no_bit(lanes: str) -> None:
+    inputs, layer = LayerInput(Step([*ALL, (900, 1)], 16), (4, 2), 16), AttentionLayer(0.25)
+    backend = NativeAttentionBackend(native_library(lanes))
+    ours, theirs = (
+        inputs.attend(backend, each)[0] for each in (layer, replace(layer, sinks=torch.full((4,), -torch.inf)))
+    )
+    assert torch.equal(ours, theirs)
 
 
 @each_row(*product(LANES, [2, 6, 48, 64, 80, 96, 128, 192, 256]))

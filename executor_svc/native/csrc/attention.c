@@ -329,16 +329,16 @@ static void add_part(const Step *step, const Softmax *total, const Softmax *part
     }
 }
 
-// out = sums * value_scale / weights for the queries of a task.
+// out = sums * value_scale / weights for the queries of a task, behind the last of their parts.
 static void finish(const Step *step, const QueryTile *tile, long head, const Softmax *softmax, float value_scale,
-                   float *out) {
+                   const float *sinks, float *out) {
     long dim = step->head_dim, width = width_of(step, tile, head), stride = padded_values(step);
     for (long i = 0; i < tile->num_tokens * width; i++) {
         long token = tile->first_token + i / width, query_head = head * group_of(step) + i % width;
         float *to = out + (token * step->num_heads + query_head) * dim;
-        vfloat inverse = vf_all(value_scale / softmax->weights[i]);
+        vfloat factor = result_factor(softmax, i, value_scale, sinks ? sinks + query_head : NULL);
         for (long d = 0; d < dim; d += LANES)
-            vf_store_part(to + d, vf_mul(vf_load(softmax->sums + i * stride + d), inverse), dim - d);
+            vf_store_part(to + d, vf_mul(vf_load(softmax->sums + i * stride + d), factor), dim - d);
     }
 }
 
@@ -362,13 +362,13 @@ static Softmax partial_of(const Step *step, const QueryTile *tile, long index, l
 
 // Join the parts of a tile, for the heads of a task, in order, into the first of them.
 static void join_parts(const Step *step, const QueryTile *tile, long head, char *partials, float value_scale,
-                       float *out) {
+                       const float *sinks, float *out) {
     Softmax total = partial_of(step, tile, 0, head, partials);
     for (long index = 1; index < tile->num_partials; index++) {
         Softmax part = partial_of(step, tile, index, head, partials);
         add_part(step, &total, &part, tile->num_tokens * width_of(step, tile, head));
     }
-    finish(step, tile, head, &total, value_scale, out);
+    finish(step, tile, head, &total, value_scale, sinks, out);
 }
 
 // Fetch the first keys of a task that comes soon: nothing before it reads them.
@@ -386,8 +386,8 @@ static void fetch_first_keys(const Step *step, const Task *task, const char *key
     }
 }
 
-void run_attention(const Step *step, const float *qkv, const LayerCache *cache, float *out, float *memory,
-                   const Member *member) {
+void run_attention(const Step *step, const float *qkv, const LayerCache *cache, const float *sinks, float *out,
+                   float *memory, const Member *member) {
     Work work;
     long work_bytes = lay_out(step, (uintptr_t)memory, &work);
     char *partials = (char *)memory + work_bytes * member->num_threads;
@@ -402,7 +402,7 @@ void run_attention(const Step *step, const float *qkv, const LayerCache *cache, 
         load_queries(step, tile, head, qkv, cache->key_scale, &work);
         if (!tile->num_partials) {
             attend_tile(step, tile, head, cache, &work);
-            if (claim_task(&phase)) finish(step, tile, head, &work.total, cache->value_scale, out);
+            if (claim_task(&phase)) finish(step, tile, head, &work.total, cache->value_scale, sinks, out);
             continue;
         }
         Softmax partial = partial_of(step, tile, task->index, head, partials);
@@ -413,7 +413,8 @@ void run_attention(const Step *step, const float *qkv, const LayerCache *cache, 
     while (next_task(&phase)) {
         const Task *task = step->tasks + phase.task;
         const QueryTile *tile = step->tiles + task->tile;
-        if (tile->num_partials && task->index == 0) join_parts(step, tile, task->head, partials, cache->value_scale, out);
+        if (tile->num_partials && task->index == 0)
+            join_parts(step, tile, task->head, partials, cache->value_scale, sinks, out);
     }
 }
 
@@ -421,12 +422,13 @@ typedef struct {
     const Step *step;
     const float *qkv;
     const LayerCache *cache;
+    const float *sinks;
     float *out, *memory;
 } AttentionCall;
 
 static void run_attention_call(const Member *member, void *argument) {
     const AttentionCall *call = argument;
-    run_attention(call->step, call->qkv, call->cache, call->out, call->memory, member);
+    run_attention(call->step, call->qkv, call->cache, call->sinks, call->out, call->memory, member);
 }
 
 // One layer: rotate and write the keys and values of all tokens into the cache, then attend, causally and within
@@ -434,10 +436,10 @@ static void run_attention_call(const Member *member, void *argument) {
 //
 // qkv [num_tokens][num_heads + 2 * num_kv_heads][head_dim] before rotation; the keys and values of the cache
 // [num_blocks][block_size][num_kv_heads][head_dim], blocks step->block_stride apart, of int8 with scales behind each
-// (cache_format.h); out [num_tokens][num_heads][head_dim]; memory has
+// (cache_format.h); sinks [num_heads], or NULL: there are none; out [num_tokens][num_heads][head_dim]; memory has
 // octavo_attention_scratch_bytes(step, team->num_threads), aligned to 64 bytes. Neither unwritten slots nor entries of
 // the block tables before the window are read.
-void octavo_attention(const Step *step, const float *qkv, const LayerCache *cache, float *out, float *memory,
-                      Team *team) {
-    run_region(team, run_attention_call, &(AttentionCall){step, qkv, cache, out, memory});
+void octavo_attention(const Step *step, const float *qkv, const LayerCache *cache, const float *sinks, float *out,
+                      float *memory, Team *team) {
+    run_region(team, run_attention_call, &(AttentionCall){step, qkv, cache, sinks, out, memory});
 }

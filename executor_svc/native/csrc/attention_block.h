@@ -246,4 +246,17 @@ INLINE void soften(const bool is_paired, const int rows, float *scores, long beg
     vf_store_part(weights, vf_add(vf_mul(vf_load_part(weights, rows), factors), sums), rows);
 }
 
+// What makes the sums of a query its result: value_scale / weights. Here its head's sink enters the softmax, as one more
+// score, whose value is 0; NULL: there is none.
+INLINE vfloat result_factor(const Softmax *softmax, long row, float value_scale, const float *sink) {
+    vfloat factor = vf_all(value_scale), weights = vf_all(softmax->weights[row]);
+    if (sink && softmax->weights[row] > 0) {  // 0: no score is a number, and so the result is none
+        vfloat score = vf_all(*sink * LOG2_E), largest = vf_all(softmax->largest[row]);
+        vfloat now = vf_max(score, largest), shrink = vf_weight(vf_sub(largest, now));
+        weights = vf_fma(weights, shrink, vf_weight(vf_sub(score, now)));
+        factor = vf_mul(factor, shrink);
+    }
+    return vf_div(factor, weights);
+}
+
 #endif

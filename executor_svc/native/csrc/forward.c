@@ -29,6 +29,7 @@ typedef struct {
     const Segment *segment;
     const AttentionKind *kind;
     LayerCache cache;
+    const float *sinks;  // [num_heads] logits; NULL: none
 } Layer;
 
 // A decoder on its cache; constant but for kinds, rotations and what the last layer attends.
@@ -227,8 +228,8 @@ static void run_model(const Member *member, void *argument) {
     for (const Layer *layer = model->layers; layer <= last; layer++) {
         run_segment(layer->segment, work->num_tokens, work->attended, work->residual, work->qkv, work->segment_memory,
                     member);
-        run_attention(layer == last ? &model->last_step : &layer->kind->step, work->qkv, &layer->cache, work->attended,
-                      work->attention_memory, member);
+        run_attention(layer == last ? &model->last_step : &layer->kind->step, work->qkv, &layer->cache, layer->sinks,
+                      work->attended, work->attention_memory, member);
     }
     if (!batch->num_wanted) return;
     take_wanted(model, batch, work, member);

@@ -46,7 +46,7 @@ long octavo_attention_scratch_bytes(const Step *step, int num_threads);
 void run_segment(const Segment *segment, long num_rows, float *attended, float *residual, float *out, void *memory,
                  const Member *member);
 // As octavo_attention.
-void run_attention(const Step *step, const float *qkv, const LayerCache *cache, float *out, float *memory,
-                   const Member *member);
+void run_attention(const Step *step, const float *qkv, const LayerCache *cache, const float *sinks, float *out,
+                   float *memory, const Member *member);
 
 #endif
