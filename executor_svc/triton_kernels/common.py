@@ -55,6 +55,21 @@ def shape_scores(products, distances, slopes, scale, soft_cap, HAS_SOFT_CAP: tl.
 
 
 @triton.jit
+def add_sinks(highest, total, sinks):
+    """Return totals of queries with the sinks of their heads in the softmax, and the factor of their weighted values.
+
+    Args:
+        highest: Highest score of the keys, [num_queries].
+        total: Sum of exp2(score - highest), [num_queries].
+        sinks: [num_queries] logits, whose values are 0.
+    """
+    scores = sinks * LOG2_E
+    new_highest = tl.maximum(highest, scores)
+    factor = tl.exp2(highest - new_highest)
+    return total * factor + tl.exp2(scores - new_highest), factor
+
+
+@triton.jit
 def block_ids_of(block_table, positions, is_read, BLOCK_SIZE: tl.constexpr):
     """Return the ids of the blocks of positions: int64, for pools exceed 2 ** 31 elements.
 

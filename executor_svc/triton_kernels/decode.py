@@ -18,6 +18,7 @@ from executor_svc.triton_kernels.cache_formats import INT8, numbers_of, operands
 from executor_svc.triton_kernels.common import (
     LOG2_E,
     LOWEST_SCORE,
+    add_sinks,
     block_ids_of,
     dot,
     scale_offsets,
@@ -49,6 +50,7 @@ def decode_kernel(
     key_scales,
     value_scales,
     value_factor,
+    sinks,
     HAS_SOFT_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
@@ -115,6 +117,10 @@ def decode_kernel(
         total = total * correction + tl.sum(weights, 1)
         weighted = dot(weights.to(v.dtype), v, weighted * correction[:, None])
         highest = new_highest
+    if sinks is not None and not IS_SPLIT:
+        of_heads = tl.load(sinks + kv_head * GROUP + heads, mask=heads < GROUP, other=0.0)
+        total, factor = add_sinks(highest, total, of_heads)
+        weighted *= factor[:, None]
     result = weighted / total[:, None]
     if value_factor is not None:
         result *= value_factor
@@ -136,6 +142,7 @@ def reduce_kernel(
     output,
     window,
     num_splits,
+    sinks,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -158,8 +165,13 @@ def reduce_kernel(
     offsets = (first + splits)[:, None] * HEAD_DIM + dims[None, :]
     is_read = is_used[:, None] & (dims < HEAD_DIM)[None, :]
     parts = tl.load(partial_outputs + offsets, mask=is_read, other=0.0)
-    weights = tl.exp2(scores - tl.max(scores, 0))
-    result = tl.sum(parts * weights[:, None], 0) / tl.sum(weights, 0)
+    highest = tl.max(scores, 0)
+    weights = tl.exp2(scores - highest)
+    total, weighted = tl.sum(weights, 0), tl.sum(parts * weights[:, None], 0)
+    if sinks is not None:
+        total, factor = add_sinks(highest, total, tl.load(sinks + head))
+        weighted *= factor
+    result = weighted / total
     output_row = output + (token.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
     tl.store(output_row + dims, result.to(output.dtype.element_ty), mask=dims < HEAD_DIM)
 
@@ -230,6 +242,7 @@ def decode(
         operands.key_scales,
         operands.value_scales,
         operands.value_factor,
+        layer.sinks,
         HAS_SOFT_CAP=layer.soft_cap is not None,
         IS_SPLIT=num_splits > 1,
         GROUP=group,
@@ -253,6 +266,7 @@ def decode(
             output,
             window,
             num_splits,
+            layer.sinks,
             NUM_HEADS=num_heads,
             HEAD_DIM=head_dim,
             DIM_PADDED=dim_padded,

@@ -6,6 +6,7 @@ How a query adds up its keys:
    block size and the device.
 2. Inside a split, a softmax that is corrected as it goes takes one tile after the other, beginning with nothing.
 3. The splits of a query are folded into one result, from the first to the last, by `fold`.
+4. Its sink, if there is one, comes last.
 
 A tile or split of which a query sees nothing changes nothing in its state, to the bit: the weights are 0, the factors
 are 1. So the other queries of a program have no say, and any program may fold: a program that goes over all splits of
@@ -30,6 +31,7 @@ from executor_svc.triton_kernels.cache_formats import INT8, numbers_of, operands
 from executor_svc.triton_kernels.common import (
     LOG2_E,
     LOWEST_SCORE,
+    add_sinks,
     block_ids_of,
     dot,
     scale_offsets,
@@ -70,9 +72,12 @@ def nothing(NUM_QUERIES: tl.constexpr, DIM_PADDED: tl.constexpr):
 
 
 @triton.jit
-def result_of(state):
+def result_of(state, sinks, heads):
     """Return what was attended. A zero is positive: a tile of which nothing is seen turns a negative zero."""
-    _, total, weighted = state
+    highest, total, weighted = state
+    if sinks is not None:
+        total, factor = add_sinks(highest, total, tl.load(sinks + heads))
+        weighted *= factor[:, None]
     return weighted / total[:, None] + 0.0
 
 
@@ -100,6 +105,7 @@ def attend_kernel(
     key_scales,
     value_scales,
     value_factor,
+    sinks,
     HAS_SOFT_CAP: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -187,7 +193,8 @@ def attend_kernel(
             tl.store(partial_outputs + partial[:, None] * HEAD_DIM + dims[None, :], weighted, mask=is_query)
     if num_programs == 1:
         output_rows = output + token_offsets * (NUM_HEADS * HEAD_DIM) + heads * HEAD_DIM
-        tl.store(output_rows[:, None] + dims[None, :], result_of(state).to(output.dtype.element_ty), mask=is_query)
+        result = result_of(state, sinks, heads).to(output.dtype.element_ty)
+        tl.store(output_rows[:, None] + dims[None, :], result, mask=is_query)
 
 
 @triton.jit(do_not_specialize=["window", "num_splits"])
@@ -199,6 +206,7 @@ def fold_kernel(
     output,
     window,
     num_splits,
+    sinks,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -222,7 +230,7 @@ def fold_kernel(
         weighted = tl.load(partial_outputs + partial[:, None] * HEAD_DIM + dims[None, :], mask=is_dim, other=0.0)
         state = fold(state, (highest, total, weighted))
     output_row = output + (tl.load(first_tokens + index).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
-    result = result_of(state).to(output.dtype.element_ty)
+    result = result_of(state, sinks, head + one).to(output.dtype.element_ty)
     tl.store(output_row + (one[:, None] + dims[None, :]), result, mask=is_dim)
 
 
@@ -300,6 +308,7 @@ def attend(
         operands.key_scales,
         operands.value_scales,
         operands.value_factor,
+        layer.sinks,
         HAS_SOFT_CAP=layer.soft_cap is not None,
         GROUP=num_heads // num_kv_heads,
         NUM_KV_HEADS=num_kv_heads,
@@ -324,6 +333,7 @@ def attend(
             output,
             window,
             states.num_splits,
+            layer.sinks,
             NUM_HEADS=num_heads,
             HEAD_DIM=head_dim,
             DIM_PADDED=dim_padded,

@@ -18,6 +18,7 @@ from executor_svc.triton_kernels.cache_formats import INT8, numbers_of, operands
 from executor_svc.triton_kernels.common import (
     LOG2_E,
     LOWEST_SCORE,
+    add_sinks,
     block_ids_of,
     dot,
     scale_offsets,
@@ -116,6 +117,7 @@ def prefill_kernel(
     key_scales,
     value_scales,
     value_factor,
+    sinks,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
@@ -201,7 +203,10 @@ def prefill_kernel(
                 FORMAT=FORMAT,
                 TILE_KEYS=TILE_KEYS,
             )
-    _, total, weighted = state
+    highest, total, weighted = state
+    if sinks is not None:
+        total, factor = add_sinks(highest, total, tl.load(sinks + heads))
+        weighted *= factor[:, None]
     result = weighted / total[:, None]
     if value_factor is not None:
         result *= value_factor
@@ -281,6 +286,7 @@ def prefill(
         operands.key_scales,
         operands.value_scales,
         operands.value_factor,
+        layer.sinks,
         HAS_SOFT_CAP=layer.soft_cap is not None,
         HAS_WINDOW=layer.window_tokens is not None,
         GROUP=num_heads // num_kv_heads,

@@ -44,7 +44,7 @@ class Case:
     dtype: str
     head_dim: int
     block_size: int
-    has_options: bool  # window, soft cap and ALiBi
+    has_options: bool  # window, soft cap, ALiBi and sinks
     group: int = 4  # query heads of a KV head
     has_invariant: bool = True  # whether the invariant attention is compiled too
     cache: str = ""  # format of the cache; empty: `dtype`
@@ -120,7 +120,7 @@ def _inputs(case: Case) -> tuple[torch.Tensor, LayerCache, AttentionLayer, torch
     cache = shape.layer_cache(keys, values, (1.0, 1.0))
     qkv = torch.empty(4, num_heads + 2 * NUM_KV_HEADS, case.head_dim, dtype=dtype)
     if case.has_options:
-        return qkv, cache, AttentionLayer(0.1, 100, 30.0), torch.empty(num_heads)
+        return qkv, cache, AttentionLayer(0.1, 100, 30.0, sinks=torch.empty(num_heads)), torch.empty(num_heads)
     return qkv, cache, AttentionLayer(0.1), None
 
 

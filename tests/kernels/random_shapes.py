@@ -8,6 +8,7 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from executor_svc.attention.interface import AttentionLayer
 from tests.kernels.device import DEVICE, RANDOM_CASES
@@ -24,6 +25,7 @@ class Shape:
     has_window: bool
     has_soft_cap: bool
     has_alibi: bool
+    has_sinks: bool = False
 
     def random_layer(self, rng: np.random.Generator) -> AttentionLayer:
         """Return a layer of this shape, with random numbers."""
@@ -32,13 +34,14 @@ class Shape:
             int(rng.integers(1, 80)) if self.has_window else None,
             float(rng.uniform(0.5, 5)) if self.has_soft_cap else None,
             tuple(rng.uniform(0, 1, self.heads[0]).tolist()) if self.has_alibi else None,
+            torch.from_numpy(rng.normal(0, 2, self.heads[0])).float().to(DEVICE) if self.has_sinks else None,
         )
 
 
 # Every combination of options, then block sizes with all of them, then head sizes with none.
 COMPILED_SHAPES = [
     *(
-        Shape((6, 2), 16, 16, alibi, window, cap, alibi)
+        Shape((6, 2), 16, 16, alibi, window, cap, alibi, has_sinks=cap == alibi)
         for window, cap, alibi in itertools.product((False, True), repeat=3)
     ),
     *(Shape((2, 1), 16, block_size, True, True, True, True) for block_size in (32, 48, 256)),
@@ -61,4 +64,5 @@ def shape_of_case(seed: int) -> Shape:
         has_window=bool(rng.random() < 0.7),
         has_soft_cap=bool(rng.random() < 0.5),
         has_alibi=bool(rng.random() < 0.5),
+        has_sinks=bool(rng.random() < 0.5),
     )

@@ -13,7 +13,7 @@ from executor_svc.attention.triton_backend import TritonAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
 from executor_svc.triton_kernels.key_value_write import write_in_triton
 from tests.kernels.device import DEVICE
-from tests.numerics.attention import LayerInput, Rows, Step
+from tests.numerics.attention import LayerInput, Rows, Step, sinks_of
 from tests.numerics.test_cache_formats import SCALES, heads_of_every_kind, raw
 from tests.support.each_row import each_row
 
@@ -28,7 +28,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 LAYERS = [
     # heads, head_dim, block_size, layer
     ((6, 2), 16, 16, AttentionLayer(0.25)),
-    ((4, 1), 24, 48, AttentionLayer(0.4, 20, 1.5, alibi_slopes(4))),
+    ((4, 1), 24, 48, AttentionLayer(0.4, 20, 1.5, alibi_slopes(4), sinks_of(4, DEVICE))),
 ]
 CASES = [
     *product(["one program", "invariant"], CACHE_DTYPES, [torch.float32], range(len(LAYERS))),

@@ -140,7 +140,7 @@ def step_of(
 LAYERS = {
     "plain": AttentionLayer(0.25),
     "window": AttentionLayer(0.25, 40),
-    "all": AttentionLayer(0.4, 70, 1.5, (0.5, 0.1)),
+    "all": AttentionLayer(0.4, 70, 1.5, (0.5, 0.1), torch.tensor([0.5, 3.0], device=DEVICE)),
 }
 SCHEDULES = {
     "all at once": Schedule((63, 7, 1, 1, 8), block_size=48, has_neighbours=True, num_multiprocessors=32),
@@ -188,7 +188,7 @@ def test_splits_that_follow_the_batch_are_found(num_keys: int, monkeypatch: pyte
 @pytest.mark.parametrize("num_multiprocessors", [1, pytest.param(32, marks=SLOW_IF_INTERPRETED)])
 def test_it_is_attention(num_multiprocessors: int) -> None:
     rows = [(3, 1), (0, 2), (62, 4)]
-    layer = AttentionLayer(0.4, 60, 1.5, (0.5, 0.1))
+    layer = AttentionLayer(0.4, 60, 1.5, (0.5, 0.1), torch.tensor([0.5, 3.0], device=DEVICE))
     inputs = LayerInput(Step(rows, 16, layer.window_tokens, DEVICE), HEADS, 18)
 
     ours, _ = inputs.attend(InvariantAttentionBackend(num_multiprocessors), layer)

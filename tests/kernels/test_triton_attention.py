@@ -15,7 +15,7 @@ from executor_svc.attention.triton_backend import TritonAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
 from tests.kernels.device import DEVICE, RANDOM_CASES, SLOW_IF_INTERPRETED
 from tests.kernels.random_shapes import shape_of_case
-from tests.numerics.attention import LayerInput, Rows, Step
+from tests.numerics.attention import LayerInput, Rows, Step, sinks_of
 from tests.support.each_row import each_row
 
 MIXED: Rows = [(3, 1), (0, 2), (70, 1), (30, 7)]
@@ -37,19 +37,20 @@ def on_device(rows: Rows, block_size: int, gone_window: int | None = None) -> St
 
 
 # Each value of each option with each value of the others; the random steps have every three together.
-PAIRS = {(None, None, False), (None, 1.5, True), (1, None, True), (1, 1.5, False), (33, None, False), (33, 1.5, True)}
-PAIRS |= {(1_000, None, True), (1_000, 1.5, False)}
+PAIRS = {(None, None, False, True), (None, 1.5, True, False), (1, None, True, False), (1, 1.5, False, True)}
+PAIRS |= {(33, None, False, False), (33, 1.5, True, True), (1_000, None, True, True), (1_000, 1.5, False, False)}
 
 
 @pytest.mark.parametrize(
-    ("window", "soft_cap", "has_alibi"),
+    ("window", "soft_cap", "has_alibi", "has_sinks"),
     [
         pytest.param(*options, marks=() if options in PAIRS else SLOW_IF_INTERPRETED)
-        for options in itertools.product((None, 1, 33, 1_000), (None, 1.5), (False, True))
+        for options in itertools.product((None, 1, 33, 1_000), (None, 1.5), (False, True), (False, True))
     ],
 )
-def test_every_combination(window: int | None, soft_cap: float | None, has_alibi: bool) -> None:
-    layer = AttentionLayer(0.7, window, soft_cap, alibi_slopes(6) if has_alibi else None)
+def test_every_combination(window: int | None, soft_cap: float | None, has_alibi: bool, has_sinks: bool) -> None:
+    slopes, sinks = alibi_slopes(6) if has_alibi else None, sinks_of(6, DEVICE) if has_sinks else None
+    layer = AttentionLayer(0.7, window, soft_cap, slopes, sinks)
     check(LayerInput(on_device(MIXED, 16, window), (6, 2), 16, is_rotated=has_alibi), layer)
 
 
@@ -62,7 +63,7 @@ def test_every_block_size(block_size: int) -> None:
 
 @pytest.mark.parametrize("heads", [(1, 1), (5, 1), (6, 3), pytest.param((20, 1), marks=SLOW_IF_INTERPRETED), (71, 1)])
 def test_every_number_of_query_heads_for_a_kv_head(heads: tuple[int, int]) -> None:
-    layer = AttentionLayer(0.5, 20, 1.5, alibi_slopes(heads[0]))
+    layer = AttentionLayer(0.5, 20, 1.5, alibi_slopes(heads[0]), sinks_of(heads[0], DEVICE))
     check(LayerInput(on_device(MIXED, 16, 20), heads, 16), layer)
 
 
@@ -76,8 +77,9 @@ def test_every_head_dim(head_dim: int) -> None:
 def test_keys_are_split(num_multiprocessors: int, window: int | None) -> None:
     """Into 4 to 29 parts, of rows of one to seven tiles: some parts have no keys, in some rows all but one."""
     step = on_device([(0, 1), (33, 1), (200, 1)], 16, window)
-    layer = AttentionLayer(0.25, window)
-    check(LayerInput(step, (2, 1), 16), layer, num_multiprocessors=num_multiprocessors)
+    for sinks in (None, torch.tensor([0.5, 3.0], device=DEVICE)):
+        layer = AttentionLayer(0.25, window, sinks=sinks)
+        check(LayerInput(step, (2, 1), 16), layer, num_multiprocessors=num_multiprocessors)
 
 
 @pytest.mark.parametrize("window", [None, 129, 250])
@@ -103,8 +105,9 @@ def test_a_window_begins_anywhere_in_a_tile() -> None:
 def test_half_precision_is_as_close_as_that_of_torch(
     options: tuple[int | None, float | None, bool], dtype: torch.dtype, tolerance: float
 ) -> None:
-    window, soft_cap, has_alibi = options
-    layer = AttentionLayer(0.125, window, soft_cap, alibi_slopes(4) if has_alibi else None)
+    window, soft_cap, has_options = options
+    slopes, sinks = (alibi_slopes(4), sinks_of(4, DEVICE)) if has_options else (None, None)
+    layer = AttentionLayer(0.125, window, soft_cap, slopes, sinks)
     for head_dim in (16, 80):
         inputs = LayerInput(on_device([*MIXED, (140, 1)], 16, window), (4, 2), head_dim, dtype=dtype)
         ours, our_cache = inputs.attend(TritonAttentionBackend(3), layer)
@@ -121,6 +124,8 @@ def test_layers_of_one_plan_attend_each_in_its_own_way() -> None:
         AttentionLayer(1.0, None, 1.5),
         AttentionLayer(0.5, 40, None, alibi_slopes(4)),
         AttentionLayer(0.5, 16, 2.5, (0.3, 0.2, 0.1, 0.0)),
+        AttentionLayer(0.25, 16, sinks=sinks_of(4, DEVICE)),
+        AttentionLayer(0.25, 16, sinks=sinks_of(4, DEVICE).flip(0)),
     ]
     inputs = [LayerInput(step, (4, 2), 16, is_rotated=seed % 2 == 0, seed=seed) for seed in range(len(layers))]
     caches = [LayerCache(each.keys.clone(), each.values.clone()) for each in inputs]
@@ -193,3 +198,4 @@ def test_random_kinds_are_all_there() -> None:
     shapes = [shape_of_case(seed) for seed in range(RANDOM_CASES)]
     kinds = {(shape.has_window, shape.has_soft_cap, shape.has_alibi) for shape in shapes}
     assert kinds == set(itertools.product((False, True), repeat=3))
+    assert {(shape.has_window, shape.has_sinks) for shape in shapes} == set(itertools.product((False, True), repeat=2))
