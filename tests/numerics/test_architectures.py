@@ -192,6 +192,10 @@ FAMILY_SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
     "a window in all layers": ("Qwen2ForCausalLM", {**QWEN_WINDOW, "max_window_layers": 0}),
     "a window in no layer": ("Qwen2ForCausalLM", {**QWEN_WINDOW, "max_window_layers": 2}),
     "Mistral without a window": ("MistralForCausalLM", {"sliding_window": None}),
+    "experts in some layers": (
+        "Qwen3MoeForCausalLM",
+        {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
     "a window beside experts": ("Qwen3MoeForCausalLM", {**QWEN_WINDOW, "norm_topk_prob": True}),
 }
 

@@ -196,7 +196,16 @@ MORE = {"blk.0.odd.weight": np.zeros((2, 32), np.float32)}
 
 
 @each_row(
-    (only("blk.0.attn_v.weight", FileType.F16), {}, "blk.0.attn_v.weight is F16, but"),
+    (
+        only("blk.0.attn_v.weight", FileType.F16),
+        {},
+        "attn_q.weight and its companions are Q8_0, Q8_0, F16; they cannot",
+    ),
+    (
+        only("blk.0.ffn_up.weight", FileType.F16),
+        {},
+        "blk.0.ffn_gate.weight is Q8_0, but blk.0.ffn_up.weight is F16: both must be quantized, or none",
+    ),
     (
         only("blk.0.ffn_down.weight", FileType.NVFP4),
         {},

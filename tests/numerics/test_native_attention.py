@@ -94,8 +94,8 @@ def test_part_of_a_head(lanes: str, sizes: tuple[int, int], cache_dtype: torch.d
 @each_row(*product(LANES, [None, 300, 1_000], [[(2_000, 1)], [(1_500, 40)], [(2_000, 1), (3, 1), (0, 1)], [(0, 700)]]))
 def test_a_long_context_is_split_over_the_threads(lanes: str, window: int | None, rows: Rows) -> None:
     inputs = LayerInput(Step(rows, 16, window), (4, 2), 16)
-    for options in itertools.product((None, 1.5), (None, alibi_slopes(4)), (None, sinks_of(4))):
-        check(inputs, lanes, AttentionLayer(0.25, window, *options))
+    for soft_cap, slopes, sinks in itertools.product((None, 1.5), (None, alibi_slopes(4)), (None, sinks_of(4))):
+        check(inputs, lanes, AttentionLayer(0.25, window, soft_cap, slopes, sinks))
 
 
 @pytest.mark.parametrize("lanes", LANES)
@@ -104,10 +104,10 @@ def test_layers_of_one_plan_attend_each_in_its_own_way(
     windows: tuple[int | None, ...], gone_window: int | None, lanes: str
 ) -> None:
     step = Step([*ALL, (600, 1)], 16, gone_window)
-    slopes, sinks = (None, alibi_slopes(4), (0.3, 0.2, 0.1, 0.0)), (None, sinks_of(4), sinks_of(5)[1:])
-    kinds = list(itertools.product((True, False), windows, (None, 1.5), slopes, sinks))
-    layers = [AttentionLayer(0.25, *options) for _, *options in kinds]
-    inputs = [LayerInput(step, (4, 2), 8, is_rotated=kind[0], seed=seed) for seed, kind in enumerate(kinds)]
+    all_slopes, all_sinks = (None, alibi_slopes(4), (0.3, 0.2, 0.1, 0.0)), (None, sinks_of(4), sinks_of(5)[1:])
+    kinds = list(itertools.product(windows, (None, 1.5), all_slopes, (True, False), all_sinks))
+    layers = [AttentionLayer(0.25, window, soft_cap, slopes, sinks) for window, soft_cap, slopes, _, sinks in kinds]
+    inputs = [LayerInput(step, (4, 2), 8, is_rotated=kind[3], seed=seed) for seed, kind in enumerate(kinds)]
     caches = [LayerCache(each.keys.clone(), each.values.clone()) for each in inputs]
 
     plan = NativeAttentionBackend(native_library(lanes)).plan(step.metadata, caches[0])

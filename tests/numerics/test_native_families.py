@@ -59,7 +59,8 @@ class DensePart:
     def __init__(self, directory: Path, kernels: DenseKernels[Any], group: TensorParallelGroup = SINGLE_RANK) -> None:
         path = directory / "config.json"
         self.config = parse_config(json.loads(path.read_text(encoding="utf-8")), path)
-        self._heads = slice(*Shard.of(self.config, group.rank, group.size).heads)
+        num_heads = self.config.layers[0].num_heads
+        self._heads = slice(*Shard.of(self.config, group.rank, group.size).even_part(num_heads))
         self._model = Decoder(self.config, kernels, group)
         self._model.load(Checkpoint(directory))
 

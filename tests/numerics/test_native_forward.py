@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor_svc.attention.interface import AttentionLayer
 from executor_svc.config import ExecutorConfig
-from executor_svc.models.sharding import Shard
 from executor_svc.worker.loading import load_worker
 from executor_svc.worker.native_runner import NativeRunner
 from executor_svc.worker.torch_worker import TorchWorker
@@ -147,19 +145,6 @@ def test_long_contexts_and_large_vocabularies(lanes: str, load: Load, monkeypatc
     ]
 
     check_same(ours, theirs, lambda driver: greedy_steps(driver, prompts))
-
-
-def test_each_layer_has_sinks_of_its_own(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    def loaded(*, is_composed: bool) -> StepDriver:
-        generator = torch.Generator().manual_seed(0)
-
-        def with_sinks(shard: Shard, layer: AttentionLayer) -> AttentionLayer:
-            return replace(layer, sinks=3 * torch.randn(shard.num_heads, generator=generator))
-
-        monkeypatch.setattr(Shard, "attention_layer", with_sinks)
-        return load("LlamaForCausalLM", is_composed=is_composed)
-
-    check_same(loaded(is_composed=False), loaded(is_composed=True), mixed_steps)
 
 
 def test_the_first_of_equal_logits_is_the_likeliest_in_every_part_of_a_row(load: Load) -> None:

@@ -50,15 +50,21 @@ def test_every_block_size(window: int | None, block_size: int) -> None:
 
 @pytest.mark.parametrize("heads", [(1, 1), (3, 3), (4, 1), (9, 3), (10, 2)])
 def test_every_number_of_query_heads_for_a_kv_head(heads: tuple[int, int]) -> None:
-    slopes, sinks = (None, alibi_slopes(heads[0])), (None, sinks_of(heads[0]))
-    for window, *options in itertools.product((None, 20), (None, 1.5), slopes, sinks):
-        check(LayerInput(Step([*DECODES, *CHUNKS], 16, window), heads, 8), AttentionLayer(0.5, window, *options))
+    all_slopes, all_sinks = (None, alibi_slopes(heads[0])), (None, sinks_of(heads[0]))
+    for window, soft_cap, slopes, sinks in itertools.product((None, 20), (None, 1.5), all_slopes, all_sinks):
+        inputs = LayerInput(Step([*DECODES, *CHUNKS], 16, window), heads, 8)
+        check(inputs, AttentionLayer(0.5, window, soft_cap, slopes, sinks))
 
 
 @each_row(*product([[(1_000, 1), (3, 1), (200, 1), (450, 1)], [(0, 700)], [(300, TILE_TOKENS + 1)]], [None, 129, 400]))
 def test_long_contexts(rows: Rows, window: int | None) -> None:
-    for options in ((None, None), (1.5, None), (None, alibi_slopes(2)), (None, None, sinks_of(2))):
-        check(LayerInput(Step(rows, 16, window), (2, 1), 8), AttentionLayer(0.5, window, *options))
+    for layer in (
+        AttentionLayer(0.5, window),
+        AttentionLayer(0.5, window, 1.5),
+        AttentionLayer(0.5, window, alibi_slopes=alibi_slopes(2)),
+        AttentionLayer(0.5, window, sinks=sinks_of(2)),
+    ):
+        check(LayerInput(Step(rows, 16, window), (2, 1), 8), layer)
 
 
 @pytest.mark.parametrize("is_rotated", [True, False])
@@ -68,12 +74,12 @@ def test_layers_of_one_plan_attend_each_in_its_own_way(
 ) -> None:
     step = Step([*DECODES, *CHUNKS], 16, gone_window)
     kinds = [
-        *((None, None), (1.5, None), (None, alibi_slopes(4)), (2.5, (0.3, 0.2, 0.1, 0.0))),
+        *((None, None, None), (1.5, None, None), (None, alibi_slopes(4), None), (2.5, (0.3, 0.2, 0.1, 0.0), None)),
         *((None, None, sinks_of(4)), (None, None, sinks_of(5)[1:])),
     ]
     layers = [
-        AttentionLayer(scale, window, *options)
-        for scale, (window, options) in zip(
+        AttentionLayer(scale, window, soft_cap, slopes, sinks)
+        for scale, (window, (soft_cap, slopes, sinks)) in zip(
             itertools.cycle((0.25, 1.0, 0.5)), itertools.product(windows, kinds), strict=False
         )
     ]
@@ -91,9 +97,10 @@ def test_layers_of_one_plan_attend_each_in_its_own_way(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)]
 )
 def test_every_number_format(dtype: torch.dtype, tolerance: float) -> None:
-    for window, *options in itertools.product((None, 20), (None, 1.5), (None, alibi_slopes(4)), (None, sinks_of(4))):
+    all_slopes, all_sinks = (None, alibi_slopes(4)), (None, sinks_of(4))
+    for window, soft_cap, slopes, sinks in itertools.product((None, 20), (None, 1.5), all_slopes, all_sinks):
         inputs = LayerInput(Step([*DECODES, *CHUNKS], 16, window), (4, 2), 16, is_rotated=False, dtype=dtype)
-        check(inputs, AttentionLayer(0.25, window, *options), rtol=tolerance, atol=tolerance)
+        check(inputs, AttentionLayer(0.25, window, soft_cap, slopes, sinks), rtol=tolerance, atol=tolerance)
 
 
 @each_row(*range(20))

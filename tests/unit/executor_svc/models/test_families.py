@@ -1,9 +1,9 @@
 """What a family does not read and would have to ignore is refused by name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.models.families import parse_config
@@ -51,8 +51,7 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [
         {"partial_rotary_factor": 0.5},
         "for 4 of the 8 dimensions of a head; Qwen3ForCausalLM rotates",
     ),
-    ("Qwen3MoeForCausalLM", {"mlp_only_layers": [1]}, "mlp_only_layers"),
-    ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+    ("GptOssForCausalLM", {"swiglu_limit": 5.0, "num_local_experts": 4, "num_experts_per_tok": 2}, "swiglu_limit 5.0"),
 ]
 
 WRONG: list[tuple[str, dict[str, object], str]] = [
@@ -61,6 +60,11 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
     ("MixtralForCausalLM", {"num_local_experts": 10**9}, "num_local_experts 1000000000; at most 10000 are supported"),
     ("UnknownForCausalLM", {"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000; at most 10000 are supported"),
     ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "selects 5 of 4 experts"),
+    (
+        "Qwen3MoeForCausalLM",
+        {"mlp_only_layers": "all", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
+        "mlp_only_layers 'all'; it must be a list of layers",
+    ),
     ("MptForCausalLM", {"attn_config": 3}, "attn_config 3; it must be an object"),
     ("Gemma2ForCausalLM", {"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
     ("Qwen2ForCausalLM", {"max_window_layers": -1}, "max_window_layers -1; it must be a whole number of at least 0"),
@@ -159,12 +163,11 @@ def test_slopes_of_heads_that_are_no_power_of_two_lie_between_those_of_the_neare
     assert alibi_slopes(7) == tuple(2.0**-power for power in (2, 4, 6, 8, 1, 3, 5))
 
 
-def test_a_rank_has_the_slopes_and_the_sinks_of_its_heads() -> None:
+def test_a_rank_has_the_slopes_of_its_heads() -> None:
     config = parse_config({"architectures": ["LlamaForCausalLM"], **SIZES}, SOURCE)
-    layer = AttentionLayer(0.25, alibi_slopes=(0.4, 0.3, 0.2, 0.1), sinks=torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    own = Shard.of(config, 1, 2).attention_layer(layer)
-    assert own.sinks is not None
-    assert (own.alibi_slopes, own.sinks.tolist()) == ((0.2, 0.1), [3.0, 4.0])
+    attention = AttentionLayer(0.25, alibi_slopes=(0.4, 0.3, 0.2, 0.1))
+    own = Shard.of(config, 1, 2).attention_layer(replace(config.layers[0], attention=attention))
+    assert own.alibi_slopes == (0.2, 0.1)
 
 
 @each_row(*REFUSED)
