@@ -48,15 +48,13 @@ INLINE void sum_group(const long format, const int rows, const int8_t *codes, lo
         for (int i = 0; i < rows; i++) {
             int32_t four[2];
             memcpy(four, codes + i * code_stride + step * inputs, (size_t)inputs);
-            vint value = vi_all(four[0]);
+            vint value = vi_all(four[0]), second = has_nibbles(format) ? vi_all(four[1]) : vi_zero();
 #pragma GCC unroll 3
             for (int j = 0; j < PANEL_VECTORS; j++)
                 sum[i][j] = format == INT8_A8 ? vi_dot_quads(sum[i][j], low[j], value)
-                                              : vi_dot_small_quads(sum[i][j], low[j], value);
-            if (!has_nibbles(format)) continue;
-            value = vi_all(four[1]);
-#pragma GCC unroll 3
-            for (int j = 0; j < PANEL_VECTORS; j++) sum[i][j] = vi_dot_small_quads(sum[i][j], high[j], value);
+                            : has_nibbles(format)
+                                ? vi_dot_two_small_quads(sum[i][j], low[j], value, high[j], second)
+                                : vi_dot_small_quads(sum[i][j], low[j], value);
         }
     }
 }

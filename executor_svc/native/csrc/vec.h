@@ -224,6 +224,15 @@ INLINE vint vi_dot_small_quads(vint sum, vint a, vint b) {
     return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1)));
 #endif
 }
+// sum + the same of a and b, and of c and d, where no byte of a and c is above 64: four products fit into an int16.
+INLINE vint vi_dot_two_small_quads(vint sum, vint a, vint b, vint c, vint d) {
+#ifdef __AVX512VNNI__
+    return vi_dot_quads(vi_dot_quads(sum, a, b), c, d);
+#else
+    vint pairs = _mm512_add_epi16(_mm512_maddubs_epi16(a, b), _mm512_maddubs_epi16(c, d));
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#endif
+}
 // 32 int32 as int8; larger ones become the largest.
 INLINE __m256i vi_to_int8(const vint v[2]) {
     return _mm256_set_m128i(_mm512_cvtsepi32_epi8(v[1]), _mm512_cvtsepi32_epi8(v[0]));
@@ -426,6 +435,14 @@ INLINE vint vi_dot_small_quads(vint sum, vint a, vint b) {
     return vi_dot_quads(sum, a, b);
 #else
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+#endif
+}
+INLINE vint vi_dot_two_small_quads(vint sum, vint a, vint b, vint c, vint d) {
+#ifdef __AVXVNNI__
+    return vi_dot_quads(vi_dot_quads(sum, a, b), c, d);
+#else
+    vint pairs = _mm256_add_epi16(_mm256_maddubs_epi16(a, b), _mm256_maddubs_epi16(c, d));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #endif
 }
 INLINE __m256i vi_to_int8(const vint v[4]) {
