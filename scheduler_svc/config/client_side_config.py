@@ -127,6 +127,7 @@ class ClientSideConfig(ServiceConfig):
         "kimi_k2",
         "minimax_m2",
         "olmo3",
+        "openai",
         "phi4_mini_json",
         "pythonic",
         "seed_oss",
@@ -138,7 +139,7 @@ class ClientSideConfig(ServiceConfig):
             "none: requests with tools are rejected. The others are model families."
         ),
     )
-    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3", "mistral", "seed_oss"] = Field(
+    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3", "mistral", "seed_oss", "openai_gptoss"] = Field(
         "auto",
         description=(
             "Reasoning format of the model, for the OpenAI-compatible API. auto: detected from its chat template. "

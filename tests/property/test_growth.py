@@ -30,6 +30,7 @@ from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.front.tool_calls.formats import (
     REASONING_FORMATS,
     TOOL_CALL_FORMATS,
+    HarmonyBody,
     JsonBody,
     NamedBody,
     PythonicBody,
@@ -37,6 +38,7 @@ from scheduler_svc.front.tool_calls.formats import (
     ToolCallFormat,
     XmlBody,
 )
+from scheduler_svc.front.tool_calls.harmony import HarmonyParser
 from scheduler_svc.front.tool_calls.parser import ToolCallParser
 from scheduler_svc.front.tool_calls.reasoning import ReasoningParser
 from scheduler_svc.request.served_model import ServedModel
@@ -128,6 +130,8 @@ def opening(call_format: ToolCallFormat) -> str:
             )
         case XmlBody() as body:
             return f"{begin}{body.function}weather{body.name_end}{body.key}a0{body.key_end}{body.value}"
+        case HarmonyBody():
+            raise AssertionError("no row of the table has it")
 
 
 def calls_of_format(call_format: ToolCallFormat) -> Mapping[str, Callable[[int], Callable[[], object]]]:
@@ -195,6 +199,8 @@ def banned_words(size: int) -> Callable[[], object]:
     return partial(Tokenizer(fake_tokenizer_files()).encode_part, "word" * (size // 4))
 
 
+harmony = partial(HarmonyParser, ("weather",), "x")
+
 READERS: dict[str, Callable[[int], Callable[[], object]]] = {
     "lark: a text without an end": grammar("lark", lambda size: 'start: "a"\n' + r"\"" * 5 * size),
     "lark: an expression without an end": grammar("lark", lambda size: "start: /" + r"\/" * 5 * size),
@@ -225,6 +231,11 @@ READERS: dict[str, Callable[[int], Callable[[], object]]] = {
     )(size),
     "reasoning that begins again": output(
         lambda size: "<think> " * size, lambda: ReasoningParser(REASONING_FORMATS[0], starts_inside=False)
+    ),
+    "harmony: messages": output(lambda size: "<|start|>assistant<|channel|>" * (size // 16), harmony),
+    "harmony: a header without an end": output(lambda size: "<|start|>" + "a to=" * size, harmony, 3),
+    "harmony: a text without an end": output(
+        lambda size: "<|channel|>final<|message|>" + "<|" * 50 * size, harmony, 80
     ),
     "stop strings": stop_strings,
     "a chat template": rendering,

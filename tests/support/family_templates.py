@@ -127,6 +127,45 @@ _KIMI = """{%- if m.tool_calls %}{{- '<|tool_calls_section_begin|>' }}{%- for c 
 {{- '<|tool_call_end|>' }}{%- endfor %}{{- '<|tool_calls_section_end|>' }}{%- endif %}"""
 
 
+# OpenAI's harmony. It ends an assistant's turn with tokens of its own, so it is not in FAMILIES.
+GPT_OSS = """{%- macro kind(p) -%}{%- if p.type == 'array' -%}{{ kind(p['items']) if p['items'] else 'any' }}[]
+{%- elif p.enum -%}{{ '"' + p.enum | join('" | "') + '"' }}
+{%- elif p.type is string -%}{{ {'integer': 'number'}.get(p.type, p.type) }}
+{%- else -%}{{ p.type | join(' | ') if p.type else 'any' }}{%- endif -%}{%- endmacro %}
+{{- '<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n' }}
+{{- 'Knowledge cutoff: 2024-06\nCurrent date: ' + strftime_now('%Y-%m-%d') }}
+{{- '\n\nReasoning: ' + (reasoning_effort or 'medium') + '\n\n# Valid channels: analysis, commentary, final. ' }}
+{{- 'Channel must be included for every message.' }}
+{{- "\nCalls to these tools must go to the commentary channel: 'functions'." if tools }}{{- '<|end|>' }}
+{%- set first = messages[0].role in ('system', 'developer') %}
+{%- if first or tools %}{{- '<|start|>developer<|message|>' }}
+{%- if first %}{{- '# Instructions\n\n' + messages[0].content + '\n\n' }}{%- endif %}
+{%- if tools %}{{- '# Tools\n\n## functions\n\nnamespace functions {\n\n' }}
+{%- for tool in tools | map(attribute='function') %}{{- '// ' + tool.description + '\ntype ' + tool.name + ' = (' }}
+{%- set schema = tool.parameters or {} %}{%- set needed = schema.required or [] %}
+{%- for name, p in (schema.properties or {}).items() %}{{- '_: {\n' if loop.first }}
+{{- '// ' + p.description + '\n' if p.description }}
+{{- name ~ ('' if name in needed else '?') ~ ': ' ~ kind(p) ~ ',\n' }}
+{{- '}' if loop.last }}{%- endfor %}{{- ') => any;\n\n' }}{%- endfor %}{{- '} // namespace functions' }}{%- endif %}
+{{- '<|end|>' }}{%- endif %}
+{%- set turns, ns = messages[1:] if first else messages, namespace(called=none) %}
+{%- for m in turns %}{%- if m.role == 'assistant' and m.tool_calls is defined %}{%- set c = m.tool_calls[0].function %}
+{%- if m.content and m.thinking %}{{- raise_exception('Cannot pass both content and thinking') }}{%- endif %}
+{%- set answers = turns[loop.index:] | rejectattr('tool_calls', 'defined') | map(attribute='role') | list %}
+{%- if (m.content or m.thinking) and 'assistant' not in answers %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + (m.content or m.thinking) + '<|end|>' }}{%- endif %}
+{{- '<|start|>assistant to=functions.' + c.name + '<|channel|>commentary json<|message|>' + c.arguments | tojson }}
+{{- '<|call|>' }}{%- set ns.called = c.name %}
+{%- elif m.role == 'assistant' %}{%- set is_last = loop.last and not add_generation_prompt %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' if is_last and m.thinking is defined }}
+{{- '<|start|>assistant<|channel|>final<|message|>' + m.content + ('<|return|>' if is_last else '<|end|>') }}
+{%- elif m.role == 'tool' %}{%- if ns.called is none %}{{- raise_exception('There was no call') }}{%- endif %}
+{{- '<|start|>functions.' + ns.called + ' to=assistant<|channel|>commentary<|message|>' + m.content | tojson }}
+{{- '<|end|>' }}
+{%- elif m.role == 'user' %}{{- '<|start|>user<|message|>' + m.content + '<|end|>' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
+
 def _json_list(begin: str, end: str = "") -> str:
     return _JSON_LIST.replace("BEGIN", begin).replace("END", end)
 

@@ -30,7 +30,11 @@ _TYPES = {
     OVERLOADED: "overloaded_error",
 }
 
-_NAMES = {"stop": "stop_sequences", "response_format.json_schema.schema": "output_config.format.schema"}
+_NAMES = {
+    "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
+    "response_format.json_schema.schema": "output_config.format.schema",
+}
 _OF_TOOL = re.compile(r"(tools\[\d+\])\.function\.(\w+)")
 _OF_MESSAGE = re.compile(r"messages\[(\d+)\](.*)")
 _CHOICES = {'"required"': '"any"', "a function": '"tool"'}

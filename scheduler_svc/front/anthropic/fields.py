@@ -85,7 +85,8 @@ class ConversationFields(RequestFields):
         description=(
             "`disabled`, the default: the chat template is told so (`enable_thinking`, `thinking`), and a model that "
             "thinks all the same does so unseen. `enabled`: the template is told so, and the answer has `thinking` "
-            "blocks if the model thinks. `adaptive`: the template or `effort` decides. `budget_tokens` has no effect; "
+            "blocks if the model thinks. `adaptive`: the template or `effort` decides. `budget_tokens` is no "
+            "limit: without `effort` the template gets it as `low`, `medium` (from 2048) or `high` (from 4096). "
             "`display` may be `omitted`."
         ),
     )

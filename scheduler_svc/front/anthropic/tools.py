@@ -11,6 +11,9 @@ from scheduler_svc.front.text.json_text import shown_json
 _CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 _THINKING = ("enabled", "disabled", "adaptive")
 
+# Budgets from which on thinking counts as so much effort, as LiteLLM has them.
+_EFFORTS = ((4096, "high"), (2048, "medium"), (0, "low"))
+
 
 def chat_tools(fields: ConversationFields) -> dict[str, Any]:
     """Return the chat's fields for tools. Raises InvalidFieldError: a field is wrong."""
@@ -37,7 +40,9 @@ def chat_thinking(fields: ConversationFields) -> dict[str, Any]:
         raise InvalidFieldError("thinking.display", shown(display), "summarized, omitted, or unset")
     chat: dict[str, Any] = {"include_reasoning": kind != "disabled" and display != "omitted"}
     effort = optional(object_at(fields.output_config or {}, "output_config"), "output_config", "effort", str, "a text")
-    switches = {} if kind == "adaptive" else dict.fromkeys(THINKING_SWITCHES, kind == "enabled")
+    switches: dict[str, Any] = {} if kind == "adaptive" else dict.fromkeys(THINKING_SWITCHES, kind == "enabled")
+    if kind == "enabled" and budget is not None and effort is None:
+        switches["reasoning_effort"] = next((name for least, name in _EFFORTS if budget >= least), "low")
     return {**chat, "reasoning_effort": effort, "chat_template_kwargs": switches}
 
 

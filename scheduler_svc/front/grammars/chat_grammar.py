@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from octavo_shared.step_wire.step import Int32Array
+from scheduler_svc.front.grammars.harmony_rules import harmony_rules
 from scheduler_svc.front.grammars.parts import AskedGrammar, Part, object_part, schema_part, whole
 from scheduler_svc.front.grammars.tool_rules import COMMON, Markers, call_rules, check_format
 from scheduler_svc.front.tool_calls.chat_format import ChatFormat
@@ -32,6 +33,8 @@ def chat_grammar(
     Raises: InvalidFieldError: a schema is too large.
     """
     markers = Markers(chat_format.tokenizer)
+    if chat_format.is_harmony:
+        return _harmony_grammar(tools, response, markers)
     thinking, rules = _thinking(chat_format, markers, prompt_token_ids)
     named: dict[str, Part] = {}
     if tools is None or tools.holds is None:
@@ -48,6 +51,17 @@ def chat_grammar(
         if response is not None and not tools.forced:
             named["response"] = response
     return AskedGrammar(named, field, f"start: {thinking} {answer}\n{rules}{COMMON}")
+
+
+def _harmony_grammar(tools: RequestedTools | None, response: Part | None, markers: Markers) -> AskedGrammar:
+    named: dict[str, Part] = {}
+    rule_of = {} if tools is None else _argument_rules(tools, named)
+    is_forced = tools is not None and bool(tools.forced)
+    holds = None if tools is None else tools.holds
+    if response is not None and not is_forced:
+        named["response"] = response
+    field = holds[0] if holds is not None else named["response"].field
+    return AskedGrammar(named, field, f"{harmony_rules(markers, rule_of, response, is_forced=is_forced)}{COMMON}")
 
 
 def _thinking(
@@ -69,14 +83,7 @@ def _tool_answer(
     """Return what matches an answer that may call tools, and its rules; the arguments become `named` parts."""
     tool_format = chat_format.tool_calls
     assert tool_format is not None, "tools were checked"
-    rule_of = {}
-    for index, (name, schema) in enumerate(tools.schemas.items()):
-        if tools.forced and name not in tools.forced:
-            continue
-        path = tools.fields[name]
-        is_strict = name in tools.strict and bool(schema)
-        named[f"arguments_{index}"] = schema_part(schema, path) if is_strict else object_part(path)
-        rule_of[name] = f"@arguments_{index}"
+    rule_of = _argument_rules(tools, named)
     rules = call_rules(tool_format, rule_of, markers, is_parallel=tools.is_parallel) + "\n"
     if tools.forced:
         return "ws calls", rules
@@ -89,3 +96,16 @@ def _tool_answer(
     if tools.is_parallel:
         return f"({until} behind_begin)* TEXT", rules + more
     return f"(TEXT | {until} behind_begin)", rules + more
+
+
+def _argument_rules(tools: RequestedTools, named: dict[str, Part]) -> dict[str, str]:
+    """Return the rule of the arguments of each tool that may be called; they become `named` parts."""
+    rule_of = {}
+    for index, (name, schema) in enumerate(tools.schemas.items()):
+        if tools.forced and name not in tools.forced:
+            continue
+        path = tools.fields[name]
+        is_strict = name in tools.strict and bool(schema)
+        named[f"arguments_{index}"] = schema_part(schema, path) if is_strict else object_part(path)
+        rule_of[name] = f"@arguments_{index}"
+    return rule_of

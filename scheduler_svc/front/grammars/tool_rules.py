@@ -10,7 +10,7 @@ from itertools import chain
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.grammars.parts import lark_text
 from scheduler_svc.front.text.tokenizer import Tokenizer
-from scheduler_svc.front.tool_calls.formats import JsonBody, NamedBody, Slot, ToolCallFormat
+from scheduler_svc.front.tool_calls.formats import HarmonyBody, JsonBody, NamedBody, Slot, ToolCallFormat
 
 _ID = "/[A-Za-z0-9]{1,9}/"
 
@@ -23,7 +23,7 @@ TEXT: /(.|\n)*/
 
 def check_format(tool_format: ToolCallFormat, field: str, shown: str) -> None:
     """Refuse a format whose calls have no JSON in them. Raises InvalidFieldError: naming it."""
-    if not isinstance(tool_format.body, JsonBody | NamedBody):
+    if not isinstance(tool_format.body, JsonBody | NamedBody | HarmonyBody):
         rule = f"unset: the format {tool_format.name} of this model has no JSON in its calls, so they cannot be held"
         raise InvalidFieldError(field, shown, rule)
 

@@ -64,6 +64,7 @@ class ChatOutputs:
         self._tools: RequestedTools | None = check_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
         chat_format.check_tools(self._tools)
         check_chat_grammar(chat_format, self._tools)
+        chat_format.check_effort(fields.reasoning_effort)
         self._format = chat_format
         self._part = asked.part
         self.tells_reasoning = fields.include_reasoning is not False
@@ -87,7 +88,7 @@ class ChatOutputs:
     @property
     def are_plain(self) -> bool:
         """Whether all text is content."""
-        return self._tools is None and self._format.reasoning is None
+        return self._tools is None and self._format.reasoning is None and not self._format.is_harmony
 
     def parser(self, response: Response, output_index: int) -> OutputParser:
         """Return the parser of one output."""
@@ -104,6 +105,11 @@ class ChatOutputs:
         reasoning_format = self._format.reasoning
         if reasoning_format is None:
             return None
+        if self._format.is_harmony:
+            numbers = [
+                self._format.num_harmony_reasoning_tokens(self._tools, one.token_ids) for one in response.outputs
+            ]
+            return None if None in numbers else sum(filter(None, numbers))
         end_id = self._format.tokenizer.id_of(reasoning_format.end)
         return sum(self._num_thought(response, output, end_id) for output in response.outputs)
 

@@ -199,8 +199,12 @@ def _part(part: Any, path: str) -> str:
 
 _T = TypeVar("_T")
 
+# This API's names of the fields that the chat template gets.
+PATHS = {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
+
 _NAMES = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "messages": "input"}
 _NAMES |= {name: name for name in ("text", "prompt")}  # elsewhere they are prompts
+_NAMES |= PATHS
 _OF_TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?(.*)")
 _OF_MESSAGE = re.compile(r"messages\[(\d+)\](.*)")
 

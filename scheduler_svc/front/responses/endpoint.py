@@ -25,7 +25,7 @@ from scheduler_svc.front.openai.sse import EventStream
 from scheduler_svc.front.openai.streaming import stream_events
 from scheduler_svc.front.output import Delta
 from scheduler_svc.front.response import Response
-from scheduler_svc.front.responses.conversation import AskedChat, asked_response, echoed, in_own_words
+from scheduler_svc.front.responses.conversation import PATHS, AskedChat, asked_response, echoed, in_own_words
 from scheduler_svc.front.responses.fields import ENCRYPTED_REASONING, ResponseFields
 from scheduler_svc.front.responses.items import EventWriter, Items
 from scheduler_svc.front.text.text_model import TextModel
@@ -37,9 +37,6 @@ PATH = "/v1/responses"
 
 # The parameters that an answer has, sent or not.
 _NUMBERS = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
-
-# This API's names of the fields that the chat template gets.
-_PATHS = {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
 
 # Why the other endpoints of the API do not exist, by the end of their paths.
 _NOT_STORED = "responses are not stored: keep the answer, and send the whole conversation as `input`"
@@ -75,7 +72,7 @@ class Responses:
     async def _answer_call(self, call: Call) -> web.StreamResponse:
         """Answer one request."""
         fields, chat, model = await self._answering.read(call, ResponseFields, asked_response)
-        unread = [_PATHS[name] for name in unread_by_template(chat.fields, model)]
+        unread = [PATHS[name] for name in unread_by_template(chat.fields, model)]
         name_ignored(call.headers, [*chat.left_out, *unread])
         return await in_own_words(chat, self._answer(call, fields, chat, model))
 

@@ -4,13 +4,13 @@ What a template supports is found by rendering small conversations, once. What i
 when the conversation is rendered again with other words. template_sandbox.py has the functions and limits.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from octavo_shared.errors import InvalidFieldError
 from scheduler_svc.front.text.conversation import Conversation
+from scheduler_svc.front.text.template_habits import HELLO, PROBE, PROBE_NAME, TemplateHabits, changed_calls
 from scheduler_svc.front.text.template_sandbox import RENDER_ERRORS, SandboxedTemplate
 
 # Every template supports the first two roles, and leaves out the others or fails if it does not support them.
@@ -27,20 +27,10 @@ _MAX_ROLE_LENGTH = 64
 # How many roles are remembered; a template names a handful.
 _MAX_KEPT_ROLES = 64
 
+_ANSWER = {"role": "assistant", "content": "Hi"}
+
 # The names of the tools in templates; SmolLM3's has a name of its own.
 _TOOL_VARIABLES = ("tools", "xml_tools")
-
-# A tool that no template has built in, and a conversation with a call of it.
-_PROBE_NAME = "octavo_probe"
-_PROBE = {
-    "type": "function",
-    "function": {"name": _PROBE_NAME, "description": "A probe.", "parameters": {"type": "object", "properties": {}}},
-}
-_HELLO = {"role": "user", "content": "Hello"}
-_ANSWER = {"role": "assistant", "content": "Hi"}
-_PROBE_ARGUMENTS = {"octavo_key": "octavo_value"}
-_PROBE_TEXT = json.dumps(_PROBE_ARGUMENTS)
-_PROBE_ID = "octavo123"  # nine letters and digits, as Mistral's templates require
 
 
 class ChatTemplate:
@@ -61,10 +51,12 @@ class ChatTemplate:
         self.source = source
         self.variables = self._template.variables
         self._roles = _Roles(lambda messages: self._probe(messages, None))
-        shown_by = [name for name in _TOOL_VARIABLES if _PROBE_NAME in self._probe([_HELLO], name)]
+        shown_by = [name for name in _TOOL_VARIABLES if PROBE_NAME in self._probe([HELLO], name)]
         self.knows_tools = bool(shown_by)
         self._tools_variable = shown_by[0] if shown_by else "tools"
-        self._wants_text_arguments = self.knows_tools and self._prefers_text_arguments()
+        self._habits = TemplateHabits(
+            lambda messages, tools: self._probe(messages, self._tools_variable, tools) if self.knows_tools else ""
+        )
 
     def render(self, conversation: Conversation) -> str:
         """Return the prompt for the assistant's next turn.
@@ -81,18 +73,17 @@ class ChatTemplate:
         return text
 
     def _render(self, conversation: Conversation, messages: Sequence[Mapping[str, Any]]) -> str:
-        if self._wants_text_arguments:
-            messages = [_with_text_arguments(turn) for turn in messages]
+        messages, tools = self._habits.messages(messages), self._habits.tools(conversation.tools)
         variables = {
             **self._special_tokens,
             "documents": None,
             **conversation.template_kwargs,
             "messages": messages,
-            "tools": conversation.tools or None,
+            "tools": tools or None,
             "add_generation_prompt": conversation.add_generation_prompt,
         }
-        if conversation.tools:
-            variables[self._tools_variable] = conversation.tools
+        if tools:
+            variables[self._tools_variable] = tools
         try:
             return self._template.render(variables)
         except RENDER_ERRORS as error:
@@ -101,7 +92,9 @@ class ChatTemplate:
             limit = f"a conversation that the model's chat template accepts; it says: {reason}"
             raise InvalidFieldError("messages", f"a conversation of roles {roles}", limit) from error
 
-    def _probe(self, messages: Sequence[Mapping[str, Any]], tools_variable: str | None) -> str:
+    def _probe(
+        self, messages: Sequence[Mapping[str, Any]], tools_variable: str | None, tools: Sequence[Any] = (PROBE,)
+    ) -> str:
         """Return the prompt of a small conversation, with a tool in a variable; empty: the template fails on it."""
         variables = {
             **self._special_tokens,
@@ -111,22 +104,11 @@ class ChatTemplate:
             "add_generation_prompt": True,
         }
         if tools_variable is not None:
-            variables[tools_variable] = [_PROBE]
+            variables[tools_variable] = list(tools)
         try:
             return self._template.render(variables)
         except RENDER_ERRORS:
             return ""
-
-    def _prefers_text_arguments(self) -> bool:
-        """Return whether the prompt is right only if a call's arguments are a text, as in OpenAI's API.
-
-        Most templates want an object. Some fail on an object, or write it as Python does.
-        """
-        with_object, with_text = (
-            self._probe([_HELLO, *_probe_call(arguments)], self._tools_variable)
-            for arguments in (_PROBE_ARGUMENTS, _PROBE_TEXT)
-        )
-        return _PROBE_TEXT in with_text and (not with_object or str(_PROBE_ARGUMENTS) in with_object)
 
     def _refuse_ignored(self, conversation: Conversation, text: str) -> None:
         """Refuse a message that the template drops because it does not support its role, its tool calls or its name.
@@ -202,7 +184,7 @@ class _Roles:
         if not 1 <= len(role) <= _MAX_ROLE_LENGTH:
             return False
         if role not in self._kept:
-            known = any(self._differs(role, *turns) for turns in ((0, _HELLO), (1, _HELLO), (2, _HELLO, _ANSWER)))
+            known = any(self._differs(role, *turns) for turns in ((0, HELLO), (1, HELLO), (2, HELLO, _ANSWER)))
             if len(self._kept) >= _MAX_KEPT_ROLES:
                 return known
             self._kept[role] = known
@@ -217,25 +199,6 @@ class _Roles:
 
         own = prompt(role)
         return _WORDS in own and own != prompt(_NOBODYS).replace(_NOBODYS, role.lower())
-
-
-def _probe_call(arguments: object) -> list[Mapping[str, Any]]:
-    function = {"name": _PROBE_NAME, "arguments": arguments}
-    calls = [{"id": _PROBE_ID, "type": "function", "function": function}]
-    return [
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        {"role": "tool", "content": "result", "tool_call_id": _PROBE_ID, "name": _PROBE_NAME},
-    ]
-
-
-def _with_text_arguments(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    def text(arguments: object) -> object:
-        return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-    def written(function: Mapping[str, Any]) -> dict[str, Any]:
-        return {**function, "arguments": text(function["arguments"])} if "arguments" in function else {**function}
-
-    return {**turn, "tool_calls": _changed(turn["tool_calls"], written)} if turn.get("tool_calls") else turn
 
 
 def _telling_names(messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -258,20 +221,10 @@ def _reworded(turn: Mapping[str, Any], content: str | None, function: str | None
     """Return a turn with another content, other names of the tools it calls, and another name; None: unchanged."""
     reworded = dict(turn) if content is None else {**turn, "content": content}
     if function is not None:
-        reworded["tool_calls"] = _changed(turn["tool_calls"], lambda called: {**called, "name": function})
+        reworded["tool_calls"] = changed_calls(turn["tool_calls"], lambda called: {**called, "name": function})
     if name is not None:
         reworded["name"] = name
     return reworded
-
-
-def _changed(calls: Sequence[Any], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> list[Any]:
-    """Return tool calls with changed functions; values that are no calls stay as they are."""
-    return [
-        {**call, "function": change(call["function"])}
-        if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
-        else call
-        for call in calls
-    ]
 
 
 def _may_be_left_out(turn: Mapping[str, Any], prompt: str) -> bool:

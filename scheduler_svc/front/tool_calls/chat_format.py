@@ -6,6 +6,7 @@ from typing import Self
 
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.step_wire.step import Int32Array
+from scheduler_svc.front.text.json_text import shown_json
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.front.tool_calls.events import (
     ContentDelta,
@@ -17,11 +18,15 @@ from scheduler_svc.front.tool_calls.events import (
 )
 from scheduler_svc.front.tool_calls.formats import (
     AUTO,
+    HARMONY,
+    HARMONY_MARKERS,
+    HARMONY_REASONING,
     ReasoningFormat,
     ToolCallFormat,
     reasoning_format,
     tool_call_format,
 )
+from scheduler_svc.front.tool_calls.harmony import HarmonyParser, num_reasoning_tokens
 from scheduler_svc.front.tool_calls.parser import ToolCallParser
 from scheduler_svc.front.tool_calls.reasoning import ReasoningParser, opens_reasoning
 from scheduler_svc.front.tool_calls.tool_choice import RequestedTools
@@ -35,13 +40,16 @@ class OutputParser:
 
     Args:
         reasoning: Separates the reasoning; None: there is none.
-        tool_calls: Finds tool calls; None: the request has no tools, or `tool_choice` is none.
+        tool_calls: Finds tool calls, or reads harmony; None: no tools in the request, or `tool_choice` is none.
         end_tokens: The texts of the special tokens that may end the output. One of them at the very end is left out.
             They are in the text if `skip_special_tokens` is off, which the markers of some families need.
     """
 
     def __init__(
-        self, reasoning: ReasoningParser | None, tool_calls: ToolCallParser | None, end_tokens: Collection[str] = ()
+        self,
+        reasoning: ReasoningParser | None,
+        tool_calls: ToolCallParser | HarmonyParser | None,
+        end_tokens: Collection[str] = (),
     ) -> None:
         self._reasoning = reasoning
         self._tool_calls = tool_calls
@@ -156,9 +164,21 @@ class ChatFormat:
             rule = "unset: the tool-call format of this model is unknown; start the scheduler with --tool-call-parser"
             raise InvalidFieldError("tools", "set", rule)
 
+    @property
+    def is_harmony(self) -> bool:
+        """Whether the model writes OpenAI's harmony."""
+        return self.tool_calls is HARMONY or self.reasoning is HARMONY_REASONING
+
+    def check_effort(self, effort: str | None) -> None:
+        """Refuse an effort that the model does not know. Raises InvalidFieldError."""
+        efforts = () if self.reasoning is None else self.reasoning.efforts
+        if efforts and effort is not None and effort not in efforts:
+            rule = f"one of {', '.join(efforts)}, or unset: the model knows no others"
+            raise InvalidFieldError("reasoning_effort", shown_json(effort), rule)
+
     def needs_special_tokens(self, tools: RequestedTools | None) -> bool:
         """Return whether the text must have special tokens (`skip_special_tokens` off), as markers are among them."""
-        markers: list[str] = []
+        markers: list[str] = [*HARMONY_MARKERS] if self.is_harmony else []
         if self.reasoning is not None:
             markers += [self.reasoning.begin, self.reasoning.end]
         if self.tool_calls is not None and tools is not None:
@@ -169,8 +189,11 @@ class ChatFormat:
         """Return whether a prompt ends with the marker in front of reasoning."""
         if self.reasoning is None:
             return False
+        return opens_reasoning(self.reasoning, self._end_of(prompt_token_ids))
+
+    def _end_of(self, prompt_token_ids: Sequence[int] | Int32Array) -> str:
         last = [int(token_id) for token_id in prompt_token_ids[-NUM_LAST_TOKENS:]]
-        return opens_reasoning(self.reasoning, self.tokenizer.decode(last, skip_special_tokens=False))
+        return self.tokenizer.decode(last, skip_special_tokens=False)
 
     def output_parser(
         self,
@@ -188,10 +211,24 @@ class ChatFormat:
                 special tokens only because `needs_special_tokens` says so.
             output_id: The output's; the ids of its calls derive from it.
         """
+        special_ids = self.tokenizer.special_token_ids.intersection(end_token_ids)
+        end_tokens = [self.tokenizer.token_of(token_id) for token_id in special_ids]
+        if self.is_harmony:
+            has_reasoning = self.reasoning is not None
+            prompt = self._end_of(prompt_token_ids)
+            parser = HarmonyParser(self._names_of(tools), output_id, prompt, tells_reasoning=has_reasoning)
+            return OutputParser(None, parser, [token for token in end_tokens if token not in HARMONY_MARKERS])
         reasoning = tool_calls = None
         if self.reasoning is not None:
             reasoning = ReasoningParser(self.reasoning, starts_inside=self.opens_reasoning(prompt_token_ids))
         if self.tool_calls is not None and tools is not None:
             tool_calls = ToolCallParser(self.tool_calls, tools.schemas, output_id)
-        special_ids = self.tokenizer.special_token_ids.intersection(end_token_ids)
-        return OutputParser(reasoning, tool_calls, [self.tokenizer.token_of(token_id) for token_id in special_ids])
+        return OutputParser(reasoning, tool_calls, end_tokens)
+
+    def num_harmony_reasoning_tokens(self, tools: RequestedTools | None, token_ids: Sequence[int]) -> int | None:
+        """Return the number of reasoning tokens in an output in harmony, with markers; None: markers are no tokens."""
+        return num_reasoning_tokens(self.tokenizer, token_ids, self._names_of(tools))
+
+    def _names_of(self, tools: RequestedTools | None) -> Collection[str]:
+        """Return the names of the tools of which calls are found."""
+        return () if tools is None or self.tool_calls is None else tools.schemas

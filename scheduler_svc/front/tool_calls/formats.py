@@ -67,7 +67,12 @@ class PythonicBody:
     """A call as in Python, with named arguments, or a list of such calls (pythonic_calls.py)."""
 
 
-Body = JsonBody | NamedBody | XmlBody | PythonicBody
+@dataclass(frozen=True, slots=True)
+class HarmonyBody:
+    """A message to `functions.NAME`, whose text is the object of the arguments (harmony.py)."""
+
+
+Body = JsonBody | NamedBody | XmlBody | PythonicBody | HarmonyBody
 
 
 NAME, ID = Slot.NAME, Slot.ID
@@ -223,6 +228,14 @@ TOOL_CALL_FORMATS = (
     ToolCallFormat("json", JsonBody(), may_be_bare=True),
 )
 
+# The special tokens of OpenAI's harmony; the last three end a message.
+HARMONY_MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+
+# All of an output is in messages, and harmony.py reads both reasoning and calls; parser.py reads calls of the others.
+HARMONY = ToolCallFormat(
+    "openai", HarmonyBody(), ("<|channel|>",), ("<|call|>",), template_marks=(("<|channel|>", "<|call|>"),)
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
@@ -232,34 +245,48 @@ class ReasoningFormat:
         name: Its name in `--reasoning-parser`.
         begin: The marker in front; many chat templates put it into the prompt.
         end: The marker behind.
+        template_mark: A chat template with this uses the format; empty: with `end`.
+        efforts: The values of `reasoning_effort` that the model knows; empty: the template decides.
     """
 
     name: str
     begin: str
     end: str
+    template_mark: str = ""
+    efforts: tuple[str, ...] = ()
 
 
-# A template with the marker `end` uses the format; the first row counts.
+HARMONY_REASONING = ReasoningFormat(
+    "openai_gptoss",
+    "<|channel|>analysis<|message|>",
+    "<|end|>",
+    template_mark="<|channel|>analysis<|message|>",
+    efforts=("low", "medium", "high"),
+)
+
+# A template may fit several rows; the first one counts.
 REASONING_FORMATS = (
     ReasoningFormat("deepseek_r1", "<think>", "</think>"),
     ReasoningFormat("qwen3", "<think>", "</think>"),
     ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
+    HARMONY_REASONING,
 )
 
 
 def tool_call_format(name: str, template: str) -> ToolCallFormat | None:
     """Return the format with this name; auto: the one that the chat template teaches, None: no known one."""
+    rows = (*TOOL_CALL_FORMATS, HARMONY)
     if name == AUTO:
-        fitting = (row for row in TOOL_CALL_FORMATS if any(_has_all(template, marks) for marks in row.template_marks))
+        fitting = (row for row in rows if any(_has_all(template, marks) for marks in row.template_marks))
         return next(fitting, None)
-    return next((row for row in TOOL_CALL_FORMATS if row.name == name), None)
+    return next((row for row in rows if row.name == name), None)
 
 
 def reasoning_format(name: str, template: str) -> ReasoningFormat | None:
     """Return the format with this name; auto: the one that the chat template uses, None: no known one."""
     if name == AUTO:
-        return next((row for row in REASONING_FORMATS if row.end in template), None)
+        return next((row for row in REASONING_FORMATS if (row.template_mark or row.end) in template), None)
     return next((row for row in REASONING_FORMATS if row.name == name), None)
 
 

@@ -20,26 +20,22 @@ class NamedCall(CallReader):
     def __init__(self, writer: CallWriter, body: NamedBody) -> None:
         super().__init__(writer)
         self._body = body
-        self._list: JsonCalls | None = None
         self._header = ""
-        self._arguments: JsonScanner | None = None
+        self._rest: JsonCalls | CallArguments | None = None  # reads what is behind the header
 
     def plain_run(self, text: str, position: int) -> int:
         """See CallReader."""
-        reader = self._list or self._arguments
-        return position if reader is None else reader.plain_run(text, position)
+        return position if self._rest is None else self._rest.plain_run(text, position)
 
     def take(self, piece: str) -> Progress:
         """See CallReader."""
-        if self._list is not None:
-            return self._list.take(piece)
-        if self._arguments is not None:
-            return self._take_arguments(piece)
+        if self._rest is not None:
+            return self._rest.take(piece)
         if not self._header and piece.isspace():
             return Progress.MORE
         if not self._header and piece == "[" and self._body.may_be_list:
-            self._list = JsonCalls(self._writer)
-            return self._list.take(piece)
+            self._rest = JsonCalls(self._writer)
+            return self._rest.take(piece)
         return self._take_header(piece)
 
     def _take_header(self, character: str) -> Progress:
@@ -50,8 +46,9 @@ class NamedCall(CallReader):
             if slots is None:
                 may_come = True
             elif slots:
-                self._begin(slots)
-                return self._take_arguments(character)
+                self._writer.begin(slots["name"], self._body.call_id.format_map(slots))
+                self._rest = CallArguments(self._writer)
+                return self._rest.take(character)
         return Progress.MORE if may_come and len(self._header) <= MAX_HEADER_CHARS else Progress.FAILED
 
     def _match(self, header: tuple[str | Slot, ...]) -> dict[str, str] | None:
@@ -76,19 +73,27 @@ class NamedCall(CallReader):
             rest = rest.lstrip()
         return None if not rest else slots if rest == "{" else {}
 
-    def _begin(self, slots: dict[str, str]) -> None:
-        self._arguments = JsonScanner()
-        self._writer.begin(slots["name"], self._body.call_id.format_map(slots))
 
-    def _take_arguments(self, piece: str) -> Progress:
-        assert self._arguments is not None, "the name is behind us"
-        is_next_argument = piece == '"' and self._arguments.expects_another_key(depth=1)
-        if not self._arguments.take(piece[0]):  # in a plain run all characters are alike
+class CallArguments(CallReader):
+    """Reads the object of the arguments of a call that has begun."""
+
+    def __init__(self, writer: CallWriter) -> None:
+        super().__init__(writer)
+        self._scanner = JsonScanner()
+
+    def plain_run(self, text: str, position: int) -> int:
+        """See CallReader."""
+        return self._scanner.plain_run(text, position)
+
+    def take(self, piece: str) -> Progress:
+        """See CallReader."""
+        is_next_argument = piece == '"' and self._scanner.expects_another_key(depth=1)
+        if not self._scanner.take(piece[0]):  # in a plain run all characters are alike
             return Progress.FAILED
         self._writer.add_arguments(piece)
         if is_next_argument:
             self._writer.show()
-        if self._arguments.state is not END:
+        if self._scanner.state is not END:
             return Progress.MORE
         self._writer.complete()
         return Progress.DONE

@@ -41,3 +41,17 @@ async def test_effort_and_verbosity_reach_the_template_or_are_named_at_every_doo
         asked = {"model": "fake", "prompt": "x", "reasoning_effort": "low", "verbosity": None, "store": False}
         answer = await other.send("POST", "/v1/completions", json=asked)
         assert answer.headers["x-octavo-ignored-fields"] == "reasoning_effort", answer.text
+
+
+async def test_a_budget_of_thinking_reaches_the_template_as_an_effort() -> None:
+    async with running_api(EchoWorker(_TURNS + _READS)) as api:
+        for budget, effort, said in (
+            (1024, None, "low"),
+            (2048, None, "medium"),
+            (4096, None, "high"),
+            (1, "max", "max"),
+        ):
+            body: Json = {"model": "fake", "messages": HELLO, "max_tokens": 99}
+            body |= {"thinking": {"type": "enabled", "budget_tokens": budget}, "output_config": {"effort": effort}}
+            answer = await api.send("POST", "/v1/messages", json=body)
+            assert f'"{said}  True"' in answer.text, answer.text

@@ -15,7 +15,7 @@ from scheduler_svc.front.grammars.parts import object_part
 from scheduler_svc.front.grammars.reading import read_grammar
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.front.tool_calls.chat_format import ChatFormat
-from scheduler_svc.front.tool_calls.formats import TOOL_CALL_FORMATS, JsonBody, NamedBody
+from scheduler_svc.front.tool_calls.formats import HARMONY_MARKERS, TOOL_CALL_FORMATS, JsonBody, NamedBody
 from scheduler_svc.front.tool_calls.tool_choice import check_tools
 from tests.support.each_row import each_row
 from tests.support.grammars import byte_matcher, num_followed
@@ -175,6 +175,55 @@ def test_reasoning_is_free_and_ends_before_what_is_held(
     prompt: str, fields: dict[str, Any], text: str, fits: bool
 ) -> None:
     assert allows(grammar_of("hermes", prompt, reasoning="qwen3", **fields), text) == fits
+
+
+ROME, ANALYSIS = '{"city": "Rome"}', "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+TO_WEATHER = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+FINAL, JSON_FINAL = "<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"
+REQUIRED, ONLY_RESPONSE = {"tool_choice": "required"}, {"tools": None, "response": True}
+
+HARMONY_TEXTS: list[tuple[dict[str, Any], str, bool]] = [
+    (REQUIRED, f"{ANALYSIS}{ANALYSIS}{PREAMBLE}{TO_WEATHER}{ROME}", True),
+    (REQUIRED, f" to=functions.weather<|channel|>commentary json<|message|>{ROME}", True),
+    (REQUIRED, '<|channel|>commentary to=functions.note<|message|>{"any": [1]}', True),
+    (REQUIRED, f"{TO_WEATHER.replace('weather', 'whether')}{ROME}", False),
+    (REQUIRED, f"{TO_WEATHER}{{}}", False),
+    (REQUIRED, f"{ANALYSIS}{FINAL}Hello", False),
+    (REQUIRED, f"{TO_WEATHER}{ROME}<|start|>assistant{TO_WEATHER}{ROME}", False),
+    (REQUIRED, "Hello", False),
+    ({"tool_choice": {"type": "function", "function": {"name": "note"}}}, f"{TO_WEATHER}{ROME}", False),
+    ({}, f"{ANALYSIS}{PREAMBLE}{FINAL}Hello", True),
+    ({}, f"{ANALYSIS}{TO_WEATHER}{ROME}", True),
+    ({}, f'{ANALYSIS}{TO_WEATHER}{{"town": 1}}', False),
+    ({}, ANALYSIS, False),
+    (ONLY_RESPONSE, f'{ANALYSIS}{FINAL}{{"a": 1}}', True),
+    (ONLY_RESPONSE, f"{JSON_FINAL}{{}}", True),
+    (ONLY_RESPONSE, f"{ANALYSIS}{FINAL}Hello", False),
+    (ONLY_RESPONSE, f"{PREAMBLE}{FINAL}{{}}", False),
+    (ONLY_RESPONSE, f"{TO_WEATHER}{ROME}", False),
+    ({"response": True}, f"{ANALYSIS}{TO_WEATHER}{ROME}", True),
+    ({"response": True}, f"{ANALYSIS}{FINAL}Hello", False),
+]
+
+
+@each_row(*HARMONY_TEXTS)
+def test_in_harmony_thoughts_are_free_and_the_last_message_is_held(
+    fields: dict[str, Any], text: str, fits: bool
+) -> None:
+    files = special_files(*HARMONY_MARKERS)
+    tokenizer, matcher = Tokenizer(files), MatcherTokenizer.load(files, (257, 264, 265), 266)
+    asked = check_tools(**{"tools": STRICT, **{name: fields[name] for name in fields if name != "response"}})
+    part = object_part("response_format") if "response" in fields else None
+    held = chat_grammar(ChatFormat.of(tokenizer, "openai", "openai_gptoss"), asked, part, tokenizer.encode("x"))
+    assert num_followed(read_grammar(held)[1], tokenizer.encode(text), matcher)[1] == fits
+
+
+def test_in_harmony_markers_may_be_text() -> None:
+    grammar = grammar_of("openai", reasoning="openai_gptoss", tool_choice="required")
+    assert check_grammar(byte_matcher(), grammar) == ""
+    for text, fits in ((f"{ANALYSIS}{PREAMBLE}{TO_WEATHER}{ROME}", True), (f"{TO_WEATHER}{{}}", False), ("Hi", False)):
+        assert allows(grammar, text) == fits, text
 
 
 def special_files(*markers: str) -> tuple[TokenizerFile, ...]:

@@ -46,6 +46,7 @@ class Parsed:
     ids: list[str] = field(default_factory=list)
     remains: list[tuple[str, str]] = field(default_factory=list)
     ends_broken: bool = False
+    thinks_first: bool = True
 
     def add(self, events: Iterable[OutputEvent]) -> None:
         for event in events:
@@ -55,8 +56,7 @@ class Parsed:
                     self.content += text
                 case ReasoningDelta(text):
                     assert text
-                    assert not self.content
-                    assert not self.calls
+                    assert not self.thinks_first or not (self.content or self.calls)
                     self.reasoning += text
                 case ToolCallBegin(index, call_id, name):
                     assert index == len(self.calls) + len(self.remains)

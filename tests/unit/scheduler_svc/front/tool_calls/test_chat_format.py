@@ -13,6 +13,7 @@ from scheduler_svc.front.text.output_text import OutputText, TextOptions
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.front.tool_calls.chat_format import ChatFormat
 from scheduler_svc.front.tool_calls.formats import (
+    HARMONY,
     REASONING_FORMATS,
     TOOL_CALL_FORMATS,
     ReasoningFormat,
@@ -44,6 +45,8 @@ TEMPLATES: Mapping[str, tuple[str, str | None, str | None]] = {
     "functionary": (TOOL_LIST + "<|python_tag|> <function=f>{}</function>" + TURNS, None, None),
     "minimax-m3": (TOOL_LIST + '<tool_call>]<]minimax[>[<invoke name="f">' + TURNS, None, None),
     "apriel": (TOOL_LIST + HERMES + "<tool_calls>[]</tool_calls>" + TURNS, "hunyuan_a13b", None),
+    "gpt-oss": (TOOL_LIST + "<|channel|>analysis<|message|><|end|> json<|call|>" + TURNS, "openai", "openai_gptoss"),
+    "phi-4": (TOOL_LIST + "<|end|>" + TURNS, None, None),
     "unknown": (TOOL_LIST + TURNS, None, None),
 }
 
@@ -59,7 +62,7 @@ def test_template_says_how_the_model_writes(template: str, tool_calls: str | Non
 def test_a_setting_counts_more_than_the_template() -> None:
     template = TEMPLATES["qwen3"][0]
 
-    for row in TOOL_CALL_FORMATS:
+    for row in (*TOOL_CALL_FORMATS, HARMONY):
         assert tool_call_format(row.name, template) is row
     for reasoning in REASONING_FORMATS:
         assert reasoning_format(reasoning.name, template) is reasoning
@@ -67,7 +70,7 @@ def test_a_setting_counts_more_than_the_template() -> None:
     assert reasoning_format("none", template) is None
 
 
-@each_row(("tool_call_parser", TOOL_CALL_FORMATS), ("reasoning_parser", REASONING_FORMATS))
+@each_row(("tool_call_parser", (*TOOL_CALL_FORMATS, HARMONY)), ("reasoning_parser", REASONING_FORMATS))
 def test_settings_have_a_name_for_each_format(
     field: str, rows: tuple[ToolCallFormat, ...] | tuple[ReasoningFormat, ...]
 ) -> None:
@@ -76,7 +79,7 @@ def test_settings_have_a_name_for_each_format(
     assert sorted(names) == sorted(["auto", "none", *(row.name for row in rows)])
 
 
-@each_row(*TOOL_CALL_FORMATS, *REASONING_FORMATS)
+@each_row(*TOOL_CALL_FORMATS, HARMONY, *REASONING_FORMATS)
 def test_docs_have_each_format(row: ToolCallFormat | ReasoningFormat) -> None:
     text = (Path(__file__).parents[5] / "docs" / "openai.md").read_text("utf-8").replace("\\|", "|")
     lines = [line for line in text.splitlines() if f"`{row.name}`" in line.split(" | ")[0]]
