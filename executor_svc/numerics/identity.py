@@ -39,13 +39,15 @@ from typing import Any
 import torch
 
 from executor_svc.attention.cache_format import FORMAT_NAMES
+from executor_svc.models.config import ModelConfig
+from executor_svc.models.decoder import Decoder
 from executor_svc.models.kernels import ChosenModel, FoundLibrary, make_model
 from executor_svc.models.weight_format import NUMBER_FORMATS, ComputeDtype, Quantization
 from executor_svc.native.compiled_code import code_digest
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.sampling import NativeSampling
 from executor_svc.native.structs import FILE_FORMATS
-from executor_svc.numerics.probe import probe_bits, probe_file_format
+from executor_svc.numerics.probe import probe_bits, probe_file_format, probe_models_of
 from executor_svc.sampler.sampler import Sampler
 from octavo.values.sampling_params_table import Stage, of_stage
 from octavo_shared.process.events import Event
@@ -98,6 +100,8 @@ def find_numerics(chosen: ChosenModel, num_ranks: int, device: torch.device) -> 
     if library is not None and chosen.why_not_invariant is None:
         formats: Any = {"compute_dtype": chosen.compute_dtype, "cache_dtype": chosen.cache_dtype}
         probes = [probe_native(library.path, each, **formats) for each in _probed(chosen)]
+        if isinstance(chosen.model, Decoder) and (models := probe_models_of(chosen.model.config)):
+            probes += [probe_native(library.path, each, **formats, models=models) for each in _probed(chosen)]
         used = set() if chosen.stored is None else chosen.stored.used
         probes += [probe_file_format(NativeLibrary(library.path, 1), each) for each in FILE_FORMATS if each in used]
         parts["probe"] = ",".join(probes)
@@ -131,6 +135,7 @@ def probe_native(
     compute_dtype: ComputeDtype = "float32",
     num_threads: int = 1,
     cache_dtype: torch.dtype = torch.float32,
+    models: Mapping[str, ModelConfig] | None = None,
 ) -> str:
     """Return the bits of the probe with the kernels of a compiled library; see `probe_bits`.
 
@@ -139,7 +144,7 @@ def probe_native(
     found = FoundLibrary(NativeLibrary(path, num_threads))
     formats: Any = {"quantization": quantization, "compute_dtype": compute_dtype}
     make = partial(make_model, dtype=torch.float32, device=torch.device("cpu"), found=found, **formats)
-    return probe_bits(make, Sampler(NativeSampling(path, num_threads)), cache_dtype)
+    return probe_bits(make, Sampler(NativeSampling(path, num_threads)), cache_dtype, models)
 
 
 def filter_order() -> str:

@@ -80,7 +80,10 @@ _HISTORY_TOKENS, _PROMPT_TOKENS = 23, 17
 
 
 def probe_bits(
-    make: Callable[[ModelConfig], ChosenModel], sampler: Sampler, cache_dtype: torch.dtype = torch.float32
+    make: Callable[[ModelConfig], ChosenModel],
+    sampler: Sampler,
+    cache_dtype: torch.dtype = torch.float32,
+    models: Mapping[str, ModelConfig] | None = None,
 ) -> str:
     """Run the probe; return the SHA-256 of all bits that came out, 64 hexadecimal digits.
 
@@ -88,10 +91,11 @@ def probe_bits(
         make: Makes a model as the served one is made. A model that is not invariant is left out: its bits mean nothing.
         sampler: Of the executor.
         cache_dtype: Format of the KV cache.
+        models: By name; None: those of `probe_models`.
     """
     hasher = hashlib.sha256()
     with torch.inference_mode():
-        for name, config in probe_models().items():
+        for name, config in (probe_models() if models is None else models).items():
             made = make(config)
             if made.why_not_invariant is None:
                 made.load(CountedWeights())
@@ -240,20 +244,20 @@ def probe_models() -> Mapping[str, ModelConfig]:
         ),
         "exact_gelu": replace(plain.with_layers(mlp=MlpConfig(51, "gelu")), norm=NormConfig(1e-5, is_layer_norm=True)),
         "experts": plain.with_layers(mlp=ExpertsConfig(num_experts=5, num_chosen=2, is_normalized=True, mlp=_MLP)),
-        "sinks_and_bounded_experts": plain.with_layers(
-            has_sinks=True,
-            mlp=ExpertsConfig(
-                num_experts=5,
-                num_chosen=2,
-                is_normalized=True,
-                mlp=MlpConfig(51, "swiglu_oai", has_bias=True),
-                has_router_bias=True,
-            ),
-        ),
         "experts_as_they_are": plain.with_layers(
             mlp=ExpertsConfig(num_experts=5, num_chosen=3, is_normalized=False, mlp=_MLP)
         ),
     }
+
+
+def probe_models_of(config: ModelConfig) -> Mapping[str, ModelConfig]:
+    """Return further models by name, for what few families have, and this model."""
+    if not any(layer.has_sinks for layer in config.layers):
+        return {}
+    bounded = MlpConfig(51, "swiglu_oai", has_bias=True)
+    experts = ExpertsConfig(num_experts=5, num_chosen=2, is_normalized=True, mlp=bounded, has_router_bias=True)
+    layers = (_layer((4, 2), 12, _PLAIN, window_tokens=19), _layer((4, 2), 12, _PLAIN))
+    return {"sinks_and_bounded_experts": _model(*layers).with_layers(has_sinks=True, mlp=experts)}
 
 
 def _model(*layers: LayerConfig) -> ModelConfig:
