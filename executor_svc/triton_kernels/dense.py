@@ -110,7 +110,7 @@ def activation_kernel(
     x = tl.load(gate + row * gate_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
     if ACTIVATION == "swiglu_oai":
         x = tl.where(x > OAI_LIMIT, OAI_LIMIT, x)  # so a NaN stays
-        x = x * _sigmoid(OAI_ALPHA * x)
+        x = x * _sigmoid(x * OAI_ALPHA)
     elif ACTIVATION == "silu":
         x = x * _sigmoid(x)
     elif ACTIVATION == "gelu":
