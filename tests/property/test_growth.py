@@ -232,7 +232,7 @@ READERS: dict[str, Callable[[int], Callable[[], object]]] = {
     "reasoning that begins again": output(
         lambda size: "<think> " * size, lambda: ReasoningParser(REASONING_FORMATS[0], starts_inside=False)
     ),
-    "harmony: messages": output(lambda size: "<|start|>assistant<|channel|>" * (size // 16), harmony),
+    "harmony: messages": output(lambda size: "<|start|>assistant<|channel|>" * (size // 4), harmony),
     "harmony: a header without an end": output(lambda size: "<|start|>" + "a to=" * size, harmony, 3),
     "harmony: a text without an end": output(
         lambda size: "<|channel|>final<|message|>" + "<|" * 50 * size, harmony, 80
