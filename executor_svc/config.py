@@ -109,8 +109,8 @@ class ExecutorConfig(_BatchConfig):
     allow_requantization: bool = Field(
         False,
         description=(
-            "Round weights to int8-a8 where no format holds them exactly: types of a GGUF file such as IQ2_XS, and FP8 "
-            "without the kernels in C. The log has the error. Without it such a file is refused."
+            "Round weights to int8-a8 where no format holds them exactly: types of a GGUF file such as IQ2_XS, and "
+            "codes of safetensors without the kernels in C. The log has the error. Without it such a file is refused."
         ),
     )
     cpu_kernels: Literal["auto", "native", "torch"] = Field(
