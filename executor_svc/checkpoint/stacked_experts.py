@@ -149,6 +149,7 @@ def stack_experts(targets: Mapping[str, TensorTarget], of_codes: Set[str]) -> di
         tensor, first, step = _PLACES[part]
         num_outputs = step * target.shape[0]
         stack = f"{module}.{tensor}"
+        shape: tuple[int, ...]
         if kind == "bias":
             stack, shape = f"{stack}_bias", (num_outputs,)
         elif f"{stack}{BLOCKS}" in of_codes:

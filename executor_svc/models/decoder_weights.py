@@ -83,7 +83,11 @@ class DecoderWeights(Generic[MatrixT]):
 
     def _layer_end(self, index: int, layer: LayerConfig) -> LayerEnd[MatrixT]:
         config, names = self._config, self._config.names
-        experts = layer.mlp if isinstance(layer.mlp, ExpertsConfig) else None
+        mlp: Mlp[MatrixT] | Experts[MatrixT]
+        if isinstance(layer.mlp, ExpertsConfig):
+            mlp = self._experts(index, layer.mlp)
+        else:
+            mlp = self._mlp(layer.mlp, names.gate_up, names.down, layer=index)
         return LayerEnd(
             attention_output=self._row_parallel(
                 names.attention_output.format(layer=index),
@@ -93,9 +97,7 @@ class DecoderWeights(Generic[MatrixT]):
             ),
             attention_output_norm=self._output_norm(names.attention_output_norm, index),
             mlp_norm=self._norm(names.mlp_norm.format(layer=index)),
-            mlp=self._experts(index, experts)
-            if experts
-            else self._mlp(layer.mlp, names.gate_up, names.down, layer=index),
+            mlp=mlp,
             mlp_output_norm=self._output_norm(names.mlp_output_norm, index),
         )
 
