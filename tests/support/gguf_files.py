@@ -119,7 +119,8 @@ def write_gguf_of(
 def write_mxfp4_gguf(directory: Path, path: Path) -> Path:
     """Write a gpt-oss of a directory, whose experts are in MXFP4, with the same codes and all else in float32."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    weights, blocks = {}, {}
+    weights: dict[str, Array] = {}
+    blocks: dict[str, Array] = {}
     for name, values in load_file(directory / "model.safetensors").items():
         if name.endswith("_blocks"):
             scales = load_file(directory / "model.safetensors")[name.replace("_blocks", "_scales")]
