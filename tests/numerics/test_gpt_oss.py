@@ -2,10 +2,8 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from safetensors.numpy import save_file
@@ -16,13 +14,12 @@ from executor_svc.native.structs import NumberFormat
 from octavo_shared.errors import ModelLoadError
 from tests.numerics.architectures import PagedRun, load_architecture, save_tiny_architecture
 from tests.numerics.driver import RecordingSampler
-from tests.numerics.mxfp4 import write_mxfp4
+from tests.numerics.mxfp4 import Tensors, write_mxfp4
 from tests.numerics.reference import choose, logits_of, random_prompt
 from tests.support.each_row import each_row
 from tests.support.gguf_files import write_mxfp4_gguf
 
 SETTINGS = {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64}
-Tensors = dict[str, npt.NDArray[Any]]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +27,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Tensors
     """Return a model in numbers, the same in MXFP4, and the tensors of that."""
     directory = tmp_path_factory.mktemp("gpt_oss")
     save_tiny_architecture(directory / "numbers", "GptOssForCausalLM", SETTINGS)
-    return directory / "numbers", directory / "codes", write_mxfp4(directory / "numbers", directory / "codes")
+    coded, weights = write_mxfp4(directory / "numbers", directory / "codes")
+    save_file(weights, directory / "numbers" / "model.safetensors", metadata={"format": "pt"})
+    return directory / "numbers", directory / "codes", coded
 
 
 def test_codes_are_kept(model: tuple[Path, Path, Tensors]) -> None:
