@@ -86,18 +86,10 @@ long octavo_pack_blocks(const Matrix *matrix, long first, long num_rows, long ty
     bool is_k = is_k_format(matrix->format), is_mxfp4 = matrix->format == MXFP4;
     if (!is_of_format(matrix->format, type))
         return has_block_scales(matrix->format) || is_mxfp4 || (type != TYPE_FP8 && type != TYPE_INT8) ? -1 : num_rows;
-    if (has_block_scales(matrix->format) || is_mxfp4) {
-        if (is_mxfp4 && matrix->num_inputs % GROUP) return -1;
-#pragma omp parallel for num_threads(num_threads) reduction(+ : num_inexact)
-        for (long i = 0; i < num_rows; i++) {
-            const uint8_t *row = blocks + (order ? order[i] : i) * row_bytes;
-            if (is_mxfp4) num_inexact += pack_mxfp4_row(matrix, first + i, row, type == TYPE_PAIRED_MXFP4);
-            else pack_scaled_row(matrix, first + i, row);
-        }
-        return num_inexact;
-    }
-    if (is_k ? type != FIRST_K + matrix->format - Q2_K : !bytes || matrix->format <= BFLOAT16_A16) return -1;
-    if (matrix->num_inputs % (is_k ? K_INPUTS : GROUP)) return -1;
+    bool is_scaled = has_block_scales(matrix->format);
+    if (is_k ? type != FIRST_K + matrix->format - Q2_K : !is_scaled && !is_mxfp4 && (!bytes || matrix->format <= BFLOAT16_A16))
+        return -1;
+    if (!is_scaled && matrix->num_inputs % (is_k ? K_INPUTS : GROUP)) return -1;
     long begin = first / PANEL_COLUMNS, end = ceil_div(first + num_rows, PANEL_COLUMNS);
 #pragma omp parallel for num_threads(num_threads) reduction(+ : num_inexact)
     for (long panel = begin; panel < end; panel++) {
@@ -108,7 +100,9 @@ long octavo_pack_blocks(const Matrix *matrix, long first, long num_rows, long ty
         }
         for (; row < last; row++) {
             const uint8_t *block = blocks + (order ? order[row - first] : row - first) * row_bytes;
-            for (long k = 0; k < matrix->num_inputs; k += GROUP, block += bytes) {
+            if (is_scaled) pack_scaled_row(matrix, row, block);
+            else if (is_mxfp4) num_inexact += pack_mxfp4_row(matrix, row, block, type == TYPE_PAIRED_MXFP4);
+            for (long k = 0; !is_scaled && !is_mxfp4 && k < matrix->num_inputs; k += GROUP, block += bytes) {
                 BlockGroup group;
                 read_block(type, block, &group);
                 num_inexact += !put_group(matrix, row, k, &group);

@@ -232,14 +232,21 @@ static void pack_row(const Matrix *matrix, long row, const float *weight) {
 
 static bool is_number(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
 
+// Write a group's codes plus an offset, of which so many neighbours of a row lie side by side; `run` is a constant.
+INLINE void put_codes(uint8_t *place, const int run, const int *codes, long offset) {
+    for (int i = 0; i < GROUP; i += run, place += run * PANEL_COLUMNS)
+        for (int j = 0; j < run; j++) place[j] = (uint8_t)(codes[i + j] + offset);
+}
+
 bool put_group(const Matrix *matrix, long row, long k, const BlockGroup *group) {
-    uint8_t *panels = (uint8_t *)matrix->panels;
+    uint8_t *place = (uint8_t *)matrix->panels + place_of(matrix, row, k);
     uint16_t *scales = (uint16_t *)matrix->scales + scale_of(matrix, row, k), minimum = group->minimum;
     *scales = group->scale;
     if (!is_number(group->scale) || !is_number(minimum)) return false;
     if (matrix->format != INT4) {
         long offset = group->offset + (matrix->format == INT8_A8 ? 128 : 0);
-        for (long i = 0; i < GROUP; i++) panels[place_of(matrix, row, k + i)] = (uint8_t)(group->codes[i] + offset);
+        if (matrix->format == INT8) put_codes(place, 2, group->codes, offset);
+        else put_codes(place, 4, group->codes, offset);
         if (matrix->format != Q5_1) return !(minimum & 0x7fff);
         scales[PANEL_COLUMNS] = minimum;
         return true;
@@ -250,8 +257,8 @@ bool put_group(const Matrix *matrix, long row, long k, const BlockGroup *group) 
         if (_cvtsh_ss(minimum) != wanted) return false;
     }
     scales[PANEL_COLUMNS] = minimum;
-    for (long i = 0; i < GROUP; i++)
-        panels[place_of(matrix, row, k + i)] |= (uint8_t)(group->codes[i] << (i % 8 < 4 ? 0 : 4));
+    for (int i = 0; i < GROUP; i += 8, place += 4 * PANEL_COLUMNS)
+        for (int j = 0; j < 4; j++) place[j] = (uint8_t)(group->codes[i + j] | group->codes[i + j + 4] << 4);
     return true;
 }
 
@@ -260,26 +267,41 @@ void pack_scaled_row(const Matrix *matrix, long row, const uint8_t *block) {
         float *scale = block_scale_of(matrix, row, k);
         memcpy(scale, block, sizeof *scale);
         if (matrix->format == FP8) *scale *= E4M3_UNIT;
-        for (long i = 0; i < least(BLOCK_INPUTS, matrix->num_inputs - k); i++)
-            ((uint8_t *)matrix->panels)[place_of(matrix, row, k + i)] = block[sizeof(float) + i];
+        uint8_t *place = (uint8_t *)matrix->panels + place_of(matrix, row, k);
+        for (long i = 0; i < least(BLOCK_INPUTS, matrix->num_inputs - k); i++, place += PANEL_COLUMNS)
+            *place = block[sizeof(float) + i];
     }
 }
 
 // Twice what the codes of MXFP4 stand for.
 static const int8_t DOUBLED_FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
+#define LOW_NIBBLES 0x0f0f0f0f0f0f0f0full
+
+// Eight codes, each in a byte: of four bytes with two neighbours in each.
+static uint64_t part_pairs(const uint8_t *bytes) {
+    uint32_t four;
+    memcpy(&four, bytes, sizeof four);
+    uint64_t apart = (four & 0xffff) | (uint64_t)(four >> 16) << 32;  // two bytes in each half
+    apart = (apart | apart << 8) & 0x00ff00ff00ff00ffull;
+    return (apart | apart << 4) & LOW_NIBBLES;
+}
+
+// The same of eight bytes, of each the low or the high half.
+static uint64_t part_halves(const uint8_t *bytes, int shift) {
+    uint64_t eight;
+    memcpy(&eight, bytes, sizeof eight);
+    return eight >> shift & LOW_NIBBLES;
+}
+
 long pack_mxfp4_row(const Matrix *matrix, long row, const uint8_t *block, bool is_paired) {
     long num_wrong = 0;
     for (long k = 0; k < matrix->num_inputs; k += GROUP, block += MXFP4_BLOCK_BYTES) {
-        const uint8_t *bytes = block + 1;
-        uint8_t codes[GROUP];
-        for (int i = 0; i < GROUP / 2; i++) {
-            codes[is_paired ? 2 * i : i] = bytes[i] & 15;
-            codes[is_paired ? 2 * i + 1 : i + GROUP / 2] = bytes[i] >> 4;
-        }
-        for (int i = 0; i < GROUP; i += 8) {
-            uint8_t *place = (uint8_t *)matrix->panels + place_of(matrix, row, k + i);
-            for (int j = 0; j < 4; j++) place[j] = (uint8_t)(codes[i + j] | codes[i + j + 4] << 4);
+        uint8_t *place = (uint8_t *)matrix->panels + place_of(matrix, row, k);
+        for (int i = 0; i < 4; i++, place += 4 * PANEL_COLUMNS) {
+            uint64_t codes = is_paired ? part_pairs(block + 1 + 4 * i) : part_halves(block + 1 + i % 2 * 8, i / 2 * 4);
+            uint32_t joined = (uint32_t)(codes | codes >> 28);
+            memcpy(place, &joined, sizeof joined);
         }
         ((uint8_t *)matrix->scales)[scale_of(matrix, row, k)] = *block;
         num_wrong += *block == 255;
