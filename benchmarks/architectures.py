@@ -8,6 +8,7 @@ the CPU. The exit code is 1 if an architecture differs.
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -23,6 +24,28 @@ from tests.numerics.architectures import (
     save_tiny_architecture,
 )
 
+# What people download at the end of 2026; these come first.
+MODELS: Mapping[str, str] = {
+    "Qwen3ForCausalLM": "Qwen3 0.6B to 32B, Qwen3-Embedding",
+    "Qwen3MoeForCausalLM": "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder",
+    "GptOssForCausalLM": "gpt-oss-20b, gpt-oss-120b",
+    "LlamaForCausalLM": "Llama 3.1 to 3.3, SmolLM2",
+    "Gemma3ForCausalLM": "Gemma 3 (text)",
+    "MistralForCausalLM": "Mistral 7B, Mistral Small 3",
+    "Ministral3ForCausalLM": "Ministral 3",
+    "Phi3ForCausalLM": "Phi-4, Phi-4-mini",
+    "Qwen2ForCausalLM": "Qwen2.5",
+    "MixtralForCausalLM": "Mixtral",
+    "Glm4MoeForCausalLM": "GLM-4.5, GLM-4.6",
+    "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
+    "MiniMaxM2ForCausalLM": "MiniMax-M2",
+    "SmolLM3ForCausalLM": "SmolLM3",
+    "Olmo3ForCausalLM": "OLMo 3",
+    "SeedOssForCausalLM": "Seed-OSS",
+    "GraniteForCausalLM": "Granite 3",
+    "GraniteMoeHybridForCausalLM": "Granite 4.0 without Mamba layers",
+}
+
 MAX_LOGIT_DIFFERENCE = 1e-5
 MAX_GREEDY_DISTANCE = 1e-4
 
@@ -34,24 +57,30 @@ def table_row(name: str) -> tuple[list[str], bool]:
         try:
             model, backend = load_architecture(Path(directory))
         except ModelLoadError as error:
-            return [name, f"refused: {error}", "", ""], False
+            return [name, MODELS.get(name, ""), f"refused: {error}", "", ""], False
         comparison = compare_with_transformers(model, backend, reference)
     code = "transformers" if isinstance(model, TransformersModel) else "family"
     has_same_tokens = comparison.greedy_distance < MAX_GREEDY_DISTANCE
-    row = [name, code, f"{comparison.logit_difference:.0e}", "equal" if has_same_tokens else "differ"]
+    row = [
+        name,
+        MODELS.get(name, ""),
+        code,
+        f"{comparison.logit_difference:.0e}",
+        "equal" if has_same_tokens else "differ",
+    ]
     return row, has_same_tokens and comparison.logit_difference < MAX_LOGIT_DIFFERENCE
 
 
 def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    names = sys.argv[1:] or list(ARCHITECTURES)
+    names = sys.argv[1:] or [*MODELS, *(name for name in ARCHITECTURES if name not in MODELS)]
     if unknown := set(names) - set(ARCHITECTURES):
         sys.exit(f"tests/numerics/architectures.py has no {min(unknown)}")
     print(f"transformers {transformers.__version__}, torch {torch.__version__}\n")
     rows, are_equal = zip(*map(table_row, names), strict=True)
     difference = "largest difference of a logit, as a part of the largest logit"
-    print(markdown_table(["architecture", "code", difference, "greedy tokens"], rows, num_texts=4))
+    print(markdown_table(["architecture", "models", "code", difference, "greedy tokens"], rows, num_texts=5))
     print(f"\n{sum(are_equal)} of {len(names)} equal transformers.")
     sys.exit(not all(are_equal))
 
