@@ -70,7 +70,7 @@ def expected() -> list[list[list[int]]]:
 async def test_preempted_requests_are_computed_again_and_the_steps_run_again_from_their_log(
     groups: tuple[CacheGroup, ...], expected: list[list[list[int]]], tmp_path: Path
 ) -> None:
-    options = {"preemption_mode": "swap", "step_log": tmp_path, "max_num_batched_tokens": 64}
+    options: dict[str, Any] = {"preemption_mode": "swap", "step_log": tmp_path, "max_num_batched_tokens": 64}
     async with running_stack(worker(cache_groups=groups), **options) as stack:
         assert await all_outputs(stack) == await all_outputs(stack) == expected
         [planner] = stack.engine.fleet.planners
@@ -94,9 +94,8 @@ async def test_at_another_executor_requests_are_computed_again(expected: list[li
 async def test_a_scheduler_that_starts_again_finds_no_prefix_and_says_why(
     expected: list[list[list[int]]], tmp_path: Path
 ) -> None:
-    (key := tmp_path / "prefix.key").write_bytes(bytes(range(32)))
-    own = {"scheduler_id": "one", "prefix_key_file": tmp_path / "prefix.key"}
-    own = {"scheduler_id": "one", "prefix_key_file": key}
+    (tmp_path / "prefix.key").write_bytes(bytes(range(32)))
+    own: dict[str, Any] = {"scheduler_id": "one", "prefix_key_file": tmp_path / "prefix.key"}
     async with executor_with(step_ms=2) as executor:
         async with running_scheduler(executor, **own) as stack:
             assert await all_outputs(stack) == expected
