@@ -249,6 +249,13 @@ class FakeConfig(_BatchConfig):
             "window."
         ),
     )
+    states: bool = Field(
+        False,
+        description=(
+            "Be a model with a state beside its KV cache, of which none is saved: no prefix is found again, preempted "
+            "requests are computed again."
+        ),
+    )
     pooling: bool = Field(False, description="Compute embeddings and scores too: a hash of the token ids.")
     pooling_only: bool = Field(
         False, description="Compute embeddings and scores, and generate nothing, as an encoder does. It has no blocks."

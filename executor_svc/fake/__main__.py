@@ -38,6 +38,7 @@ def make_worker(config: FakeConfig) -> FakeWorker:
         token_us=config.token_us,
         eos_probability=config.eos_probability,
         sliding_window_tokens=config.sliding_window_tokens,
+        has_states=config.states,
         nan_token_id=config.nan_token_id,
         max_grammar_slots=config.max_grammar_slots,
         has_grammar_threads=True,

@@ -19,12 +19,13 @@ from executor_svc.fake.language import LANGUAGE_VERSION, FakeLanguage
 from executor_svc.fake.pooling import EMBEDDING_SIZE, NUM_SCORES, pool
 from executor_svc.fake.sampling import add_samples, likeliest, processed_scores
 from executor_svc.fake.spans import Spans, num_proved
+from executor_svc.fake.states import SlotStates
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.worker.grammar_masks import GrammarMasks, grammar_support
 from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step, num_pooled_tokens, table_of
 from octavo_shared.step_wire.batch_table import StepLayout
-from octavo_shared.step_wire.cache_group import CacheGroup, split_moves
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, split_moves
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import UNKNOWN_TOKEN, BoolArray, Int32Array, PoolingTask, RowFlag, Step, StepResult
 
@@ -44,7 +45,8 @@ class FakeWorker:
         token_us: Time that each token of a step adds, in microseconds.
         eos_probability: Chance that a token is the end of the sequence, 0 to 1.
         sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
-        cache_groups: The cache groups that it offers; empty: it has one table.
+        cache_groups: The cache groups with block tables that it offers; empty: it has one table.
+        has_states: Whether the last layer keeps a state of each sequence.
         nan_token_id: Behind it logits are NaN; -1: behind none.
         max_allowance: Most tokens that a row may get in a step; 1: it drafts none.
         max_grammar_slots: Grammar slots; 0: it follows no grammars, as without llguidance.
@@ -80,6 +82,7 @@ class FakeWorker:
         eos_probability: float = 0.0,
         sliding_window_tokens: int = 0,
         cache_groups: tuple[CacheGroup, ...] = (),
+        has_states: bool = False,
         nan_token_id: int = -1,
         max_allowance: int = 1,
         max_grammar_slots: int = 256,
@@ -100,6 +103,14 @@ class FakeWorker:
         instance_id: str | None = None,
     ) -> None:
         parameters = f"eos_probability {eos_probability}, sliding_window_tokens {sliding_window_tokens}"
+        if has_states:
+            parameters += ", has states"
+            if not cache_groups:
+                kind = CacheKind.WINDOW if sliding_window_tokens else CacheKind.FULL
+                pools = num_device_blocks, num_host_blocks
+                cache_groups = (CacheGroup(kind, (0,), block_size_tokens, *pools, window_tokens=sliding_window_tokens),)
+            num_layers = sum(len(group.layers) for group in cache_groups)
+            cache_groups += (CacheGroup(CacheKind.STATE, (num_layers,), block_size_tokens, 0),)
         if not is_generative:
             num_device_blocks = num_host_blocks = max_grammar_slots = 0
         digest = hashlib.sha256(f"fake {LANGUAGE_VERSION}, {parameters}".encode()).hexdigest()
@@ -171,6 +182,7 @@ class FakeWorker:
         """Make empty pools, of each cache group or of all layers together."""
         self._groups = self.info.groups(agreed=self._uses_groups)
         self._caches = [HistoryCache(group) for group in self._groups]
+        self._states = SlotStates(self.info.max_num_seqs) if self.info.has_states else None
 
     def execute(self, step: Step) -> StepResult:
         """Apply the step to the table, check it, record and return the sampled tokens.
@@ -188,6 +200,8 @@ class FakeWorker:
         loaded = self._grammar_masks.take_loaded()
         digest = check_layout(step, layout, self.table, self.info)
         self._histories.follow(self.table, step.delta, layout)
+        if self._states is not None:
+            self._states.fork(step.delta.beam_forks)
         moves = split_moves(step, self._groups)
         for cache, own in zip(self._caches, moves, strict=True):
             cache.move(own)
@@ -197,6 +211,8 @@ class FakeWorker:
             self._histories.append(layout, result.sampled_token_ids)
         else:
             result = self._answer_spans(step, layout)
+        if self._states is not None:
+            self._states.fork(step.delta.forks)
         result.pooling_outputs = tuple(pool(text, self._nan_token_id) for text in step.pooling_inputs)
         result.table_digest, result.grammars_loaded = digest, loaded
         self.table.resolve(layout, result.sampled_token_ids, result.token_counts)
@@ -269,10 +285,12 @@ class FakeWorker:
         return result
 
     def _write_and_read(self, layout: StepLayout) -> None:
-        """Let every cache group take the tokens of a step, and check what its layers see."""
+        """Let every cache group and every state take the tokens of a step, and check what the layers see."""
         for cache, tables in zip(self._caches, self.table.groups, strict=True):
             cache.write(tables, layout, self._histories)
             cache.check_reads(tables, layout, self._histories)
+        if self._states is not None:
+            self._states.take(layout, self._histories)
 
     def _replace_samples(self, step: Step, rows: SampleRows, result: StepResult) -> None:
         """Put other tokens in place of the sampled ones; this model samples them all."""

@@ -136,6 +136,10 @@ class ExecutionServicer(ExecutionServiceServicer):
             raise UnavailableError(LEAVING)
         wire_version = _negotiate(request)
         _check_attach(request)
+        capabilities = agreed_capabilities(request, info) if wire_version >= 2 else frozenset()
+        if info.has_states and Capability.STATES not in capabilities:
+            rule = "STATES and CACHE_GROUPS among them, as layers of the model keep a state of each sequence"
+            raise InvalidFieldError("capabilities", names_of(request.capabilities), rule)
         require_believable(request.incarnation, self._unix_s())
         caller = request.scheduler_id, request.incarnation
         if 0 < (grace_s := self._attachment.grace_s(*caller, self._clock())) < math.inf:
@@ -143,7 +147,6 @@ class ExecutionServicer(ExecutionServiceServicer):
         lease_s = request.lease_ms / 1000
         epoch = self._attachment.acquire(request.scheduler_id, lease_s, self._clock(), request.incarnation)
         self._end_stream(FencedError(f"epoch {epoch - 1} ended: scheduler {request.scheduler_id!r} attached"))
-        capabilities = agreed_capabilities(request, info) if wire_version >= 2 else frozenset()
         is_same = self._attachment.name_blocks(
             request.scheduler_id, request.key_fingerprint, is_agreed=Capability.NAMED_BLOCKS in capabilities
         )

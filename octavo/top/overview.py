@@ -46,7 +46,7 @@ def overview_lines(picture: Picture, address: str, width: int) -> list[Text]:
             f"{rate_text(rates.failed_requests)} failed",
             *refusals,
             preemptions,
-            f"cache hits {share_text(state.num_hit_tokens, state.num_queried_tokens)}",
+            _cache_hits_text(state),
         ),
     ]
     if any(executor.num_draft_tokens for executor in state.executors):
@@ -54,6 +54,12 @@ def overview_lines(picture: Picture, address: str, width: int) -> list[Text]:
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines
+
+
+def _cache_hits_text(state: pb.GetSchedulerStateResponse) -> str:
+    if any(executor.has_states for executor in state.executors):
+        return "no cache hits yet: the model has states"
+    return f"cache hits {share_text(state.num_hit_tokens, state.num_queried_tokens)}"
 
 
 def executor_lines(picture: Picture, width: int, max_lines: int) -> list[Text]:

@@ -119,6 +119,7 @@ def set_planner_state(state: admin_pb2.ExecutorState, planner: ExecutorPlanner, 
     state.num_free_host_blocks = host.num_free_blocks
     state.num_used_host_blocks = host.num_used_blocks
     state.num_slots = planner.limits.max_num_seqs
+    state.has_states = planner.limits.has_states
     state.num_free_slots = planner.batch.num_free_slots
     state.num_steps_in_flight = len(planner.in_flight)
     if planner.in_flight:

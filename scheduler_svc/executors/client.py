@@ -59,6 +59,7 @@ WANTED = frozenset(
         Capability.ROW_FLAGS,
         Capability.POOLING,
         Capability.CACHE_GROUPS,
+        Capability.STATES,
         Capability.VARIABLE_TOKENS,
     }
 )

@@ -77,7 +77,8 @@ class FleetModel:
             limits = serving_limits(session.info, self._settings)
             if is_first:
                 await self._serve_model_of(session, limits)
-            self._members[address] = _Member(session.info, limits.max_model_len, limits.max_num_seqs)
+            info = replace(session.info, max_allowance=limits.max_allowance)
+            self._members[address] = _Member(info, limits.max_model_len, limits.max_num_seqs)
             self.update_limits()
             numerics = Numerics(session.info.numerics_id, session.info.weights_digest)
             self._report_numerics(numerics, address, session.info.kv_cache_dtype)

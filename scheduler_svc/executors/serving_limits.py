@@ -1,7 +1,7 @@
 """The limits of a planner, from its executor and the configuration."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.process.events import Event
@@ -109,7 +109,7 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
             f"{setting}, {max_message_bytes}, cannot carry sequences of {max_model_len} tokens; "
             f"it must be at least {largest_step}"
         )
-    return CoreLimits(
+    limits = CoreLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=token_budget,
         max_model_len=max_model_len,
@@ -139,6 +139,14 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         max_grammar_bytes=max(0, min(info.max_grammar_bytes, max_message_bytes - largest_step - GRAMMAR_LOAD_BYTES)),
         max_admitted_bytes=max_message_bytes - num_other_bytes,
     )
+    return _with_states(limits) if info.has_states else limits
+
+
+def _with_states(limits: CoreLimits) -> CoreLimits:
+    """Return the limits for a model with states, of which none is saved: a sequence begins at its first token."""
+    effects = "no prefix is found again, preempted requests are computed again, and nothing is drafted"
+    log.info(Event("model_has_states", cause=f"no state is saved: {effects}"))
+    return replace(limits, has_states=True, prefix_caching=False, max_allowance=1)
 
 
 def largest_rules_bytes(info: ExecutorInfo) -> int:

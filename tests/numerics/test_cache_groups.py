@@ -213,6 +213,7 @@ def test_sizes(windows: tuple[int | None, ...], num_blocks: int, expected: tuple
 
 FULL = CacheGroup(CacheKind.FULL, (0, 2), 16, 100)
 WINDOW = CacheGroup(CacheKind.WINDOW, (1,), 16, 20, window_tokens=64)
+STATE = CacheGroup(CacheKind.STATE, (1,), 16, 0)
 
 
 @pytest.mark.parametrize(
@@ -227,10 +228,17 @@ WINDOW = CacheGroup(CacheKind.WINDOW, (1,), 16, 20, window_tokens=64)
         ((FULL, replace(WINDOW, num_device_blocks=0)), "cache group 1 has no blocks"),
         ((FULL, replace(WINDOW, window_tokens=0)), "cache group 1 is of kind WINDOW and has a window of 0 tokens"),
         (
-            (FULL, replace(WINDOW, kind=CacheKind.STATE)),
-            "cache group 1 is of kind STATE, which this scheduler does not know",
+            (FULL, replace(WINDOW, kind=CacheKind.LATENT)),
+            "cache group 1 is of kind LATENT, which this scheduler does not know",
         ),
+        ((STATE, FULL), "its cache groups of kind STATE do not stand behind one of another kind"),
+        ((replace(STATE, layers=(0, 1, 2)),), "its cache groups of kind STATE do not stand behind one of another kind"),
+        ((FULL, replace(STATE, window_tokens=64)), "cache group 1 is of kind STATE and has a window of 64 tokens"),
     ],
 )
 def test_groups_that_cannot_be(groups: tuple[CacheGroup, ...], why: str) -> None:
     assert why_unusable(groups).startswith(why)
+
+
+def test_a_group_of_states_needs_no_blocks() -> None:
+    assert why_unusable((FULL, STATE)) == ""

@@ -43,6 +43,7 @@ class Example:
     sliding_window: int = 0
     window_blocks: int = 0
     """Of a second cache group, whose layers see 8 tokens; 0: there is none."""
+    has_states: bool = False
 
     def play(self) -> Play:
         return Play(self.schedule, self.requests, self.make_worker).run()
@@ -58,6 +59,7 @@ class Example:
             eos_probability=0.05,
             sliding_window_tokens=self.sliding_window,
             cache_groups=self.groups if self.window_blocks else (),
+            has_states=self.has_states,
             sleep=lambda _: None,
         )
 
@@ -73,6 +75,7 @@ class Example:
         num_blocks = MAX_SEQUENCES * -(-MAX_LENGTH // 16)
         schedule = Schedule(num_blocks, settings=PlannerSettings(prefix_caching=False))
         alone = replace(self, requests=[request], schedule=schedule, budget=100, block_size=16, window_blocks=0)
+        alone = replace(alone, has_states=False)
         return alone.play().outcome_of(0)
 
 
@@ -128,7 +131,7 @@ def examples(draw: st.DrawFn) -> Example:
         long_prefill_threshold=draw(st.sampled_from([0, 0, 5])),
         prefix_caching=draw(st.booleans()),
     )
-    uses_groups = draw(st.booleans())
+    uses_groups, has_states = draw(st.booleans()), draw(st.sampled_from([False, False, True]))
     fewest_in_window = min(most_blocks, MAX_SEQUENCES * (-(-(8 + budget) // block_size) + 2))
     window_blocks = fewest_in_window + draw(st.sampled_from([0, 0, 9])) if uses_groups else 0
     indices = st.integers(0, len(drawn) - 1)
@@ -140,10 +143,10 @@ def examples(draw: st.DrawFn) -> Example:
         arrival_rounds=[0, *draw(st.lists(st.integers(0, 20), max_size=len(drawn) - 1))],
         abort_rounds=draw(st.dictionaries(indices, st.integers(1, 20), max_size=2)),
         loss_round=draw(st.sampled_from([None, None, 1, 6])),
-        uses_groups=uses_groups,
+        uses_groups=uses_groups or has_states,
     )
     window = 0 if uses_groups else draw(st.sampled_from([0, 0, 0, 8]))
-    return Example(drawn, schedule, block_size, max_num_seqs, budget, window, window_blocks)
+    return Example(drawn, schedule, block_size, max_num_seqs, budget, window, window_blocks, has_states)
 
 
 @pytest.mark.timeout(300)
@@ -174,11 +177,14 @@ def crowd() -> list[Request]:
     return [*kinds, *kinds[:2]]
 
 
-def crowded(mode: PreemptionMode | None, *, prefix_caching: bool, num_steps_in_flight: int) -> Example:
+def crowded(
+    mode: PreemptionMode | None, *, prefix_caching: bool, num_steps_in_flight: int, has_states: bool = False
+) -> Example:
     """Let the crowd meet in a pool that holds two of them; the last two come when the others have gone."""
     settings = PlannerSettings(preemption_mode=mode, prefix_caching=prefix_caching, watermark=0.0)
-    schedule = Schedule(32, 64, settings, num_steps_in_flight, arrival_rounds=[0, 0, 0, 0, 40, 40])
-    return Example(crowd(), schedule, block_size=4, max_num_seqs=12, budget=20)
+    arrival_rounds = [0, 0, 0, 0, 40, 40]
+    schedule = Schedule(32, 64, settings, num_steps_in_flight, arrival_rounds=arrival_rounds, uses_groups=has_states)
+    return Example(crowd(), schedule, block_size=4, max_num_seqs=12, budget=20, has_states=has_states)
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +204,18 @@ def test_a_crowd_is_preempted_and_found_again_and_gets_what_each_gets_alone(
     assert [play.outcome_of(arrival) for arrival in range(len(crowd_alone))] == crowd_alone
     assert any(preempted.mode is mode and preempted.num_output_tokens for preempted in play.preemptions)
     assert (play.num_cached_tokens > 0) == prefix_caching
+
+
+@pytest.mark.parametrize("num_steps_in_flight", [1, 2, 4])
+def test_a_model_with_states_computes_each_sequence_from_its_first_token(
+    num_steps_in_flight: int, crowd_alone: list[Outcome]
+) -> None:
+    in_flight = num_steps_in_flight
+    play = crowded(PreemptionMode.SWAP, prefix_caching=True, num_steps_in_flight=in_flight, has_states=True).play()
+
+    assert [play.outcome_of(arrival) for arrival in range(len(crowd_alone))] == crowd_alone
+    assert {preempted.mode for preempted in play.preemptions} == {PreemptionMode.RECOMPUTE}
+    assert play.num_cached_tokens == 0
 
 
 def test_outputs_have_log_probabilities_differ_and_follow_their_seed(crowd_alone: list[Outcome]) -> None:

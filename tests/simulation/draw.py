@@ -103,6 +103,9 @@ _MORE_BLOCKS = (0, 0, 2, 8, 40)
 # Of its executors know nothing of groups.
 _UNGROUPED_SHARE = 0.15
 
+# Of the seeds have a model with states.
+_STATES_SHARE = 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -176,7 +179,8 @@ def draw_plan(seed: int, mode: str) -> Plan:
         faults=_draw_faults(faults, load, _fault_kinds(num_fronts, cell, is_seamless=is_seamless)),
     )
     groups = random.Random(f"groups {seed}")
-    return _with_groups(plan, groups) if groups.random() < _GROUPS_SHARE else plan
+    plan = _with_groups(plan, groups) if groups.random() < _GROUPS_SHARE else plan
+    return replace(plan, has_states=random.Random(f"states {seed}").random() < _STATES_SHARE)
 
 
 def _draw_executors(draw: random.Random, load: Load) -> tuple[ExecutorPlan, ...]:

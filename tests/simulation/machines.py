@@ -180,6 +180,7 @@ class ExecutorMachine(Machine):
             thread,
             instance_id,
             world.plan.sliding_window_tokens,
+            world.plan.has_states,
             self.numerics_id,
             world.checks.break_promise,
             world.note_step,

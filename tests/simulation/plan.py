@@ -172,6 +172,7 @@ class Plan:
         drain_s: How long a process may take that ends in order.
         num_fronts: Of each scheduler, or of the cell; 0: clients call schedulers themselves.
         cell: NO_CELL, BY_LIST or BY_NAME.
+        has_states: Whether the model keeps a state of each sequence, beside what it caches.
         num_resuming: So many of the clients, the first ones, go on with an answer whose call was cut.
         num_open: No request is sent while clients wait for so many others.
         is_fair: Whether what has been ready for longest runs first.
@@ -196,6 +197,7 @@ class Plan:
     executors: tuple[ExecutorPlan, ...]
     requests: tuple[RequestPlan, ...] = field(repr=False)
     faults: tuple[FaultPlan, ...] = field(repr=False)
+    has_states: bool = False
 
     @property
     def is_seamless(self) -> bool:

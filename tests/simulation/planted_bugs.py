@@ -118,6 +118,37 @@ BUGS = (
         "(block_ids, more_ids + np.int32(group.first_id))",
         "(block_ids, more_ids)",
     ),
+    # States
+    Bug(
+        "a prefix is found although there is no state behind it",
+        f"{EXECUTORS}/serving_limits.py",
+        "    return replace(limits, has_states=True, prefix_caching=False, max_allowance=1)\n",
+        "    return replace(limits, max_allowance=1)\n",
+    ),
+    Bug(
+        "a sequence shares the blocks that another one computes, and has no state behind them",
+        f"{CORE}/blocks/block_manager.py",
+        "        if self._has_states or len(sequences) == 1",
+        "        if len(sequences) == 1",
+    ),
+    Bug(
+        "a group is swapped, and its states are not",
+        f"{CORE}/step/swapping.py",
+        "        self.is_possible = not limits.has_states and all(",
+        "        self.is_possible = all(",
+    ),
+    Bug(
+        "the next owner of a slot goes on from the state of the former one",
+        "executor_svc/fake/states.py",
+        "        self._num_tokens[begins], self._hashes[begins] = 0, 0\n",
+        "",
+    ),
+    Bug(
+        "a fork begins without the state of its parent",
+        "executor_svc/fake/worker.py",
+        "            self._states.fork(step.delta.forks)\n",
+        "            pass\n",
+    ),
     # Grammars
     Bug(
         "a grammar that a sequence follows is dropped",

@@ -32,7 +32,7 @@ class SimulatedWorker(FakeWorker):
         plan: What it is like.
         thread: Runs its steps.
         instance_id: Of the process.
-        sliding_window_tokens: Of the model.
+        sliding_window_tokens, has_states: Of the model.
         numerics_id: Of which arithmetic it says that it is.
         accuse: Told of a step that no scheduler may send.
         on_step: Called after each step.
@@ -50,6 +50,7 @@ class SimulatedWorker(FakeWorker):
         thread: SimulatedStepThread,
         instance_id: str,
         sliding_window_tokens: int,
+        has_states: bool,
         numerics_id: str,
         accuse: Callable[[str], None],
         on_step: Callable[[], None],
@@ -67,6 +68,7 @@ class SimulatedWorker(FakeWorker):
             eos_probability=EOS_PROBABILITY,
             sliding_window_tokens=sliding_window_tokens,
             cache_groups=_cache_groups(plan),
+            has_states=has_states,
             nan_token_id=NAN_TOKEN,
             max_allowance=plan.max_allowance,
             max_grammar_slots=NUM_GRAMMAR_SLOTS,

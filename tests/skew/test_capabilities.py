@@ -160,6 +160,7 @@ async def test_an_executor_of_a_release_is_asked_for_what_it_has_and_gets_featur
         Capability.GRAMMARS_READY: release.tells_loads,
         Capability.POOLING: release.has_pooling,
         Capability.CACHE_GROUPS: False,  # the fake model's layers are alike
+        Capability.STATES: False,
         Capability.VARIABLE_TOKENS: False,  # it drafts only if it is told to
     }
     lacking = {capability for capability, has_it in later.items() if not has_it}
@@ -345,6 +346,30 @@ async def test_pools_are_laid_out_as_attach_agrees(monkeypatch: pytest.MonkeyPat
             assert [group.num_device_blocks for group in worker.table.groups] == [4096]
 
 
+@each_row((), (Capability.CACHE_GROUPS,), (Capability.STATES,))
+async def test_an_executor_with_states_refuses_a_scheduler_that_does_not_know_them(
+    *known: Capability, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_caches = {Capability.CACHE_GROUPS, Capability.STATES}
+    monkeypatch.setattr(executor_client, "WANTED", (WANTED - of_caches) | {*known})
+    async with executor_here(FakeWorker(has_states=True)) as executor:
+        with pytest.raises(ExecutorRefusedError) as refused:
+            async with attached(executor):
+                pass
+    rule = "must be STATES and CACHE_GROUPS among them, as layers of the model keep a state of each sequence"
+    assert rule in str(refused.value)
+
+
+async def test_an_executor_with_states_is_attached_with_the_tables_of_its_other_layers() -> None:
+    worker = FakeWorker(has_states=True, num_device_blocks=100, max_allowance=4)
+    async with executor_here(worker) as executor, attached(executor) as session:
+        await run_empty_step(session)
+        limits = serving_limits(session.info, PlannerSettings())
+    assert [group.kind for group in session.info.cache_groups] == [CacheKind.FULL, CacheKind.STATE]
+    assert [group.num_device_blocks for group in worker.table.groups] == [100]
+    assert (limits.has_states, limits.prefix_caching, limits.max_allowance) == (True, False, 1)
+
+
 async def test_an_executor_whose_groups_leave_a_layer_out_is_refused() -> None:
     async with executor_here(FakeWorker(cache_groups=(FULL, replace(OF_WINDOW, layers=(3,))))) as executor:
         with pytest.raises(ExecutorRefusedError, match="layer 1 is in no cache group, of 2 groups"):
@@ -407,4 +432,5 @@ def test_there_is_a_row_for_each_field_and_each_capability() -> None:
     assert set(IN_AN_ADMISSION) == set(ADMISSION_FIELDS)
     assert set(IN_AN_ANSWER) == set(ANSWER_FIELDS)
     used = {*STEP_FIELDS.values(), *ADMISSION_FIELDS.values(), *ANSWER_FIELDS.values()}
-    assert used == {*OF_THE_EXECUTOR} - {Capability.CACHE_GROUPS}, "which is in parameters alone"
+    in_parameters_alone = {Capability.CACHE_GROUPS, Capability.STATES}
+    assert used == {*OF_THE_EXECUTOR} - in_parameters_alone

@@ -52,6 +52,10 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """A step may have texts whose answer is a vector or scores, computed whole and without blocks."""
     CAPABILITY_CACHE_GROUPS: _Capability.ValueType  # 11
     """Layers whose caches live unlike have block tables and pools of their own."""
+    CAPABILITY_STATES: _Capability.ValueType  # 12
+    """Layers keep a state of each sequence in place of keys and values: CACHE_KIND_STATE. Agreed only
+    together with CAPABILITY_CACHE_GROUPS; an executor of such a model refuses to be attached without it.
+    """
     CAPABILITY_GRAMMARS_READY: _Capability.ValueType  # 13
     """The load of a grammar only begins in its step, and the executor tells its end. Agreed only together
     with CAPABILITY_GRAMMARS.
@@ -90,6 +94,10 @@ CAPABILITY_POOLING: Capability.ValueType  # 10
 """A step may have texts whose answer is a vector or scores, computed whole and without blocks."""
 CAPABILITY_CACHE_GROUPS: Capability.ValueType  # 11
 """Layers whose caches live unlike have block tables and pools of their own."""
+CAPABILITY_STATES: Capability.ValueType  # 12
+"""Layers keep a state of each sequence in place of keys and values: CACHE_KIND_STATE. Agreed only
+together with CAPABILITY_CACHE_GROUPS; an executor of such a model refuses to be attached without it.
+"""
 CAPABILITY_GRAMMARS_READY: Capability.ValueType  # 13
 """The load of a grammar only begins in its step, and the executor tells its end. Agreed only together
 with CAPABILITY_GRAMMARS.
@@ -111,7 +119,9 @@ class _CacheKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheKind.V
     CACHE_KIND_LATENT: _CacheKind.ValueType  # 3
     """One row a token, from which keys and values are made."""
     CACHE_KIND_STATE: _CacheKind.ValueType  # 4
-    """A state at a boundary of blocks."""
+    """CAPABILITY_STATES: the state of each sequence, at its slot of the batch: no block table has its blocks.
+    A block is a saved state, at a boundary of blocks of tokens; this release saves none.
+    """
     CACHE_KIND_ENCODER: _CacheKind.ValueType  # 5
     """Keys and values of an encoder's output: of fixed length, and read only."""
 
@@ -127,7 +137,9 @@ CACHE_KIND_WINDOW: CacheKind.ValueType  # 2
 CACHE_KIND_LATENT: CacheKind.ValueType  # 3
 """One row a token, from which keys and values are made."""
 CACHE_KIND_STATE: CacheKind.ValueType  # 4
-"""A state at a boundary of blocks."""
+"""CAPABILITY_STATES: the state of each sequence, at its slot of the batch: no block table has its blocks.
+A block is a saved state, at a boundary of blocks of tokens; this release saves none.
+"""
 CACHE_KIND_ENCODER: CacheKind.ValueType  # 5
 """Keys and values of an encoder's output: of fixed length, and read only."""
 Global___CacheKind: _TypeAlias = CacheKind  # noqa: Y015
@@ -208,7 +220,8 @@ class CapabilityParameters(_message.Message):
         """CAPABILITY_CACHE_GROUPS: two or more, each layer of the model in one. A scheduler leaves it empty. Device
         blocks of all groups are numbered one after the other, in this order, and so are host blocks: an id
         says the group. block_size_tokens, num_device_blocks, num_host_blocks and sliding_window_tokens of
-        ExecutorInfo are what counts without the capability, where all layers share one table.
+        ExecutorInfo are what counts without the capability, where all layers share one table. Groups of
+        CACHE_KIND_STATE stand last.
         """
 
     def __init__(
@@ -259,11 +272,11 @@ class CacheGroup(_message.Message):
     block_size_tokens: _builtins.int
     """Tokens in a block. Each divides the largest of all groups."""
     num_device_blocks: _builtins.int
-    """Blocks of its device pool."""
+    """Blocks of its device pool. CACHE_KIND_STATE: states that it can save; 0: none."""
     num_host_blocks: _builtins.int
     """Blocks of its host pool."""
     bytes_per_block: _builtins.int
-    """Of a device block over all of its layers, in bytes; of one rank."""
+    """Of a device block over all of its layers, in bytes; of one rank. CACHE_KIND_STATE: of the state of one sequence."""
     window_tokens: _builtins.int
     """CACHE_KIND_WINDOW: last tokens that its layers see, the token itself included. Else 0."""
     @_builtins.property

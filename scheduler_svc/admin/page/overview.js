@@ -44,10 +44,15 @@ function tiles(state, rates) {
     ["Waiting", total("numWaitingRequests"), `${total("numParkedRequests")} of them quarantined`],
     ["Finished", total("numFinishedRequests"), `${total("numFailedRequests")} failed`],
     ["Blocks in use", share(number(state.numUsedBlocks), number(state.numBlocks)), `of ${total("numBlocks")}`],
-    ["Prefix cache hits", share(number(state.numHitTokens), number(state.numQueriedTokens)), `of ${total("numQueriedTokens")} tokens`],
+    ["Prefix cache hits", share(number(state.numHitTokens), number(state.numQueriedTokens)), hitsText(state)],
     ["Preemptions", total("numPreemptions"), `${total("numSwapPreemptions")} swapped out`],
     ...((state.executors ?? []).some((executor) => number(executor.numDraftTokens)) ? [draftsTile(rates)] : []),
   ];
+}
+
+function hitsText(state) {
+  const hasStates = (state.executors ?? []).some((executor) => executor.hasStates);
+  return hasStates ? "none yet: the model has states" : `of ${count(number(state.numQueriedTokens))} tokens`;
 }
 
 function draftsTile(rates) {

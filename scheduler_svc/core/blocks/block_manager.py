@@ -103,7 +103,7 @@ class BlockManager:
     """
 
     def __init__(self, limits: CoreLimits, prefix_key: bytes = b"", holders: BlockHolders | None = None) -> None:
-        self.block_size = limits.block_size
+        self.block_size, self._has_states = limits.block_size, limits.has_states
         self.groups: list[GroupBlocks] = []
         for pool in limits.groups:
             first_id = sum(group.allocator.num_blocks for group in self.groups)
@@ -265,8 +265,11 @@ class BlockManager:
         return (len(sequence.token_ids) - 1) // self.block_size
 
     def _num_shared_blocks(self, sequences: Seq[Sequence]) -> int:
-        """Return how many first full blocks all sequences have in common; 0 if a window may drop some."""
-        if len(sequences) == 1 or len(sequences[0].token_ids) > self._max_resident_tokens:
+        """Return how many first full blocks all sequences have in common.
+
+        0 if a window may drop some, and with states: the sequence that computes a block gets the state behind it.
+        """
+        if self._has_states or len(sequences) == 1 or len(sequences[0].token_ids) > self._max_resident_tokens:
             return 0
         shortest = min(len(sequence.token_ids) for sequence in sequences)
         tokens = np.stack([sequence.token_ids[:shortest] for sequence in sequences])

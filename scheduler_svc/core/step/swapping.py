@@ -100,7 +100,8 @@ class SwappedGroups:
         for of, pool in zip(batch.blocks.groups, limits.groups, strict=True):
             first_id = sum(other.host.num_blocks for other in self.pools)
             self.pools.append(HostPool(batch, of, pool.num_host_blocks, first_id))
-        self.is_possible = all(pool.num_host_blocks for pool in limits.groups)
+        # A state lies at its slot, which a swapped sequence vacates.
+        self.is_possible = not limits.has_states and all(pool.num_host_blocks for pool in limits.groups)
         self._batch = batch
 
     def __iter__(self) -> Iterator[SequenceGroup]:

@@ -3,6 +3,11 @@
 A model whose layers all see every token has one cache group, and so has a model whose layers all see the same window.
 In a mixed model the layers with a window are a cache group of their own: it needs the window's blocks only.
 
+Layers that keep a state of each sequence in place of keys and values are a cache group of kind STATE. The state lies
+at the slot of the batch, so this cache group has no block table, and it stands behind those that have one. A row whose
+first position is 0 begins with an empty state, and a fork has a copy of its parent's. No state is saved: a sequence
+can go on only where it ran without a gap, or from its first token.
+
 Blocks of all cache groups are numbered one after the other, group by group, those of the device and those of the host.
 An id says which cache group a block is of, so a step has no more fields than with one. The batch table and the block
 pools count from 0 in each cache group. Pure.
@@ -40,6 +45,11 @@ class CacheGroup:
     num_host_blocks: int = 0
     bytes_per_block: int = 0
     window_tokens: int = 0
+
+    @property
+    def has_block_tables(self) -> bool:
+        """Whether each sequence has a block table for its layers."""
+        return self.kind is not CacheKind.STATE
 
 
 def firsts_of(groups: Sequence[CacheGroup], *, on_host: bool = False) -> Int32Array:
@@ -80,14 +90,17 @@ def why_unusable(groups: Sequence[CacheGroup]) -> str:
     layers = sorted(layer for group in groups for layer in group.layers)
     largest = max((group.block_size_tokens for group in groups), default=0)
     for index, group in enumerate(groups):
-        if group.kind not in (CacheKind.FULL, CacheKind.WINDOW):
+        if group.kind not in (CacheKind.FULL, CacheKind.WINDOW, CacheKind.STATE):
             return f"cache group {index} is of kind {group.kind.name}, which this scheduler does not know how to fill"
         if group.block_size_tokens < 1 or largest % group.block_size_tokens:
             return f"cache group {index} has blocks of {group.block_size_tokens} tokens, which do not divide {largest}"
-        if group.num_device_blocks < 1:
+        if group.num_device_blocks < 1 and group.has_block_tables:
             return f"cache group {index} has no blocks"
         if (group.window_tokens > 0) != (group.kind is CacheKind.WINDOW):
             return f"cache group {index} is of kind {group.kind.name} and has a window of {group.window_tokens} tokens"
+    have_tables = [group.has_block_tables for group in groups]
+    if have_tables != sorted(have_tables, reverse=True) or (groups and not have_tables[0]):
+        return "its cache groups of kind STATE do not stand behind one of another kind"
     repeated = next((one for one, other in pairwise(layers) if one == other), None)
     if repeated is not None:
         return f"layer {repeated} is in two cache groups"

@@ -22,6 +22,7 @@ class Capability(IntEnum):
     ROW_FLAGS = 9
     POOLING = 10
     CACHE_GROUPS = 11
+    STATES = 12
     GRAMMARS_READY = 13
 
 
@@ -97,16 +98,26 @@ class ExecutorInfo:
         of_drafts = {Capability.VARIABLE_TOKENS} if self.max_allowance > 1 else set()
         of_pooling = {Capability.POOLING} if self.pooling_tasks else set()
         of_groups = {Capability.CACHE_GROUPS} if self.cache_groups else set()
-        return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_grammars, *of_drafts, *of_pooling, *of_groups})
+        of_states = {Capability.STATES} if self.has_states else set()
+        of_caches = of_groups | of_states
+        return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_grammars, *of_drafts, *of_pooling, *of_caches})
+
+    @property
+    def has_states(self) -> bool:
+        """Whether layers keep a state of each sequence, which lies at its slot of the batch."""
+        return any(group.kind is CacheKind.STATE for group in self.cache_groups)
 
     def num_pooled_values(self, task: PoolingTask) -> int:
         """Numbers in the answer to a text."""
         return self.embedding_size if task is PoolingTask.EMBED else self.num_scores
 
     def groups(self, *, agreed: bool) -> tuple[CacheGroup, ...]:
-        """Return the cache groups of an attachment; a single one, without layers, unless CACHE_GROUPS is agreed."""
+        """Return the cache groups with block tables of an attachment.
+
+        A single one, without layers, unless CACHE_GROUPS is agreed.
+        """
         if agreed and self.cache_groups:
-            return self.cache_groups
+            return tuple([group for group in self.cache_groups if group.has_block_tables])
         kind = CacheKind.WINDOW if self.sliding_window_tokens else CacheKind.FULL
         sizes = self.block_size_tokens, self.num_device_blocks, self.num_host_blocks
         return (CacheGroup(kind, (), *sizes, window_tokens=self.sliding_window_tokens),)
