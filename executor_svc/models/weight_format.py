@@ -50,8 +50,7 @@ def matrix_formats(
     if role == "vocabulary" and number_format == NumberFormat.INT4:
         return [(NumberFormat.INT8_A8, sizes)]
     if role == "qkv" and number_format == NumberFormat.INT4:
-        gates = [(NumberFormat.INT4, sizes[3:])] if len(sizes) > 3 else []
-        return [(NumberFormat.INT4, sizes[:2]), (NumberFormat.INT8_A8, sizes[2:3]), *gates]
+        return [(NumberFormat.INT4, sizes[:2]), (NumberFormat.INT8_A8, sizes[2:])]
     if role == "delta_net" and number_format == NumberFormat.INT4:
         return [(NumberFormat.INT4, sizes[:-2]), (NumberFormat.INT8_A8, sizes[-2:])]
     return [(number_format, sizes)]
