@@ -101,6 +101,11 @@ class NativeDense:
         self._library.rotations(positions.long(), frequencies, factor, rotation.cos, rotation.signed_sin)
         return rotation
 
+    def gate(self, values: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Return values * sigmoid(gates), in place."""
+        self._library.gate_rows(values, gates)
+        return values
+
     def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """Return cap * tanh(logits / cap), in place if they lie one after the other."""
         logits = logits.contiguous()
@@ -284,6 +289,9 @@ class NativeLayerEnd:
             self.struct.experts = ExpertsStruct(
                 mlp.router.struct, addressof(self._mlps), len(mlps), mlp.num_chosen, mlp.is_normalized
             )
+            if mlp.shared is not None and mlp.shared_gate is not None:
+                self.struct.experts.shared = _mlp_struct(mlp.shared)
+                self.struct.experts.shared_gate = mlp.shared_gate.struct
         else:
             self.struct.mlp = self._mlps[0]
 

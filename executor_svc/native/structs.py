@@ -76,7 +76,13 @@ class MlpStruct(ctypes.Structure):
 class ExpertsStruct(ctypes.Structure):
     """`Experts` of mlp.h."""
 
-    _fields_ = (("router", MatrixStruct), ("mlps", POINTER), *_of(LONG, "num_experts", "num_chosen", "is_normalized"))
+    _fields_ = (
+        ("router", MatrixStruct),
+        ("mlps", POINTER),
+        *_of(LONG, "num_experts", "num_chosen", "is_normalized"),
+        ("shared", MlpStruct),
+        ("shared_gate", MatrixStruct),
+    )
 
 
 class LayerEndStruct(ctypes.Structure):
@@ -132,6 +138,22 @@ class StepStruct(ctypes.Structure):
         *_of(LONG, "num_tiles", "most_tokens"),
         ("tasks", POINTER),
         *_of(LONG, "num_tasks", "num_partials", "direct_heads", "in_bfloat16", "is_full"),
+    )
+
+
+class StepRowsStruct(ctypes.Structure):
+    """`StepRows` of plan.h."""
+
+    _fields_ = (("num_rows", LONG), *_of(POINTER, "tables", "starts", "lengths"))
+
+
+class DeltaNetStruct(ctypes.Structure):
+    """`DeltaNet` of delta_net.h."""
+
+    _fields_ = (
+        *_of(LONG, "num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_size"),
+        *_of(POINTER, "conv_weight", "a_log", "dt_bias"),
+        ("norm", NormStruct),
     )
 
 

@@ -1,6 +1,5 @@
 // Activations.
 #include "activation.h"
-#include "vec.h"
 
 // erf(x), absolute error below 2e-7.
 // Source: Eigen, erf_float: an odd polynomial divided by an even one; beyond the bounds it is 1 in float32.
@@ -18,11 +17,6 @@ INLINE vfloat vf_erf(vfloat x) {
     q = vf_fma(q, square, vf_all(-7.37332916720468e-03f));
     q = vf_fma(q, square, vf_all(-1.42647390514189e-02f));
     return vf_div(vf_mul(x, p), q);
-}
-
-// x / (1 + exp(-y))
-INLINE vfloat weigh_by_sigmoid(vfloat x, vfloat y) {
-    return vf_div(x, vf_add(vf_all(1.0f), vf_exp(vf_sub(vf_zero(), y))));
 }
 
 // `activation` is a constant at each call.
@@ -61,6 +55,18 @@ INLINE void activate_all(const Activation activation, float *a, const float *b, 
         x = activate_vector(activation, x);
         vf_store_part(a + i, b ? vf_mul(x, vf_load_part(b + i, count - i)) : x, count - i);
     }
+}
+
+void gate_values(float *values, const float *gates, long count) {
+    for (long i = 0; i < count; i += LANES) {
+        vfloat gated = weigh_by_sigmoid(vf_load_part(values + i, count - i), vf_load_part(gates + i, count - i));
+        vf_store_part(values + i, gated, count - i);
+    }
+}
+
+// Gate rows of `size` values that lie one after the other; from gates to those of the next row are `stride` floats.
+void octavo_gate_rows(long num_rows, long size, float *values, const float *gates, long stride) {
+    for (long i = 0; i < num_rows; i++) gate_values(values + i * size, gates + i * stride, size);
 }
 
 void activate_values(Activation activation, float *a, const float *b, long count) {
