@@ -108,8 +108,34 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaNetConfig:
+    """A gated delta net; dimensions are those of one head. Each key head serves as many value heads."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_size: int  # tokens that the convolution sees, the last one included
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.output_dim
+
+    @property
+    def output_dim(self) -> int:
+        """Numbers that it returns for a token; as many as it has gates."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def projected_dim(self) -> int:
+        """Numbers that it takes for a token: queries, keys, values, gates, then b and a of each value head."""
+        return self.conv_dim + self.output_dim + 2 * self.num_value_heads
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """A layer: how many heads of which size attend how, and what follows."""
+    """A layer: how many heads of which size attend how, or what state it has instead, and what follows."""
 
     num_heads: int
     num_kv_heads: int
@@ -118,6 +144,9 @@ class LayerConfig:
     rope: RopeConfig | None  # None: positions enter elsewhere
     mlp: MlpConfig | ExpertsConfig
     has_sinks: bool = False  # see `AttentionLayer.sinks`
+    state: DeltaNetConfig | None = None  # None: it attends
+    # What is attended is multiplied by the sigmoid of a gate, number by number.
+    has_output_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,94 @@
+"""Gated delta nets in plain torch operations: any device; the reference.
+
+All rows that have a next token take it together; the rest is done for all tokens at once.
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 -- the usual name
+
+from executor_svc.states.interface import DeltaNetWeights, LayerState, StateRows
+
+_NORM_EPSILON = 1e-6  # of queries and keys
+
+
+class TorchStateBackend:
+    """Gated delta nets on any device that torch runs on; see `StateBackend`."""
+
+    def delta_net(
+        self, projected: torch.Tensor, rows: StateRows, state: LayerState, weights: DeltaNetWeights
+    ) -> torch.Tensor:
+        """Run a gated delta net over the tokens of a step."""
+        config = weights.config
+        key_size = config.num_key_heads * config.key_dim
+        mixed, gate, b, a = projected.float().split(
+            (config.conv_dim, config.output_dim, config.num_value_heads, config.num_value_heads), -1
+        )
+        query, key, value = _convolve(mixed, rows, state.conv, weights).split(
+            (key_size, key_size, config.output_dim), -1
+        )
+        out = _recur(
+            _normed_heads(query, weights) * config.key_dim**-0.5,
+            _normed_heads(key, weights),
+            value.unflatten(-1, (config.num_value_heads, config.value_dim)),
+            decay=torch.exp(-weights.a_log.exp() * F.softplus(a + weights.dt_bias)),
+            beta=b.sigmoid(),
+            rows=rows,
+            recurrent=state.recurrent,
+        )
+        normed = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + weights.epsilon) * weights.norm_weight
+        return (normed.flatten(1) * F.silu(gate)).to(projected.dtype)
+
+
+def _convolve(mixed: torch.Tensor, rows: StateRows, conv: torch.Tensor, weights: DeltaNetWeights) -> torch.Tensor:
+    """Return the convolved and activated inputs, [num_tokens, conv_dim]; keep the last inputs of each row."""
+    taps = weights.conv_weight.unbind(1)
+    parts = []
+    for inputs, slot, start in zip(mixed.split(rows.lengths.tolist()), rows.slots, rows.starts, strict=True):
+        before = conv[slot] if start else torch.zeros_like(conv[slot])
+        window = torch.cat((before, inputs))
+        total = window[: len(inputs)] * taps[0]
+        for index, tap in enumerate(taps[1:], 1):
+            total = total + window[index : index + len(inputs)] * tap
+        parts.append(F.silu(total))
+        conv[slot] = window[len(inputs) :]
+    return torch.cat(parts)
+
+
+def _normed_heads(heads: torch.Tensor, weights: DeltaNetWeights) -> torch.Tensor:
+    """Return queries or keys of length 1, one for each value head, [num_tokens, num_value_heads, key_dim]."""
+    config = weights.config
+    heads = heads.unflatten(-1, (config.num_key_heads, config.key_dim))
+    heads = heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + _NORM_EPSILON)
+    return heads.repeat_interleave(config.num_value_heads // config.num_key_heads, 1)
+
+
+def _recur(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    rows: StateRows,
+    recurrent: torch.Tensor,
+) -> torch.Tensor:
+    """Return what the states say to the queries, as `value`, [num_tokens, num_value_heads, value_dim]."""
+    order = np.argsort(-rows.lengths, kind="stable")  # so the rows that have a next token are the first ones
+    lengths = rows.lengths[order]
+    slots = torch.from_numpy(rows.slots[order].astype(np.int64)).to(recurrent.device)
+    first_tokens = (np.cumsum(rows.lengths) - rows.lengths)[order]
+    is_later = torch.from_numpy(rows.starts[order] > 0).to(recurrent.device)
+    states = recurrent[slots].where(is_later[:, None, None, None], 0.0)
+    out = torch.empty_like(value)
+    for index in range(lengths[0]):
+        num_rows = int(np.count_nonzero(lengths > index))
+        tokens = torch.from_numpy(first_tokens[:num_rows] + index).to(recurrent.device)
+        state, k = states[:num_rows], key[tokens][..., None]
+        state *= decay[tokens][..., None, None]
+        known = (state * k).sum(-2)
+        change = (value[tokens] - known) * beta[tokens][..., None]
+        state += k * change[..., None, :]
+        out[tokens] = (state * query[tokens][..., None]).sum(-2)
+    recurrent[slots] = states
+    return out
