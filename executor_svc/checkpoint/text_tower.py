@@ -30,6 +30,8 @@ _TEXT_MODELS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = MappingPro
         "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
         "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
         "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", {}),
+        "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", {}),
+        "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", {}),
     }
 )
 _OTHER_TOWERS = tuple(

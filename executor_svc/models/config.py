@@ -17,6 +17,10 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "swiglu_oai"]
 # query, a key and a value.
 QkvLayout = Literal["apart", "merged", "interleaved"]
 
+# How the projections of a gated delta net are stored: "apart" is q, k and v in one tensor, z, b and a in one each; "by
+# key head" is two tensors, q, k, v and z in one, b and a in the other, key head by key head.
+DeltaNetLayout = Literal["apart", "by key head"]
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
@@ -105,6 +109,8 @@ class ExpertsConfig:
     is_normalized: bool
     mlp: MlpConfig  # of each
     has_router_bias: bool = False
+    # An expert that every token goes to, weighed by the sigmoid of a gate of its own; None: there is none.
+    shared: MlpConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,11 @@ class DeltaNetConfig:
     def projected_dim(self) -> int:
         """Numbers that it takes for a token: queries, keys, values, gates, then b and a of each value head."""
         return self.conv_dim + self.output_dim + 2 * self.num_value_heads
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the state of a sequence, in float32."""
+        return 4 * ((self.conv_size - 1) * self.conv_dim + self.output_dim * self.key_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +179,8 @@ class WeightNames:
     attention_output: str = "model.layers.{layer}.self_attn.o_proj"
     attention_output_norm: str = ""
     sinks: str = "model.layers.{layer}.self_attn.sinks"  # without a suffix
+    delta_net: str = "model.layers.{layer}.linear_attn"  # the module of all its tensors
+    delta_net_layout: DeltaNetLayout = "apart"
     mlp_norm: str = "model.layers.{layer}.post_attention_layernorm"
     router: str = "model.layers.{layer}.mlp.gate"
     # Gate, then up; one name: one tensor holds both, in this order; without a gate: up alone.
@@ -179,6 +192,13 @@ class WeightNames:
         "model.layers.{layer}.mlp.experts.{expert}.up_proj",
     )
     expert_down: str = "model.layers.{layer}.mlp.experts.{expert}.down_proj"
+    # Of the shared one.
+    shared_gate_up: tuple[str, ...] = (
+        "model.layers.{layer}.mlp.shared_expert.gate_proj",
+        "model.layers.{layer}.mlp.shared_expert.up_proj",
+    )
+    shared_down: str = "model.layers.{layer}.mlp.shared_expert.down_proj"
+    shared_gate: str = "model.layers.{layer}.mlp.shared_expert_gate"
     mlp_output_norm: str = ""
     norm: str = "model.norm"
     head: str = "lm_head"

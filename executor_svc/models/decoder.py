@@ -1,8 +1,8 @@
 """A decoder-only transformer: a loop of dense segments and attentions over the tokens of a step.
 
 One flat forward pass over the tokens of all sequences of a step. Which sequence a token belongs to is known to
-the attention plan alone. The model is a loop: a segment of dense work (`dense.py`), the attention of a layer, the next
-segment. What a family does its own way is in its `ModelConfig`; the weights are made by `decoder_weights.py` and
+the attention plan alone. The model is a loop: a segment of dense work (`dense.py`), the attention of a layer or what it
+has in its place (`executor_svc/states/`), the next segment. What a family does its own way is in its `ModelConfig`; the weights are made by `decoder_weights.py` and
 filled in place by `executor_svc/checkpoint/weights.py`. On a CPU the C library runs all of it in one call, with the
 same bits (`native_forward.py`).
 """
@@ -22,6 +22,9 @@ from executor_svc.models.language_model import ModelShape
 from executor_svc.models.rotary_embedding import inverse_frequencies
 from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
+from executor_svc.states.interface import StateBackend
+from executor_svc.states.live_states import StepStates
+from executor_svc.states.torch_states import TorchStateBackend
 
 
 class Decoder:
@@ -37,6 +40,7 @@ class Decoder:
         kernels: DenseKernels[Any],
         group: TensorParallelGroup = SINGLE_RANK,
         stored: StoredFormats | None = None,
+        states: StateBackend | None = None,
     ) -> None:
         self.config = config
         self.dtype = kernels.dtype
@@ -44,6 +48,7 @@ class Decoder:
         self._group = group
         self._shard = Shard.of(config, self._group.rank, self._group.size)
         self._kernels = kernels
+        self._states = states or TorchStateBackend()
         self.weights = DecoderWeights(config, kernels, self._shard, stored)
         # How the heads of this rank attend.
         self.attention_layers = [
@@ -66,7 +71,12 @@ class Decoder:
             head_dim=first.head_dim,
             vocab_size=config.vocab_size,
             max_position_embeddings=config.max_position_embeddings,
-            layer_windows=tuple(layer.attention.window_tokens for layer in config.layers),
+            layer_windows=tuple(layer.attention.window_tokens for layer in config.layers if layer.state is None),
+            states={
+                index: self._shard.delta_net(layer.state)
+                for index, layer in enumerate(config.layers)
+                if layer.state is not None
+            },
         )
 
     @property
@@ -76,8 +86,13 @@ class Decoder:
 
     @property
     def is_capturable(self) -> bool:
-        """Whether a CUDA graph can hold `forward`: not where tokens choose experts, or ranks wait for each other."""
-        return self._group.size == 1 and not any(isinstance(each.mlp, ExpertsConfig) for each in self.config.layers)
+        """Whether a CUDA graph can hold `forward`.
+
+        Not where tokens choose experts, ranks wait for each other, or a layer has a state.
+        """
+        return self._group.size == 1 and not any(
+            isinstance(each.mlp, ExpertsConfig) or each.state is not None for each in self.config.layers
+        )
 
     @torch.inference_mode()
     def forward(
@@ -87,6 +102,7 @@ class Decoder:
         caches: Sequence[LayerCache],
         attention: AttentionPlan,
         wanted: torch.Tensor,
+        states: StepStates | None = None,
     ) -> torch.Tensor:
         """Run the decoder; see `LanguageModel.forward`. The last layer ends for the wanted tokens only."""
         rotation_of = {
@@ -95,11 +111,20 @@ class Decoder:
         }
         residual = self.weights.embed(token_ids, positions)  # [num_tokens, hidden_size]
         attended: torch.Tensor | None = None
+        next_cache, next_state = iter(caches), iter(() if states is None else states.layers)
         for index, layer in enumerate(self.config.layers):
-            qkv = self.weights.segments[index](attended, residual).contiguous()
-            qkv = qkv.view(residual.shape[0], -1, layer.head_dim)
+            projected = self.weights.segments[index](attended, residual).contiguous()
+            if (net := self.weights.delta_nets[index]) is not None:
+                assert states is not None, "a model with states is run on some"
+                attended = self._states.delta_net(projected, states.rows, next(next_state), net)
+                continue
+            num_gates = self._shard.num_heads(layer) * layer.head_dim if layer.has_output_gate else 0
+            qkv, gate = projected.split((projected.shape[1] - num_gates, num_gates), 1)
+            qkv = qkv.contiguous().view(residual.shape[0], -1, layer.head_dim)
             rotation = None if layer.rope is None else rotation_of[layer.rope]
-            attended = attention.attend(qkv, rotation, caches[index], self.attention_layers[index])
+            attended = attention.attend(qkv, rotation, next(next_cache), self.attention_layers[index])
+            if num_gates:
+                attended = attended * gate.sigmoid()
         assert attended is not None, "a model has layers"
         residual = residual[wanted]
         self.weights.last_segment(attended[wanted], residual)
@@ -132,4 +157,5 @@ class Decoder:
         """Whether a checkpoint may hold the tensor `name` although the model computes or shares it."""
         if name == f"{self.config.names.head}.weight":
             return self.config.tie_word_embeddings
-        return name.endswith(".rotary_emb.inv_freq") or is_cache_scale(name)
+        # Layers that predict further tokens (`mtp.`) are for drafts.
+        return name.endswith(".rotary_emb.inv_freq") or name.startswith("mtp.") or is_cache_scale(name)

@@ -1,13 +1,13 @@
 """The weights of a decoder on one rank: made by the kernels, with a map from the tensors of a checkpoint."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 import torch
 
 from executor_svc.checkpoint.weight_map import Range, WeightMap
-from executor_svc.models.config import ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
+from executor_svc.models.config import DeltaNetConfig, ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
 from executor_svc.models.dense import (
     DenseKernels,
     EmbeddingWeights,
@@ -22,6 +22,7 @@ from executor_svc.models.dense import (
 )
 from executor_svc.models.sharding import Shard
 from executor_svc.native.structs import NumberFormat
+from executor_svc.states.interface import DeltaNetWeights
 
 StoredFormats = Callable[[Sequence[str]], Sequence[NumberFormat]]
 
@@ -68,12 +69,14 @@ class DecoderWeights(Generic[MatrixT]):
         self.embed = kernels.embedding(self._embedding_weights(embedding))
         self.segments: list[Segment] = []
         self.sinks: list[torch.Tensor | None] = []  # of each layer, of this rank's heads; see `AttentionLayer.sinks`
+        self.delta_nets: list[DeltaNetWeights | None] = []  # of each layer; None: it attends
         layer_end: LayerEnd[MatrixT] | None = None
         for index, layer in enumerate(config.layers):
             norm = self._norm(names.attention_norm.format(layer=index))
-            qkv = self._columns(self._qkv_rows(index, layer), has_bias=config.qkv_bias, role="qkv")
-            self.segments.append(kernels.segment(layer_end, norm, qkv, self._head_norms(index, layer)))
+            projection = self._projection(index, layer)
+            self.segments.append(kernels.segment(layer_end, norm, projection, self._head_norms(index, layer)))
             self.sinks.append(self._sinks(index, layer) if layer.has_sinks else None)
+            self.delta_nets.append(None if layer.state is None else self._delta_net(index, layer.state))
             layer_end = self._layer_end(index, layer)
         assert layer_end is not None, "a model has layers"
         self.last_segment = kernels.last_segment(layer_end)
@@ -81,8 +84,16 @@ class DecoderWeights(Generic[MatrixT]):
         self.norm = self._norm(names.norm)
         self.head = kernels.segment(None, self.norm, head)
 
+    def _projection(self, index: int, layer: LayerConfig) -> MatrixT:
+        if layer.state is not None:
+            return self._columns(self._delta_net_rows(index, layer.state), has_bias=False, role="delta_net")
+        return self._columns(self._qkv_rows(index, layer), has_bias=self._config.qkv_bias, role="qkv")
+
     def _layer_end(self, index: int, layer: LayerConfig) -> LayerEnd[MatrixT]:
         config, names = self._config, self._config.names
+        output, num_heads, head_dim = names.attention_output, layer.num_heads, layer.head_dim
+        if layer.state is not None:
+            output, num_heads, head_dim = f"{names.delta_net}.out_proj", layer.state.num_value_heads, layer.state.value_dim
         mlp: Mlp[MatrixT] | Experts[MatrixT]
         if isinstance(layer.mlp, ExpertsConfig):
             mlp = self._experts(index, layer.mlp)
@@ -90,10 +101,10 @@ class DecoderWeights(Generic[MatrixT]):
             mlp = self._mlp(layer.mlp, names.gate_up, names.down, layer=index)
         return LayerEnd(
             attention_output=self._row_parallel(
-                names.attention_output.format(layer=index),
-                layer.num_heads * layer.head_dim,
-                _scaled(self._shard.even_part(layer.num_heads), layer.head_dim),
-                has_bias=config.attention_output_bias,
+                output.format(layer=index),
+                num_heads * head_dim,
+                _scaled(self._shard.even_part(num_heads), head_dim),
+                has_bias=config.attention_output_bias and layer.state is None,
             ),
             attention_output_norm=self._output_norm(names.attention_output_norm, index),
             mlp_norm=self._norm(names.mlp_norm.format(layer=index)),
@@ -118,17 +129,29 @@ class DecoderWeights(Generic[MatrixT]):
         return Mlp(gate[0] if gate else None, up, down_matrix, mlp.activation, is_merged)
 
     def _experts(self, index: int, experts: ExpertsConfig) -> Experts[MatrixT]:
-        names, name = self._config.names, self._config.names.router.format(layer=index)
-        shape = (experts.num_experts, self._config.hidden_size)
-        router = self._kernels.matrix(shape[1], [shape[0]], has_bias=experts.has_router_bias, role="router")
-        self.map.add(f"{name}.weight", shape, router.weights[0])
-        if experts.has_router_bias:
-            self.map.add(f"{name}.bias", shape[:1], router.biases[0])
+        names = self._config.names
+        router = self._router(names.router.format(layer=index), experts.num_experts, experts.has_router_bias)
         mlps = tuple(
             self._mlp(experts.mlp, names.expert_gate_up, names.expert_down, layer=index, expert=expert)
             for expert in range(experts.num_experts)
         )
-        return Experts(router, mlps, experts.num_chosen, experts.is_normalized)
+        mixture = Experts(router, mlps, experts.num_chosen, experts.is_normalized)
+        if experts.shared is None:
+            return mixture
+        return replace(
+            mixture,
+            shared=self._mlp(experts.shared, names.shared_gate_up, names.shared_down, layer=index),
+            shared_gate=self._router(names.shared_gate.format(layer=index), 1, has_bias=False),
+        )
+
+    def _router(self, name: str, num_outputs: int, has_bias: bool) -> MatrixT:
+        """Return a matrix that all ranks have whole."""
+        shape = (num_outputs, self._config.hidden_size)
+        router = self._kernels.matrix(shape[1], [shape[0]], has_bias=has_bias, role="router")
+        self.map.add(f"{name}.weight", shape, router.weights[0])
+        if has_bias:
+            self.map.add(f"{name}.bias", shape[:1], router.biases[0])
+        return router
 
     def _sinks(self, index: int, layer: LayerConfig) -> torch.Tensor:
         begin, end = ours = self._shard.even_part(layer.num_heads)
@@ -136,8 +159,50 @@ class DecoderWeights(Generic[MatrixT]):
         self.map.add(self._config.names.sinks.format(layer=index), (layer.num_heads,), sinks, rows=(ours,))
         return sinks
 
+    def _delta_net(self, index: int, net: DeltaNetConfig) -> DeltaNetWeights:
+        module, own = self._config.names.delta_net.format(layer=index), self._shard.delta_net(net)
+        weights = DeltaNetWeights(
+            config=own,
+            conv_weight=self._tensor(own.conv_dim, own.conv_size, dtype=torch.float32),
+            a_log=self._tensor(own.num_value_heads, dtype=torch.float32),
+            dt_bias=self._tensor(own.num_value_heads, dtype=torch.float32),
+            norm_weight=self._tensor(own.value_dim, dtype=torch.float32),
+            epsilon=self._config.norm.epsilon,
+        )
+        conv_shape = (net.conv_dim, 1, net.conv_size)
+        ours = (self._shard.even_part(net.num_value_heads),)
+        self.map.add(f"{module}.conv1d.weight", conv_shape, weights.conv_weight[:, None], rows=self._conv_rows(net))
+        self.map.add(f"{module}.A_log", (net.num_value_heads,), weights.a_log, rows=ours)
+        self.map.add(f"{module}.dt_bias", (net.num_value_heads,), weights.dt_bias, rows=ours)
+        self.map.add(f"{module}.norm.weight", (net.value_dim,), weights.norm_weight)
+        return weights
+
+    def _conv_rows(self, net: DeltaNetConfig) -> tuple[Range, Range, Range]:
+        """Return this rank's channels of the convolution: of queries, keys and values."""
+        keys = _scaled(self._shard.even_part(net.num_key_heads), net.key_dim)
+        values = _scaled(self._shard.even_part(net.num_value_heads), net.value_dim)
+        key_size = net.num_key_heads * net.key_dim
+        return keys, (key_size + keys[0], key_size + keys[1]), (2 * key_size + values[0], 2 * key_size + values[1])
+
+    def _delta_net_rows(self, index: int, net: DeltaNetConfig) -> list[Rows]:
+        """Return this rank's rows of q, k, v, z, b and a."""
+        names, module = self._config.names, self._config.names.delta_net.format(layer=index)
+        if names.delta_net_layout == "apart":
+            ours = self._shard.even_part(net.num_value_heads)
+            return [
+                *(Rows(f"{module}.in_proj_qkv", net.conv_dim, (rows,)) for rows in self._conv_rows(net)),
+                Rows(f"{module}.in_proj_z", net.output_dim, (_scaled(ours, net.value_dim),)),
+                *(Rows(f"{module}.in_proj_{part}", net.num_value_heads, (ours,)) for part in "ba"),
+            ]
+        ours, num_values = self._shard.even_part(net.num_key_heads), net.num_value_heads // net.num_key_heads
+        sizes = (net.key_dim, net.key_dim, num_values * net.value_dim, num_values * net.value_dim)
+        return [
+            *_by_turns(f"{module}.in_proj_qkvz", net.num_key_heads, sizes, [ours] * 4),
+            *_by_turns(f"{module}.in_proj_ba", net.num_key_heads, (num_values, num_values), [ours] * 2),
+        ]
+
     def _qkv_rows(self, index: int, layer: LayerConfig) -> list[Rows]:
-        """Return this rank's rows of q, of k and of v."""
+        """Return this rank's rows of q, of k and of v, and of the gate of what is attended."""
         names = self._config.names
         tensors = [name.format(layer=index) for name in names.qkv]
         counts = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
@@ -146,7 +211,11 @@ class DecoderWeights(Generic[MatrixT]):
         dim = layer.head_dim
         if names.qkv_layout == "apart":
             parts = zip(tensors, counts, ours, strict=True)
-            return [Rows(tensor, count * dim, (_scaled(heads, dim),)) for tensor, count, heads in parts]
+            query, *others = (Rows(tensor, count * dim, (_scaled(heads, dim),)) for tensor, count, heads in parts)
+            if not layer.has_output_gate:
+                return [query, *others]
+            query, gate = _by_turns(tensors[0], counts[0], (dim, dim), [ours[0]] * 2)
+            return [query, *others, gate]
         total = sum(counts) * dim
         if names.qkv_layout == "merged":
             begins = (0, counts[0], counts[0] + counts[1])
@@ -154,12 +223,7 @@ class DecoderWeights(Generic[MatrixT]):
                 Rows(tensors[0], total, (_scaled((first + heads[0], first + heads[1]), dim),))
                 for first, heads in zip(begins, ours, strict=True)
             ]
-        return [
-            Rows(
-                tensors[0], total, tuple(_scaled((3 * head + part, 3 * head + part + 1), dim) for head in range(*heads))
-            )
-            for part, heads in enumerate(ours)
-        ]
+        return _by_turns(tensors[0], layer.num_heads, (dim, dim, dim), ours)
 
     def _columns(self, parts: Sequence[Rows], *, has_bias: bool, role: MatrixRole = "layer") -> MatrixT:
         """Return a matrix of this rank's outputs, from the hidden state."""
@@ -217,7 +281,7 @@ class DecoderWeights(Generic[MatrixT]):
 
     def _head_norms(self, index: int, layer: LayerConfig) -> HeadNorms | None:
         config, names = self._config, self._config.names
-        if not config.has_query_key_norm:
+        if not config.has_query_key_norm or layer.state is not None:
             return None
         return HeadNorms(
             self._norm(names.query_norm.format(layer=index), layer.head_dim),
@@ -252,3 +316,17 @@ class DecoderWeights(Generic[MatrixT]):
 def _scaled(heads: Range, head_dim: int) -> Range:
     """Return the rows of a range of heads."""
     return heads[0] * head_dim, heads[1] * head_dim
+
+
+def _by_turns(tensor: str, num_heads: int, sizes: Sequence[int], ours: Sequence[Range]) -> list[Rows]:
+    """Return the rows of each part of a tensor that holds, head by head, so many rows of each."""
+    rows_of_head = sum(sizes)
+    begins = [sum(sizes[:part]) for part in range(len(sizes))]
+    return [
+        Rows(
+            tensor,
+            num_heads * rows_of_head,
+            tuple((head * rows_of_head + begin, head * rows_of_head + begin + size) for head in range(*heads)),
+        )
+        for begin, size, heads in zip(begins, sizes, ours, strict=True)
+    ]

@@ -27,8 +27,9 @@ from executor_svc.models.config import Activation
 from executor_svc.native.structs import NumberFormat
 
 # "vocabulary": the embedding or the head, whose rows are looked up; "router": it chooses experts, and is not quantized;
-# "qkv": its parts are queries, keys and values; "layer": all others.
-MatrixRole = Literal["layer", "qkv", "vocabulary", "router"]
+# "qkv": its parts are queries, keys and values, and maybe gates; "delta_net": its last two parts say what a state keeps;
+# "layer": all others.
+MatrixRole = Literal["layer", "qkv", "delta_net", "vocabulary", "router"]
 
 
 class Matrix(Protocol):
@@ -97,6 +98,8 @@ class Experts(Generic[MatrixT]):
     experts: tuple[Mlp[MatrixT], ...]
     num_chosen: int  # experts that a token goes to
     is_normalized: bool  # whether their weights are scaled to a sum of 1
+    shared: Mlp[MatrixT] | None = None  # for every token, times sigmoid(shared_gate(x))
+    shared_gate: MatrixT | None = None  # one output
 
 
 @dataclass(frozen=True, slots=True)

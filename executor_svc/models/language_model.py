@@ -1,12 +1,14 @@
 """What the executor needs of a model, ours or transformers'."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from executor_svc.attention.interface import AttentionPlan, LayerCache
+from executor_svc.models.config import DeltaNetConfig
+from executor_svc.states.live_states import StepStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +19,24 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     max_position_embeddings: int
-    layer_windows: tuple[int | None, ...]  # last tokens that each layer sees, the token itself included; None: all
+    # Last tokens that each layer with attention sees, the token itself included; None: all.
+    layer_windows: tuple[int | None, ...]
+    states: Mapping[int, DeltaNetConfig] = field(default_factory=dict)  # of this rank, by layer; the others attend
 
     @property
     def num_layers(self) -> int:
-        """Number of layers."""
+        """Number of layers with attention, each of which has a cache."""
         return len(self.layer_windows)
+
+    @property
+    def cached_layers(self) -> tuple[int, ...]:
+        """Which of all layers these are."""
+        return tuple(layer for layer in range(self.num_layers + len(self.states)) if layer not in self.states)
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the states of one sequence, of all layers."""
+        return sum(state.state_bytes for state in self.states.values())
 
     @property
     def sliding_window_tokens(self) -> int:
@@ -57,15 +71,17 @@ class LanguageModel(Protocol):
         caches: Sequence[LayerCache],
         attention: AttentionPlan,
         wanted: torch.Tensor,
+        states: StepStates | None = None,
     ) -> torch.Tensor:
-        """Run the decoder; keys and values of all tokens enter the caches.
+        """Run the decoder; keys and values of all tokens enter the caches, and all tokens the states.
 
         Args:
             token_ids: [num_tokens] int64 or int32.
             positions: [num_tokens], each token's position in its sequence.
-            caches: One a layer.
+            caches: One a layer with attention.
             attention: The plan of this step.
             wanted: The tokens whose hidden states are wanted, [num_rows] int64.
+            states: Of the layers with a state, and the rows of the step; None: there are none.
 
         Returns:
             What `logits` takes, [num_rows, hidden_size].

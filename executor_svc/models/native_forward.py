@@ -123,7 +123,7 @@ def native_forward(
     if library is None or not isinstance(model, Decoder) or not isinstance(attention, NativeAttentionBackend):
         return None
     parts = _NativeParts.of(model)
-    if parts is None:
+    if parts is None or model.shape.states:
         return None
     return NativeForward(library, model, parts, caches, in_bfloat16=attention.in_bfloat16)
 

@@ -105,7 +105,7 @@ class TorchDense:
         if all(each in (NumberFormat.FLOAT32, NumberFormat.BFLOAT16) for each in stored):
             stored = ()
         formats = matrix_formats(self._number_format, role, sizes, stored)
-        if self._uses_torchao and role in ("layer", "qkv"):
+        if self._uses_torchao and role not in ("vocabulary", "router"):
             return TorchaoLinear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
         if self._uses_torchao or formats[0][0] == NumberFormat.FLOAT32:
             return Linear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
@@ -242,6 +242,8 @@ def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor
     for expert in np.unique(chosen.cpu().numpy()).tolist():
         rows, choices = (chosen == expert).nonzero(as_tuple=True)
         result.index_add_(0, rows, _run_mlp(mixture.experts[expert], x[rows]) * weights[rows, choices, None])
+    if mixture.shared is not None and mixture.shared_gate is not None:
+        result += mixture.shared_gate(x).sigmoid() * _run_mlp(mixture.shared, x)
     return result
 
 

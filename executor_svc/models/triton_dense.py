@@ -186,6 +186,8 @@ def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor
     for expert in np.unique(chosen.cpu().numpy()).tolist():
         rows, choices = (chosen == expert).nonzero(as_tuple=True)
         result[rows] += _run_mlp(mixture.experts[expert], x[rows]) * weights[rows, choices, None]
+    if mixture.shared is not None and mixture.shared_gate is not None:
+        result += mixture.shared_gate(x).sigmoid() * _run_mlp(mixture.shared, x)
     return result
 
 

@@ -39,8 +39,8 @@ def matrix_formats(
     """Return the number formats of a matrix in a model of some number format, each with the sizes of its parts.
 
     A router stays exact, since it chooses the experts of a token. With four bits embedding and head lose the most, and
-    then values: several query heads share one, and no softmax hides their error. What a file has decided, `stored` of
-    each part, stays.
+    then values: several query heads share one, and no softmax hides their error; of a delta net what says how much of
+    its state is kept and changed. What a file has decided, `stored` of each part, stays.
     """
     if role == "router":
         return [(NumberFormat.FLOAT32, sizes)]
@@ -50,7 +50,10 @@ def matrix_formats(
     if role == "vocabulary" and number_format == NumberFormat.INT4:
         return [(NumberFormat.INT8_A8, sizes)]
     if role == "qkv" and number_format == NumberFormat.INT4:
-        return [(NumberFormat.INT4, sizes[:-1]), (NumberFormat.INT8_A8, sizes[-1:])]
+        gates = [(NumberFormat.INT4, sizes[3:])] if len(sizes) > 3 else []
+        return [(NumberFormat.INT4, sizes[:2]), (NumberFormat.INT8_A8, sizes[2:3]), *gates]
+    if role == "delta_net" and number_format == NumberFormat.INT4:
+        return [(NumberFormat.INT4, sizes[:-2]), (NumberFormat.INT8_A8, sizes[-2:])]
     return [(number_format, sizes)]
 
 

@@ -24,6 +24,8 @@ from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_forward import NativeForward, native_forward
 from executor_svc.models.selection import choose_model
 from executor_svc.native.structs import BatchStruct, BlockTablesStruct
+from executor_svc.states.interface import StateRows
+from executor_svc.states.live_states import LiveStates, StepStates
 from octavo_shared.step_wire.step import Int32Array
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 
@@ -221,7 +223,8 @@ def compare_with_transformers(model: LanguageModel, backend: AttentionBackend, r
 class PagedRun:
     """Runs sequences on a cache of its own that is NaN where nobody has written; block tables are scrambled.
 
-    A model that the C library can run in one call runs so, unless `is_composed`.
+    A model that the C library can run in one call runs so, unless `is_composed`. States lie at the slot of a sequence's
+    first block, and are NaN too before.
     """
 
     def __init__(
@@ -242,6 +245,11 @@ class PagedRun:
             LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan))
             for _ in range(model.shape.num_layers)
         ]
+        states = LiveStates(model.shape.states.values(), num_blocks, torch.device("cpu"))
+        self._states = states.layers
+        for state in states.layers:
+            state.conv.fill_(torch.nan)
+            state.recurrent.fill_(torch.nan)
         library = backend._library if isinstance(backend, NativeAttentionBackend) else None
         self._forward = None if is_composed else native_forward(model, backend, library, self._caches)
 
@@ -308,7 +316,15 @@ class PagedRun:
         token_ids = torch.tensor([token_id for chunk in chunks for token_id in chunk])
         plan = self._backend.plan(metadata, self._caches[0])
         wanted = torch.tensor(lengths).cumsum(0) - 1 if only_last else torch.arange(len(token_ids))
-        hidden = self._model.forward(token_ids, torch.from_numpy(np.concatenate(positions)), self._caches, plan, wanted)
+        rows = StateRows(np.ascontiguousarray(tables[:, 0]), metadata.starts, metadata.lengths)
+        hidden = self._model.forward(
+            token_ids,
+            torch.from_numpy(np.concatenate(positions)),
+            self._caches,
+            plan,
+            wanted,
+            StepStates(rows, self._states) if self._states else None,
+        )
         logits = self._model.logits(hidden)
         assert logits is not None, "there is one rank"
         return torch.split(logits, 1 if only_last else lengths)

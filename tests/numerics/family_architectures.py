@@ -15,6 +15,16 @@ ODD_SIZES = {
     "head_dim": 10,
 }
 
+# Sizes of delta nets that are no multiple of the width of vectors; four ranks can share them.
+DELTA_NET = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 12,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 6,
+}
+
 # By the name in config.json. Windows are shorter than the prompts.
 FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     # No power of two heads: ALiBi has slopes between those of the nearest one.
@@ -32,4 +42,7 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
     "Qwen3ForCausalLM": {},
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
+    "Qwen3NextForCausalLM": {**DELTA_NET, "mlp_only_layers": [1]},
+    "Qwen3_5ForCausalLM": {**DELTA_NET, **ODD_SIZES},
+    "Qwen3_5MoeForCausalLM": DELTA_NET,
 }

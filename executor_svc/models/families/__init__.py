@@ -21,6 +21,7 @@ from executor_svc.models.families.llama import (
     read_qwen3,
     read_qwen3_moe,
 )
+from executor_svc.models.families.qwen_hybrid import read_qwen3_5, read_qwen3_5_moe, read_qwen3_next
 from executor_svc.models.fields import ConfigFields, refuse_absurd_numbers
 from octavo_shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
 
@@ -41,12 +42,17 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "Qwen2ForCausalLM": read_qwen2,
         "Qwen3ForCausalLM": read_qwen3,
         "Qwen3MoeForCausalLM": read_qwen3_moe,
+        "Qwen3NextForCausalLM": read_qwen3_next,
+        "Qwen3_5ForCausalLM": read_qwen3_5,
+        "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
     }
 )
 
-# Names of the same decoders as embedders, stored without a head. Gemma3Model has a vision tower; MPT's names differ.
+# Names of the same decoders as embedders, stored without a head. Gemma3Model and those of Qwen3.5 have a vision tower;
+# MPT's names differ.
+_OTHER_NAMES: Final = ("Gemma3", "MPT", "Mpt", "Qwen3_5")
 _WITHOUT_HEAD: Final[Mapping[str, str]] = MappingProxyType(
-    {name.replace("ForCausalLM", "Model"): name for name in FAMILIES if not name.startswith(("Gemma3", "MPT", "Mpt"))}
+    {name.replace("ForCausalLM", "Model"): name for name in FAMILIES if not name.startswith(_OTHER_NAMES)}
 )
 
 

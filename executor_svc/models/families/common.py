@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from executor_svc.attention.interface import AttentionLayer
@@ -16,6 +17,7 @@ from executor_svc.models.config import (
 )
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rotary_embedding import read_rope
+from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 
 ACTIVATIONS: Final[Mapping[str, Activation]] = {
@@ -82,6 +84,18 @@ def read_experts(fields: ConfigFields, size_name: str, mlp: MlpConfig, *, is_nor
     if num_chosen > num_experts:
         raise ModelLoadError(f"{fields.source} selects {num_chosen} of {num_experts} experts")
     return ExpertsConfig(num_experts, num_chosen, is_normalized, mlp)
+
+
+def with_experts(config: ModelConfig, fields: ConfigFields, experts: ExpertsConfig) -> ModelConfig:
+    """Return a decoder of Qwen with experts in every layer, but those that config.json names."""
+    step, without = fields.integer("decoder_sparse_step", 1), fields.values.get("mlp_only_layers") or []
+    if not isinstance(without, list) or not all(isinstance(layer, int) for layer in without):
+        raise ModelLoadError(f"{fields.source} has mlp_only_layers {shown(repr(without))}; it must be a list of layers")
+    layers = (
+        replace(layer, mlp=layer.mlp if index in without or (index + 1) % step else experts)
+        for index, layer in enumerate(config.layers)
+    )
+    return replace(config, layers=tuple(layers))
 
 
 def read_kv_heads(fields: ConfigFields, num_attention_heads: int) -> int:

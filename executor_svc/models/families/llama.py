@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from executor_svc.models.config import ModelConfig, WeightNames
-from executor_svc.models.families.common import mlp_of, read_decoder, read_experts, read_windows
+from executor_svc.models.families.common import mlp_of, read_decoder, read_experts, read_windows, with_experts
 from executor_svc.models.fields import ConfigFields
-from octavo.values.wording import shown
-from octavo_shared.errors import ModelLoadError
 
 
 def read_llama(fields: ConfigFields) -> ModelConfig:
@@ -93,14 +91,7 @@ def read_qwen3_moe(fields: ConfigFields) -> ModelConfig:
     mlp = replace(mlp_of(config), intermediate_size=fields.integer("moe_intermediate_size"))
     size_name = "num_experts" if fields.values.get("num_experts") is not None else "num_local_experts"
     experts = read_experts(fields, size_name, mlp, is_normalized=fields.flag("norm_topk_prob"))
-    step, without = fields.integer("decoder_sparse_step", 1), fields.values.get("mlp_only_layers") or []
-    if not isinstance(without, list) or not all(isinstance(layer, int) for layer in without):
-        raise ModelLoadError(f"{fields.source} has mlp_only_layers {shown(repr(without))}; it must be a list of layers")
-    layers = (
-        replace(layer, mlp=layer.mlp if index in without or (index + 1) % step else experts)
-        for index, layer in enumerate(config.layers)
-    )
-    return replace(config, layers=tuple(layers))
+    return with_experts(config, fields, experts)
 
 
 def _equal_windows(fields: ConfigFields) -> list[int | None]:
