@@ -284,6 +284,9 @@ class NativeLayerEnd:
             self.struct.experts = ExpertsStruct(
                 mlp.router.struct, addressof(self._mlps), len(mlps), mlp.num_chosen, mlp.is_normalized
             )
+            if mlp.shared is not None and mlp.shared_gate is not None:
+                self.struct.experts.shared = _mlp_struct(mlp.shared)
+                self.struct.experts.shared_gate = mlp.shared_gate.struct
         else:
             self.struct.mlp = self._mlps[0]
 

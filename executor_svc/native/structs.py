@@ -76,7 +76,13 @@ class MlpStruct(ctypes.Structure):
 class ExpertsStruct(ctypes.Structure):
     """`Experts` of mlp.h."""
 
-    _fields_ = (("router", MatrixStruct), ("mlps", POINTER), *_of(LONG, "num_experts", "num_chosen", "is_normalized"))
+    _fields_ = (
+        ("router", MatrixStruct),
+        ("mlps", POINTER),
+        *_of(LONG, "num_experts", "num_chosen", "is_normalized"),
+        ("shared", MlpStruct),
+        ("shared_gate", MatrixStruct),
+    )
 
 
 class LayerEndStruct(ctypes.Structure):

@@ -1,6 +1,5 @@
 // Activations.
 #include "activation.h"
-#include "vec.h"
 
 // erf(x), absolute error below 2e-7.
 // Source: Eigen, erf_float: an odd polynomial divided by an even one; beyond the bounds it is 1 in float32.
@@ -18,11 +17,6 @@ INLINE vfloat vf_erf(vfloat x) {
     q = vf_fma(q, square, vf_all(-7.37332916720468e-03f));
     q = vf_fma(q, square, vf_all(-1.42647390514189e-02f));
     return vf_div(vf_mul(x, p), q);
-}
-
-// x / (1 + exp(-y))
-INLINE vfloat weigh_by_sigmoid(vfloat x, vfloat y) {
-    return vf_div(x, vf_add(vf_all(1.0f), vf_exp(vf_sub(vf_zero(), y))));
 }
 
 // `activation` is a constant at each call.

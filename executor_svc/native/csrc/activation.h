@@ -2,6 +2,13 @@
 #ifndef OCTAVO_ACTIVATION_H
 #define OCTAVO_ACTIVATION_H
 
+#include "vec.h"
+
+// x / (1 + exp(-y))
+INLINE vfloat weigh_by_sigmoid(vfloat x, vfloat y) {
+    return vf_div(x, vf_add(vf_all(1.0f), vf_exp(vf_sub(vf_zero(), y))));
+}
+
 typedef enum { SILU, GELU, GELU_TANH, RELU, SWIGLU_OAI } Activation;
 
 // a[i] = activation(a[i]) * b[i]; `b` NULL: without the factor. SWIGLU_OAI has one, to which it adds 1, and bounds both.

@@ -17,6 +17,12 @@ void lay_out_experts(const Experts *experts, long num_rows, Arena *arena, Expert
         .activated = take_inputs(arena, num_chosen, first->down.num_inputs, input_format(&first->down)),
         .outputs = take(arena, num_chosen * first->down.num_outputs * (long)sizeof(float)),
     };
+    const Mlp *shared = &experts->shared;
+    if (!shared->up.num_outputs) return;
+    scratch->shared_inputs = take_codes(arena, num_rows, shared->up.num_inputs, input_format(&shared->up));
+    scratch->shared_activated = take_inputs(arena, num_rows, shared->down.num_inputs, input_format(&shared->down));
+    scratch->shared_gates = take(arena, num_rows * (long)sizeof(float));
+    scratch->shared_outputs = take(arena, num_rows * shared->down.num_outputs * (long)sizeof(float));
 }
 
 // scores = softmax(scores), one row.

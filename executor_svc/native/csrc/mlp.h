@@ -40,6 +40,8 @@ typedef struct {
     long num_experts;  // 0: there is no mixture
     long num_chosen;
     long is_normalized;  // whether the weights of the chosen ones are scaled to a sum of 1
+    Mlp shared;          // for every row, times the sigmoid of its gate; no outputs: there is none
+    Matrix shared_gate;  // float32, one output
 } Experts;
 
 // The rows of each expert, with their inputs and results.
@@ -49,6 +51,10 @@ typedef struct {
     float *weights;           // [num_rows][num_chosen]
     Rows gathered, activated; // [num_rows * num_chosen], expert by expert
     float *outputs;           // [num_rows * num_chosen][hidden_size]
+    // Of the shared expert.
+    Rows shared_inputs, shared_activated;
+    float *shared_gates;      // [num_rows]
+    float *shared_outputs;    // [num_rows][hidden_size]
 } ExpertsScratch;
 
 // out[..][stride] (=|+=) in @ matrix.T, one panel of it for num_rows rows from first_row: a task of `phase`.

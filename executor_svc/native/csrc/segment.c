@@ -97,19 +97,53 @@ static void end_attention(const Segment *segment, float *attended, const Scratch
     project(matrix, &rows, out, add, member);
 }
 
+// out (=|+=) mlp(in).
+static void run_one_mlp(const Mlp *mlp, Activation activation, const Rows *in, const Rows *activated, float *out,
+                        bool add, const Member *member) {
+    activate_rows(mlp, activation, in, activated, member);
+    Rows rows = *activated;
+    if (rows.values) rows = quantize_for(&mlp->down, rows.values, rows.stride, activated, member);
+    project(&mlp->down, &rows, out, add, member);
+}
+
+// out += sigmoid(gate(in)) * mlp(in), of the expert that every row goes to.
+static void add_shared_expert(const Experts *experts, Activation activation, const Rows *in,
+                              const ExpertsScratch *scratch, float *out, const Member *member) {
+    long num_rows = in->num_rows, size = experts->shared.down.num_outputs;
+    project(&experts->shared_gate, in, scratch->shared_gates, false, member);
+    Rows inputs = *in;
+    if (scratch->shared_inputs.format != FLOATS && scratch->shared_inputs.format != in->format) {
+        inputs = scratch->shared_inputs;
+        Phase phase = begin_phase(member, num_rows, ONCE);
+        while (next_task(&phase))
+            quantize_rows(&inputs, experts->shared.up.num_inputs, in->values, in->stride, phase.task, phase.task + 1);
+    }
+    float *outputs = scratch->shared_outputs;
+    run_one_mlp(&experts->shared, activation, &inputs, &scratch->shared_activated, outputs, false, member);
+    Phase phase = begin_phase(member, num_rows, ONCE);
+    while (next_task(&phase)) {
+        const float *values = outputs + phase.task * size;
+        float *sums = out + phase.task * size;
+        vfloat gate = vf_all(scratch->shared_gates[phase.task]);
+        for (long i = 0; i < size; i += LANES) {
+            vfloat weighed = weigh_by_sigmoid(vf_load_part(values + i, size - i), gate);
+            vf_store_part(sums + i, vf_add(vf_load_part(sums + i, size - i), weighed), size - i);
+        }
+    }
+}
+
 // out (=|+=) mlp(in), of one MLP or of experts.
 static void run_mlp(const Segment *segment, const Rows *in, const Scratch *scratch, float *out, bool add,
                     const Member *member) {
     const LayerEnd *layer = &segment->end;
-    if (layer->experts.num_experts) {
-        run_experts(&layer->experts, (Activation)layer->activation, in, &scratch->experts, out, add, member);
+    const Experts *experts = &layer->experts;
+    Activation activation = (Activation)layer->activation;
+    if (!experts->num_experts) {
+        run_one_mlp(&layer->mlp, activation, in, &scratch->activated, out, add, member);
         return;
     }
-    const Rows *activated = &scratch->activated;
-    activate_rows(&layer->mlp, (Activation)layer->activation, in, activated, member);
-    Rows rows = *activated;
-    if (rows.values) rows = quantize_for(&layer->mlp.down, rows.values, rows.stride, activated, member);
-    project(&layer->mlp.down, &rows, out, add, member);
+    run_experts(experts, activation, in, &scratch->experts, out, add, member);
+    if (experts->shared.up.num_outputs) add_shared_expert(experts, activation, in, &scratch->experts, out, member);
 }
 
 // Norm the query and key heads of rows [begin, end) of a projection, in place.
