@@ -58,16 +58,17 @@ def gpu_cache_bytes(
     return budget - peak - others - graphs
 
 
-def cpu_cache_bytes(local_size: int) -> int:
+def cpu_cache_bytes(local_size: int, state_bytes: int = 0) -> int:
     """Return what the cache of one of `local_size` ranks on this machine takes, with the weights loaded.
 
-    A quarter of the machine's memory, halved until it is at most half of what is free: so a restart finds the same
-    size again unless much has changed. Requests that were accepted for a larger cache would have to wait.
+    A quarter of the machine's memory, halved until it is at most half of what is free beside the states: so a restart
+    finds the same size again unless much has changed. Requests that were accepted for a larger cache would have to
+    wait.
     """
     available, total = available_memory_bytes(), total_memory_bytes()
     if available is None or total is None:
         return int(FALLBACK_CACHE_GIB * 2**30)
-    return cache_share_bytes(available, total) // local_size
+    return cache_share_bytes(max(1, available - state_bytes * local_size), total) // local_size
 
 
 def check_cache_settings(config: ExecutorConfig, shape: CacheShape, local_size: int = 1) -> None:

@@ -1,11 +1,13 @@
 """Layers with a window among layers without one: groups with pools of their own, in the memory that one pool has.
 
-A window's group needs the blocks of the windows of all sequences, and of what one step computes; as many again keep
-windows of earlier sequences for sequences that begin alike. The other layers get what is left.
+Layers with a recurrent state are a group without blocks, the last one: their states lie at the slots of the batch
+table. A window's group needs the blocks of the windows of all sequences, and of what one step computes; as many again
+keep windows of earlier sequences for sequences that begin alike. The other layers get what is left.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from executor_svc.attention.interface import LayerCache
 from executor_svc.cache.block_count import BlockCounts
@@ -21,18 +23,24 @@ def size_groups(
     *,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    state_bytes: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[CacheGroup, ...]:
     """Return the cache groups of a model in the memory of `blocks` of all layers; none: all are alike, or it has none.
 
     Args:
         shape: What a block of all layers is.
-        windows: Of each layer, in tokens; None: it sees all.
+        windows: Of each layer with attention, in tokens; None: it sees all.
         blocks: That one pool would have.
         max_num_seqs: Most sequences that run at a time.
         max_num_batched_tokens: Most tokens of a step.
+        state_bytes: Of a sequence in each layer with a state, by the number of the layer; the others attend.
     """
-    layers_of = {window: [i for i, other in enumerate(windows) if other == window] for window in windows}
-    if len(layers_of) == 1 or not blocks.device:
+    attending = [layer for layer in range(len(windows) + len(state_bytes)) if layer not in state_bytes]
+    layers_of = {
+        window: [layer for layer, other in zip(attending, windows, strict=True) if other == window]
+        for window in windows
+    }
+    if not blocks.device or (len(layers_of) == 1 and not state_bytes):
         return ()
     bytes_of_layer = shape.bytes_per_block // shape.num_layers
     num_blocks: dict[int | None, int] = {}
@@ -57,6 +65,9 @@ def size_groups(
                 window_tokens=window or 0,
             )
         )
+    if state_bytes:
+        num_bytes = sum(state_bytes.values())
+        groups.append(CacheGroup(CacheKind.STATE, tuple(state_bytes), shape.block_size, 0, bytes_per_block=num_bytes))
     return tuple(groups)
 
 
@@ -64,7 +75,7 @@ class GroupedCacheEngine:
     """Moves blocks of several groups, each in its own pools; see `CacheEngine`.
 
     Args:
-        groups: Of the model.
+        groups: Of the model, but for that of the states.
         engines: One a group.
     """
 

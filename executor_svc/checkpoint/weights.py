@@ -386,14 +386,14 @@ def is_cache_scale(name: str) -> bool:
     return _IS_SCALE.search(name) is not None
 
 
-def read_cache_scales(checkpoint: Checkpoint, attention: str, num_layers: int) -> Sequence[tuple[float, float]]:
-    """Return the scales of an FP8 cache, of keys and values of each layer, 1 where the checkpoint has none.
+def read_cache_scales(checkpoint: Checkpoint, attention: str, layers: Sequence[int]) -> Sequence[tuple[float, float]]:
+    """Return the scales of an FP8 cache, of keys and values of some layers, 1 where the checkpoint has none.
 
     Raises: ModelLoadError: a scale is no positive number.
     """
-    layers = [attention.format(layer=layer) for layer in range(num_layers)]
+    modules = [attention.format(layer=layer) for layer in layers]
     of_keys, of_values = zip(*_NAMES, strict=True)
-    return [(_read_scale(checkpoint, layer, of_keys), _read_scale(checkpoint, layer, of_values)) for layer in layers]
+    return [(_read_scale(checkpoint, each, of_keys), _read_scale(checkpoint, each, of_values)) for each in modules]
 
 
 def _read_scale(checkpoint: Checkpoint, layer: str, names: Sequence[str]) -> float:

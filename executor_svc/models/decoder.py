@@ -1,10 +1,10 @@
 """A decoder-only transformer: a loop of dense segments and attentions over the tokens of a step.
 
-One flat forward pass over the tokens of all sequences of a step. Which sequence a token belongs to is known to
-the attention plan alone. The model is a loop: a segment of dense work (`dense.py`), the attention of a layer or what it
-has in its place (`executor_svc/states/`), the next segment. What a family does its own way is in its `ModelConfig`; the weights are made by `decoder_weights.py` and
-filled in place by `executor_svc/checkpoint/weights.py`. On a CPU the C library runs all of it in one call, with the
-same bits (`native_forward.py`).
+One flat forward pass over the tokens of all sequences of a step. Which sequence a token belongs to is known to the
+attention plan alone. The model is a loop: a segment of dense work (`dense.py`), the attention of a layer or what it has
+in its place (`executor_svc/states/`), the next segment. What a family does its own way is in its `ModelConfig`; the
+weights are made by `decoder_weights.py` and filled in place by `executor_svc/checkpoint/weights.py`. On a CPU the C
+library runs all of it in one call, with the same bits (`native_forward.py`).
 """
 
 from collections.abc import Sequence

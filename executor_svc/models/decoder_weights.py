@@ -93,7 +93,11 @@ class DecoderWeights(Generic[MatrixT]):
         config, names = self._config, self._config.names
         output, num_heads, head_dim = names.attention_output, layer.num_heads, layer.head_dim
         if layer.state is not None:
-            output, num_heads, head_dim = f"{names.delta_net}.out_proj", layer.state.num_value_heads, layer.state.value_dim
+            output, num_heads, head_dim = (
+                f"{names.delta_net}.out_proj",
+                layer.state.num_value_heads,
+                layer.state.value_dim,
+            )
         mlp: Mlp[MatrixT] | Experts[MatrixT]
         if isinstance(layer.mlp, ExpertsConfig):
             mlp = self._experts(index, layer.mlp)

@@ -49,6 +49,7 @@ class ComputePath:
         sampler: What makes tokens of logits.
         why_not_c: Why the kernels in C do not do all of it, if that is known.
         warning: What an operator should mend about that; empty: nothing.
+        states: What runs layers with a recurrent state; None: there are none.
     """
 
     device: torch.device
@@ -58,6 +59,7 @@ class ComputePath:
     sampler: Kernels
     why_not_c: str = ""
     warning: str = ""
+    states: Kernels | None = None
 
 
 CpuKernels = Literal["auto", "native", "torch"]
@@ -189,11 +191,13 @@ def make_model(
         dense = _make_dense(dtype, device, number_format, is_invariant, library, group)
         in_use, in_c = replace(found, library=library), () if library is None else (f"{name} products",)
         products = "Triton" if is_invariant else "torchao" if is_quantized and device.type == "cuda" else "torch"
+    has_states = any(layer.state is not None for layer in config.layers)
+    states: Kernels = "torch"
     model = Decoder(config, dense, group, stored)
     return ChosenModel(
         model,
         attention,
-        compute_path(device, dtype, products, attention, in_use),
+        compute_path(device, dtype, products, attention, in_use, states if has_states else None),
         model.load,
         describe_kernels(in_use, attention, device, in_c=in_c, is_invariant=is_invariant),
         quantization,
@@ -326,13 +330,18 @@ def why_no_products(device: torch.device, cpu_kernels: CpuKernels) -> str:
 
 
 def compute_path(
-    device: torch.device, dtype: torch.dtype, dense: Kernels, attention: AttentionBackend, in_use: FoundLibrary
+    device: torch.device,
+    dtype: torch.dtype,
+    dense: Kernels,
+    attention: AttentionBackend,
+    in_use: FoundLibrary,
+    states: Kernels | None = None,
 ) -> ComputePath:
     """Return what computes a model."""
     is_c = isinstance(attention, NativeAttentionBackend)
     name = "C" if is_c else type(attention).__name__.removesuffix("Backend").removesuffix("Attention").lower()
     sampler: Kernels = "C" if is_c else "Triton" if device.type == "cuda" else "torch"
-    return ComputePath(device, dtype, dense, name, sampler, in_use.reason, in_use.warning)
+    return ComputePath(device, dtype, dense, name, sampler, in_use.reason, in_use.warning, states)
 
 
 def describe_kernels(
@@ -378,7 +387,8 @@ def why_not_invariant(path: ComputePath) -> str | None:
         return _why_not_on_gpu(path)
     if path.dtype != torch.float32:
         return f"torch computes in {str(path.dtype).removeprefix('torch.')}, and on a CPU only float32 is invariant"
-    for part, kernels in (("dense work", path.dense), ("attention", path.attention), ("sampling", path.sampler)):
+    parts = {"dense work": path.dense, "attention": path.attention, "sampling": path.sampler}
+    for part, kernels in {**parts, "recurrent states": path.states or "C"}.items():
         if kernels != "C":
             return f"{kernels} computes the {part}{_because(path)}"
     return None
@@ -389,6 +399,7 @@ def _why_not_on_gpu(path: ComputePath) -> str | None:
         ("dense work", path.dense, "Triton"),
         ("attention", path.attention, "invariant"),
         ("sampling", path.sampler, "Triton"),
+        ("recurrent states", path.states or "Triton", "Triton"),
     )
     return next((f"{found} computes the {part} on the GPU" for part, found, wanted in parts if found != wanted), None)
 

@@ -76,6 +76,7 @@ class ModelSummary:
         file_bytes: Of the files with weights.
         held_bytes: What the weights take in memory.
         token_bytes: What a token takes in a KV cache of its floats.
+        state_bytes: What a sequence takes in layers with a recurrent state.
         max_model_len: Tokens that a sequence may have.
         is_gguf: Whether it is a GGUF file.
     """
@@ -88,17 +89,21 @@ class ModelSummary:
     token_bytes: int
     max_model_len: int
     is_gguf: bool
+    state_bytes: int = 0
 
-    def needed_bytes(self, cache_bytes: int | None = None, max_model_len: int | None = None) -> int:
-        """Return what it needs to run: weights, a KV cache for one sequence, and the programs.
+    def needed_bytes(
+        self, cache_bytes: int | None = None, max_model_len: int | None = None, max_num_seqs: int = 1
+    ) -> int:
+        """Return what it needs to run: weights, a KV cache for one sequence, states, and the programs.
 
         Args:
             cache_bytes: Of the KV cache, if that is said; None: for 4,096 tokens, or a sequence if that is shorter.
             max_model_len: Tokens of a sequence, if that is said.
+            max_num_seqs: Sequences that have a state.
         """
         if cache_bytes is None:
             cache_bytes = self.token_bytes * min(max_model_len or self.max_model_len, _CACHED_TOKENS)
-        return self.held_bytes + cache_bytes + _PROGRAM_BYTES
+        return self.held_bytes + cache_bytes + self.state_bytes * max_num_seqs + _PROGRAM_BYTES
 
     def why_too_large(
         self, name: str, needed_bytes: int, available_bytes: int | None, num_executors: int = 1
@@ -116,7 +121,9 @@ class ModelSummary:
             and size < needed_bytes
         ]
         if rest > available_bytes:
-            advice = f"{_gb(rest)} are for the KV cache and the programs: lower --kv-cache-gib or --max-model-len"
+            states, setting = (", states", ", --max-num-seqs") if self.state_bytes else ("", "")
+            settings = f"--kv-cache-gib{setting} or --max-model-len"
+            advice = f"{_gb(rest)} are for the KV cache{states} and the programs: lower {settings}"
         elif fitting:
             advice = f"{fitting[0]} would fit"
         else:
@@ -147,21 +154,21 @@ def check_memory(model: Path | GGUFModel, config: ExecutorConfig, num_executors:
     cache_bytes = None if config.kv_cache_gib is None else int(config.kv_cache_gib * 2**30) * config.tp
     if config.num_device_blocks is not None:
         cache_bytes = summary.token_bytes * config.num_device_blocks * (config.block_size_tokens or _BLOCK_TOKENS)
-    needed = summary.needed_bytes(cache_bytes, config.max_model_len) * num_executors
+    needed = summary.needed_bytes(cache_bytes, config.max_model_len, config.max_num_seqs) * num_executors
     if trouble := summary.why_too_large(config.model, needed, available_memory_bytes(), num_executors):
         raise OutOfMemoryError(trouble)
     if cache_bytes is None and summary.architecture.endswith(_GENERATIVE):
-        return say_needs(needed, _most_bytes(summary, num_executors))
+        return say_needs(needed, _most_bytes(summary, config.max_num_seqs, num_executors))
     return say_needs(needed)
 
 
-def _most_bytes(summary: ModelSummary, num_executors: int) -> int | None:
+def _most_bytes(summary: ModelSummary, max_num_seqs: int, num_executors: int) -> int | None:
     """Return what executors take when KV caches without a limit are full; None: it is not known."""
     available, total = available_memory_bytes(), total_memory_bytes()
     if available is None or total is None:
         return None
-    cache_bytes = cache_share_bytes(max(1, available - num_executors * summary.needed_bytes(0)), total)
-    return num_executors * summary.needed_bytes(cache_bytes)
+    others = num_executors * summary.needed_bytes(0, max_num_seqs=max_num_seqs)
+    return others + num_executors * cache_share_bytes(max(1, available - others), total)
 
 
 def say_needs(needed_bytes: int, most_bytes: int | None = None) -> str:
@@ -278,16 +285,30 @@ def _summary(
     num_heads = number("num_attention_heads")
     head_dim = number("head_dim", number("hidden_size") // max(1, num_heads))
     num_kv_heads = number("num_key_value_heads", num_heads)
+    num_layers = number("num_hidden_layers")
+    num_states = _num_states(of_text, num_layers) if number("linear_num_value_heads") else 0
+    values = number("linear_num_value_heads") * number("linear_value_head_dim")
+    keys = number("linear_num_key_heads") * number("linear_key_head_dim")
+    convolved = (number("linear_conv_kernel_dim", 1) - 1) * (2 * keys + values)
     return ModelSummary(
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
         formats=tuple(sorted(sizes, key=lambda name: -sizes[name])),
         num_weights=num_weights,
         file_bytes=sum(file.stat().st_size for file in files),
         held_bytes=int(bits / 8),
-        token_bytes=2 * number("num_hidden_layers") * num_kv_heads * head_dim * float_bytes,
+        token_bytes=2 * (num_layers - num_states) * num_kv_heads * head_dim * float_bytes,
+        state_bytes=4 * num_states * (convolved + values * number("linear_key_head_dim")),
         max_model_len=number("max_position_embeddings", _CACHED_TOKENS),
         is_gguf=is_gguf,
     )
+
+
+def _num_states(config: Mapping[str, object], num_layers: int) -> int:
+    """Return how many layers have a recurrent state, of a family in which some have one."""
+    kinds, interval = config.get("layer_types"), config.get("full_attention_interval")
+    if isinstance(kinds, list):
+        return kinds.count("linear_attention")
+    return num_layers - num_layers // (interval if isinstance(interval, int) and interval > 0 else 4)
 
 
 def _gb(num_bytes: int) -> str:

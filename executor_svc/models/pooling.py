@@ -15,6 +15,8 @@ import torch
 from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, LayerCache
 from executor_svc.checkpoint.pooling_modules import PoolingModules
 from executor_svc.models.language_model import LanguageModel
+from executor_svc.states.interface import StateRows
+from executor_svc.states.live_states import LiveStates, StepStates
 from octavo_shared.step_wire.step import Float32Array, Int32Array, PoolingInput, PoolingOutput, PoolingTask, RowFlag
 
 ScoreFunction = Literal["sigmoid", "identity"]
@@ -149,9 +151,19 @@ class DecoderTexts:
             [cache] * self._model.shape.num_layers,
             self._backend.plan(rows, cache),
             torch.arange(len(token_ids), device=device),
+            self._states_of(rows),
         )
         states: Float32Array = hidden.float().cpu().numpy()
         return states
+
+    def _states_of(self, rows: AttentionMetadata) -> StepStates | None:
+        """Return states for the layers that have one, which begin with the texts; None: there are none."""
+        configs, num_rows = self._model.shape.states.values(), len(rows.lengths)
+        if not configs:
+            return None
+        slots = np.arange(num_rows, dtype=np.int32)
+        layers = LiveStates(configs, num_rows, self._model.device).layers
+        return StepStates(StateRows(slots, rows.starts, rows.lengths), layers)
 
 
 @dataclass(frozen=True, slots=True)

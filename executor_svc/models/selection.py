@@ -58,7 +58,7 @@ def choose_model(
     scales: Sequence[tuple[float, float]] = ()
     if chosen.cache_dtype in FP8 and isinstance(directory, ModelDirectory):
         attention = names.qkv[0].rpartition(".")[0]
-        scales = read_cache_scales(Checkpoint(directory.path), attention, chosen.model.shape.num_layers)
+        scales = read_cache_scales(Checkpoint(directory.path), attention, chosen.model.shape.cached_layers)
     return replace(chosen, cache_scales=scales)
 
 
@@ -206,6 +206,7 @@ def choose_decoder(
         # The sinks themselves come with the weights.
         shard.attention_layer(layer, torch.empty(shard.num_heads(layer), device="meta") if layer.has_sinks else None)
         for layer in model_config.layers
+        if layer.state is None
     ]
     first = model_config.layers[0]
     sizes = (shard.num_heads(first), shard.num_kv_heads(first), first.head_dim)

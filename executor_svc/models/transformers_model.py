@@ -34,6 +34,7 @@ from executor_svc.models.transformers_probe import (
     probe_tokens,
     refusal,
 )
+from executor_svc.states.live_states import StepStates
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event
 
@@ -66,8 +67,9 @@ class TransformersModel:
         caches: Sequence[LayerCache],
         attention: AttentionPlan,
         wanted: torch.Tensor,
+        states: StepStates | None = None,
     ) -> torch.Tensor:
-        """Run the decoder; see `LanguageModel.forward`."""
+        """Run the decoder; see `LanguageModel.forward`. Models with states are refused."""
         with self._hook.handled_by(PagedStep(attention, caches, self.attention.layers)):
             output = self._base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         hidden: torch.Tensor = output.last_hidden_state[0, wanted]

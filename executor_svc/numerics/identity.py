@@ -5,7 +5,7 @@ gives another id. So it covers what computes on this executor's path, and nothin
 
 - revision: REVISION below, raised by hand; what no other part sees.
 - model: which code lays out the model, ours or a release of transformers.
-- dense, attention, sampling: which kernels do each.
+- dense, attention, sampling, states: which kernels do each; the last one of models that have some.
 - code: the machine code and constants of the C library, as compiled here. So compiler, flags and processor count as far
   as they change code, and a comment in a source does not (`executor_svc/native/compiled_code.py`).
 - triton, kernels: on a GPU, the release that compiles our kernels, and their sources (`triton_parts`).
@@ -80,9 +80,11 @@ class Numerics:
 def find_numerics(chosen: ChosenModel, num_ranks: int, device: torch.device) -> Numerics:
     """Return what the arithmetic of a model is."""
     path, library = chosen.path, chosen.library
-    uses_torch = {path.dense, path.sampler, path.attention} != {"C"}
+    uses_torch = {path.dense, path.sampler, path.attention, path.states or "C"} != {"C"}
     parts = {"revision": str(REVISION), "model": "own", "dense": path.dense}
     parts |= {"attention": path.attention, "sampling": path.sampler}
+    if path.states is not None:
+        parts["states"] = path.states
     if path.dense == "transformers":
         import transformers  # seconds, which most models need not wait
 

@@ -28,6 +28,7 @@ from executor_svc.checkpoint.gguf.rounding import block_size
 from executor_svc.checkpoint.scaled_codes import E4M3, INT8
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.models.config import (
+    DeltaNetConfig,
     ExpertsConfig,
     LayerConfig,
     LinearScaling,
@@ -46,6 +47,8 @@ from executor_svc.native.structs import NumberFormat
 from executor_svc.sampler.interface import Alternatives
 from executor_svc.sampler.sample_rows import SampleRows, mix
 from executor_svc.sampler.sampler import Sampler
+from executor_svc.states.interface import StateRows
+from executor_svc.states.live_states import LiveStates, StepStates
 from octavo_shared.step_wire.step import NO_LOGPROBS, SAMPLING_ROW, Int32Array, SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 
@@ -113,20 +116,23 @@ def _run(
     """Return the logits of the last tokens of each step, [num_wanted, vocab_size]."""
     model = made.model
     first = config.layers[0]
-    shape = CacheShape(len(config.layers), _BLOCK_SIZE, first.num_kv_heads, first.head_dim, cache_dtype)
+    shape = CacheShape(model.shape.num_layers, _BLOCK_SIZE, first.num_kv_heads, first.head_dim, cache_dtype)
+    states = LiveStates(model.shape.states.values(), 2, torch.device("cpu")).layers
     caches = CacheEngine(shape, 2 * _NUM_BLOCKS, 0, torch.device("cpu")).layers
     tables = np.arange(2 * _NUM_BLOCKS, dtype=np.int32).reshape(_NUM_BLOCKS, 2).T.copy()  # blocks by turns
     starts = np.zeros(2, np.int32)
     found = []
     for step, lengths in enumerate(np.array(steps, np.int32)):
-        rows = np.repeat([0, 1], lengths)
-        positions = np.concatenate([np.arange(length) for length in lengths]) + starts[rows]
-        slots = tables[rows, positions // _BLOCK_SIZE].astype(np.int64) * _BLOCK_SIZE + positions % _BLOCK_SIZE
+        row_of = np.repeat([0, 1], lengths)
+        positions = np.concatenate([np.arange(length) for length in lengths]) + starts[row_of]
+        slots = tables[row_of, positions // _BLOCK_SIZE].astype(np.int64) * _BLOCK_SIZE + positions % _BLOCK_SIZE
         metadata = AttentionMetadata(starts.copy(), lengths, tables, torch.from_numpy(slots))
-        token_ids = torch.from_numpy((positions * 37 + rows * 11 + step) % config.vocab_size)
+        token_ids = torch.from_numpy((positions * 37 + row_of * 11 + step) % config.vocab_size)
         plan = made.attention.plan(metadata, caches[0])
         wanted = torch.arange(max(0, len(positions) - _NUM_WANTED), len(positions))
-        hidden = model.forward(token_ids, torch.from_numpy(positions), caches, plan, wanted)
+        rows = StateRows(np.arange(2, dtype=np.int32), starts.copy(), lengths)
+        step_states = StepStates(rows, states) if states else None
+        hidden = model.forward(token_ids, torch.from_numpy(positions), caches, plan, wanted, step_states)
         logits = model.logits(hidden)
         assert logits is not None, "one rank has them all"
         found.append(logits)
@@ -252,12 +258,30 @@ def probe_models() -> Mapping[str, ModelConfig]:
 
 def probe_models_of(config: ModelConfig) -> Mapping[str, ModelConfig]:
     """Return further models by name, for what few families have, and this model."""
-    if not any(layer.has_sinks for layer in config.layers):
-        return {}
+    models: dict[str, ModelConfig] = {}
+    if any(layer.has_sinks for layer in config.layers):
+        models["sinks_and_bounded_experts"] = _with_sinks()
+    if any(layer.state is not None for layer in config.layers):
+        models["delta_nets_and_shared_experts"] = _with_states()
+    return models
+
+
+def _with_sinks() -> ModelConfig:
     bounded = MlpConfig(51, "swiglu_oai", has_bias=True)
     experts = ExpertsConfig(num_experts=5, num_chosen=2, is_normalized=True, mlp=bounded, has_router_bias=True)
     layers = (_layer((4, 2), 12, _PLAIN, window_tokens=19), _layer((4, 2), 12, _PLAIN))
-    return {"sinks_and_bounded_experts": _model(*layers).with_layers(has_sinks=True, mlp=experts)}
+    return _model(*layers).with_layers(has_sinks=True, mlp=experts)
+
+
+def _with_states() -> ModelConfig:
+    experts = ExpertsConfig(num_experts=5, num_chosen=2, is_normalized=True, mlp=_MLP, shared=MlpConfig(37))
+    net = DeltaNetConfig(num_key_heads=2, num_value_heads=6, key_dim=20, value_dim=11, conv_size=4)
+    attends = replace(_layer((4, 2), 12, replace(_PLAIN, rotary_dim=6), experts), has_output_gate=True)
+    return replace(
+        _model(replace(attends, rope=None, state=net, has_output_gate=False), attends),
+        norm=NormConfig(1e-6, weight_offset=1.0),
+        has_query_key_norm=True,
+    )
 
 
 def _model(*layers: LayerConfig) -> ModelConfig:

@@ -37,6 +37,7 @@ from executor_svc.native.sampling import load_sampling
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.sampler.interface import DrawOnDevice
 from executor_svc.sampler.sampler import Sampler
+from executor_svc.states.live_states import LiveStates
 from executor_svc.worker.decode_graphs import (
     Capture,
     DecodeGraphs,
@@ -52,7 +53,7 @@ from executor_svc.worker.native_runner import NativeRunner
 from executor_svc.worker.torch_worker import MovesBlocks, TorchWorker
 from executor_svc.worker.warm_up import warm_up
 from octavo_shared.process.events import Event
-from octavo_shared.step_wire.cache_group import CacheGroup
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import PoolingTask
 
@@ -123,11 +124,16 @@ def assemble_worker(
     if config.cuda_graphs == "auto" and graph_capture(device) is not None:
         graph_sizes = sizes_to_capture(chosen.model, chosen.attention, config.max_num_seqs)
     parts = _Parts(chosen, identity, config, device, group, graph_sizes)
+    shape = chosen.model.shape
+    state_bytes = shape.state_bytes * config.max_num_seqs
+    if shape.states:
+        gib = round(state_bytes / 2**30, 2)
+        _logger.info(Event("states", layers=len(shape.states), bytes_per_sequence=shape.state_bytes, gib=gib))
 
     def free_cache_bytes() -> int:
         memory = gpu_memory(device)
         if memory is None:
-            return cpu_cache_bytes(local_size)
+            return cpu_cache_bytes(local_size, state_bytes)
         return gpu_cache_bytes(
             memory, config.gpu_memory_utilization, parts.run_largest_steps, parts.measure_graph_bytes
         )
@@ -186,7 +192,11 @@ class _Parts:
             blocks,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            state_bytes={layer: state.state_bytes for layer, state in model.shape.states.items()},
         )
+        states = None
+        if model.shape.states and blocks.device:
+            states = LiveStates(model.shape.states.values(), config.max_num_seqs, self.device)
         grammars, pooler = self._grammar_support(), self._pooler()
         last_tokens = self._last_tokens()
         native = load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None
@@ -238,7 +248,7 @@ class _Parts:
             if forward is not None and not sampler.samples_on_device:  # it reads all tokens from the batch table
                 return NativeRunner(model, forward, config.max_num_seqs), caches
             graphs = self._capture_graphs(caches.layers, last_tokens) if has_graphs and self.graph_sizes else None
-            return ModelRunner(model, caches.layers, backend, last_tokens, graphs), caches
+            return ModelRunner(model, caches.layers, backend, last_tokens, graphs, states), caches
 
         probe = device_probe(self.device)
         return TorchWorker(
@@ -252,6 +262,7 @@ class _Parts:
             masks,
             pooler,
             drafting,
+            states,
         )
 
     def _make_caches(self, shape: CacheShape, blocks: BlockCounts, groups: Sequence[CacheGroup]) -> MovesBlocks:
@@ -259,13 +270,15 @@ class _Parts:
         scales = self.chosen.cache_scales
         if not groups:
             return CacheEngine(shape, blocks.device, blocks.host, self.device, scales)
+        groups = [group for group in groups if group.kind is not CacheKind.STATE]
+        place_of = {layer: place for place, layer in enumerate(self.chosen.model.shape.cached_layers)}
         engines = [
             CacheEngine(
                 replace(shape, num_layers=len(group.layers)),
                 group.num_device_blocks,
                 group.num_host_blocks,
                 self.device,
-                [scales[layer] for layer in group.layers] if scales else (),
+                [scales[place_of[layer]] for layer in group.layers] if scales else (),
             )
             for group in groups
         ]
@@ -289,6 +302,7 @@ class _Parts:
             or sampler.samples_on_device
             or not config.max_draft_tokens
             or not self.identity.is_generative
+            or self.chosen.model.shape.states  # a state cannot take a wrong draft back
         ):
             return None
         proposer = PromptLookup(library.path)

@@ -7,6 +7,7 @@ tokens as a step may have, logits of as many rows, and what the sampler takes fo
 import numpy as np
 
 from executor_svc.worker.interface import Worker, execute
+from octavo_shared.step_wire.cache_group import CacheKind
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Admission, Int32Array, SamplingRow, Step, TableDelta, pairs
 from octavo_shared.step_wire.token_rules import TokenRules
@@ -21,7 +22,8 @@ NUM_DEVICE_BLOCKS = 8
 def run_largest_steps(worker: Worker) -> None:
     """Run the steps one after the other, and empty the table; the blocks hold garbage after it.
 
-    A chunk at the end of the longest prompt, with its log-probabilities, beside one token for every other sequence;
+    A chunk at the end of the longest prompt, or a shorter prompt where a state is of all tokens before, with its
+    log-probabilities, beside one token for every other sequence;
     the same with beams; and a block that leaves and returns. All rows have penalties and rules.
 
     Args:
@@ -63,10 +65,11 @@ def prompt_lengths(info: ExecutorInfo) -> Int32Array:
 
 def _prompts(info: ExecutorInfo, lengths: Int32Array, sampling: SamplingRow, generation: int) -> TableDelta:
     """Return the delta that computes the last tokens of a prompt in each slot, in place of those before."""
+    has_states = any(group.kind is CacheKind.STATE for group in info.cache_groups)
     mask = np.packbits(np.ones(info.vocab_size, np.uint8), bitorder="little").tobytes()
     admissions = []
     for slot, length in enumerate(lengths.tolist()):
-        num_tokens = info.max_model_len - 1 if length > 1 else 1
+        num_tokens = info.max_model_len - 1 if length > 1 and not has_states else length
         num_blocks = -(-num_tokens // info.block_size_tokens)
         admissions.append(
             Admission(

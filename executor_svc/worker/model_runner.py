@@ -21,6 +21,7 @@ from executor_svc.attention.interface import (
 )
 from executor_svc.device.transfer import index_to_device
 from executor_svc.models.language_model import LanguageModel
+from executor_svc.states.live_states import LiveStates
 from executor_svc.worker.decode_graphs import DecodeGraphs
 from executor_svc.worker.last_tokens import LastTokens
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
@@ -75,6 +76,7 @@ class ModelRunner:
         backend: Of the attention.
         last_tokens: The last sampled tokens; the caller stores there, the runner reads.
         graphs: Of the steps that only decode; None: they run like all others.
+        states: Of all sequences; None: no layer has a state.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class ModelRunner:
         backend: AttentionBackend,
         last_tokens: LastTokens,
         graphs: DecodeGraphs | None = None,
+        states: LiveStates | None = None,
     ) -> None:
         self.model = model
         self.last_tokens = last_tokens
@@ -91,6 +94,7 @@ class ModelRunner:
         self._first_caches = first_caches(caches)
         self._backend = backend
         self._graphs = graphs
+        self._states = states
 
     @torch.inference_mode()
     def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
@@ -103,7 +107,12 @@ class ModelRunner:
         plan = join_plans([self._backend.plan(metadata, cache) for metadata, cache in groups])
         wanted, num_logit_rows, logit_rows = wanted_tokens(layout)
         hidden = self.model.forward(
-            inputs.token_ids, inputs.positions, self._caches, plan, index_to_device(wanted, self.model.device)
+            inputs.token_ids,
+            inputs.positions,
+            self._caches,
+            plan,
+            index_to_device(wanted, self.model.device),
+            None if self._states is None else self._states.of_step(layout),
         )
         logits = self.model.logits(hidden[:num_logit_rows])
         prompt_hidden = None if layout.num_prompt_logprobs is None else hidden[num_logit_rows:]

@@ -2,10 +2,10 @@
 
 `executor_svc/worker/assembly.py` makes it. Read next: `executor_svc/worker/model_runner.py`.
 
-A step is launched in the order of its parts: the table, the moves of blocks, the model, the sampler. On a CPU all is
-done then. On a GPU that only puts work into a stream. The sampled ids stay there: the next step, which may be launched
-before they have reached the host, feeds them to the model (`LastTokens`). In the table they are `UNKNOWN_TOKEN` until
-then.
+A step is launched in the order of its parts: the table, the moves of blocks and states, the model, the sampler. On a
+CPU all is done then. On a GPU that only puts work into a stream. The sampled ids stay there: the next step, which may
+be launched before they have reached the host, feeds them to the model (`LastTokens`). In the table they are
+`UNKNOWN_TOKEN` until then.
 """
 
 from collections import deque
@@ -23,6 +23,7 @@ from executor_svc.models.pooling import Pooler
 from executor_svc.parallel.group import TensorParallelGroup
 from executor_svc.sampler.sample_rows import RowLookup, SampleRows
 from executor_svc.sampler.sampler import Sampler
+from executor_svc.states.live_states import LiveStates, check_begins
 from executor_svc.worker.grammar_masks import FinishMasks, GrammarMasks
 from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step, table_of
 from executor_svc.worker.last_tokens import LastTokens
@@ -54,8 +55,8 @@ LayOut = Callable[[bool], tuple[Runner, MovesBlocks]]
 class TorchWorker:
     """Runs steps on the model; see `executor_svc.worker.interface.Worker`.
 
-    Owns the batch table and, through the cache engine, the KV cache. Not thread-safe. In a group of several ranks
-    all run the same steps; rank 0 samples, and all record its tokens.
+    Owns the batch table, the states of layers that have one and, through the cache engine, the KV cache. Not
+    thread-safe. In a group of several ranks all run the same steps; rank 0 samples, and all record its tokens.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class TorchWorker:
         grammar_masks: GrammarMasks | None = None,
         pooler: Pooler | None = None,
         drafting: Drafting | None = None,
+        states: LiveStates | None = None,
     ) -> None:
         self.info = info
         self._lay_out = lay_out
@@ -83,6 +85,7 @@ class TorchWorker:
         self._grammar_masks = grammar_masks  # of rank 0; None: it follows no grammars
         self._pooler = pooler  # None: it computes no vectors
         self._drafting = drafting  # None: no row gets more than one token
+        self._states = states  # None: no layer has a state
         self._rows = RowLookup()
         self._unrecorded: deque[LaunchedStep] = deque()  # their tokens are UNKNOWN_TOKEN in the table
         self.reset(uses_groups=self._uses_groups)
@@ -112,6 +115,8 @@ class TorchWorker:
     def launch(self, step: Step) -> RunningStep:
         """Apply the step to the table and start it; see `Worker.launch`."""
         check_step(step, self.info, uses_groups=self._uses_groups)
+        if self._states is not None:
+            check_begins(step)
         try:
             return self._launch(step)
         except (InvalidStepError, StepFailedError):
@@ -131,9 +136,13 @@ class TorchWorker:
             self._grammar_masks.follow(step.delta)
         digest = check_layout(step, layout, self.table, self.info)
         self._cache_engine.move(step)
-        if self._sampler.samples_on_device:
-            return self._launch_on_device(step, layout, digest, timer)
-        return self._run_on_host(step, layout, digest, timer)
+        if self._states is not None:
+            self._states.fork(step.delta.beam_forks)
+        run = self._launch_on_device if self._sampler.samples_on_device else self._run_on_host
+        running = run(step, layout, digest, timer)
+        if self._states is not None:
+            self._states.fork(step.delta.forks)  # these branch off behind the tokens of this step
+        return running
 
     @torch.inference_mode()
     def _launch_on_device(self, step: Step, layout: StepLayout, digest: int | None, timer: HostTimer) -> LaunchedStep:
