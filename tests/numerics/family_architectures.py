@@ -15,15 +15,16 @@ ODD_SIZES = {
     "head_dim": 10,
 }
 
-# Sizes of delta nets that are no multiple of the width of vectors; four ranks can share them.
-DELTA_NET = {
+# Four ranks can share them; they have as many outputs as attention.
+DELTA_NETS = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "num_hidden_layers": 3,
     "linear_num_key_heads": 4,
-    "linear_num_value_heads": 12,
-    "linear_key_head_dim": 10,
-    "linear_value_head_dim": 6,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 4,
 }
+ODD_DELTA_NETS = {**DELTA_NETS, "linear_num_value_heads": 12, "linear_key_head_dim": 7, "linear_value_head_dim": 10}
 
 # By the name in config.json. Windows are shorter than the prompts.
 FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
@@ -42,7 +43,10 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
     "Qwen3ForCausalLM": {},
     "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
-    "Qwen3NextForCausalLM": {**DELTA_NET, "mlp_only_layers": [1]},
-    "Qwen3_5ForCausalLM": {**DELTA_NET, **ODD_SIZES},
-    "Qwen3_5MoeForCausalLM": DELTA_NET,
+    "Qwen3NextForCausalLM": {**DELTA_NETS, "mlp_only_layers": [1]},
+    "Qwen3_5ForCausalLM": {**ODD_DELTA_NETS, **ODD_SIZES},
+    "Qwen3_5MoeForCausalLM": DELTA_NETS,
 }
+
+# Some of their layers have a recurrent state.
+WITH_STATES = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")

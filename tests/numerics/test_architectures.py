@@ -26,7 +26,7 @@ from tests.numerics.architectures import (
     load_architecture,
     save_tiny_architecture,
 )
-from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.family_architectures import DELTA_NETS, FAMILY_ARCHITECTURES, WITH_STATES
 from tests.numerics.ties import TIE
 
 
@@ -60,7 +60,8 @@ def test_logits_and_greedy_tokens_equal_plain_transformers(name: str, tmp_path: 
     comparison = compare_with_transformers(model, backend, reference)
 
     assert isinstance(model, Decoder) == (name in FAMILY_ARCHITECTURES)
-    assert comparison.logit_difference < 1e-5
+    # transformers computes a delta net in blocks of tokens, which rounds otherwise.
+    assert comparison.logit_difference < (3e-5 if name in WITH_STATES else 1e-5)
     assert comparison.greedy_distance < TIE
 
 
@@ -196,6 +197,15 @@ FAMILY_SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
         "Qwen3MoeForCausalLM",
         {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
     ),
+    "every second layer attends, with biases": (
+        "Qwen3_5ForCausalLM",
+        {**DELTA_NETS, "layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4}
+        | {"attention_bias": True, "linear_conv_kernel_dim": 2, "rope_parameters": PARTIAL_ROPE},
+    ),
+    "experts beside states, weighed as they are": (
+        "Qwen3NextForCausalLM",
+        {**DELTA_NETS, "decoder_sparse_step": 2, "norm_topk_prob": False, "tie_word_embeddings": True},
+    ),
     "a window beside experts": ("Qwen3MoeForCausalLM", {**QWEN_WINDOW, "norm_topk_prob": True}),
 }
 
@@ -208,7 +218,9 @@ def test_settings_that_our_own_code_has_equal_plain_transformers(case: str, tmp_
         model, backend = load_architecture(tmp_path, cpu_kernels=kernels, max_model_len=64)
 
         assert isinstance(model, Decoder)
-        assert compare_with_transformers(model, backend, reference).logit_difference < 1e-5
+        assert compare_with_transformers(model, backend, reference).logit_difference < (
+            3e-5 if name in WITH_STATES else 1e-5
+        )
 
 
 def test_longrope_is_refused_for_lengths_at_which_all_tokens_would_change(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from executor_svc.worker.loading import load_worker
 from octavo_shared.step_wire.step import SamplingRow, TableDelta
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, StepDriver
-from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES, WITH_STATES
 from tests.numerics.launch_ahead import Ahead, admit, assert_same, one_at_a_time
 from tests.numerics.reference import random_prompt
 from tests.numerics.torch_decode import TorchDecodePlanner
@@ -94,7 +94,8 @@ def generate(
     return driver.generate(prompts, num_new_tokens, 30, sampling)
 
 
-DENSE = [name for name in FAMILY_ARCHITECTURES if "Moe" not in name and name != "MixtralForCausalLM"]
+ON_THE_HOST = {*(name for name in FAMILY_ARCHITECTURES if "Moe" in name), "MixtralForCausalLM", *WITH_STATES}
+DENSE = [name for name in FAMILY_ARCHITECTURES if name not in ON_THE_HOST]
 SAMPLINGS = {"greedy": SamplingRow(), "random": SamplingRow(temperature=0.9, top_p=0.9, seed=4)}
 
 
@@ -122,8 +123,8 @@ def test_every_family_decodes_as_without_graphs(
     assert capture.num_replays[8] > 0  # 7 rows and one of padding
 
 
-@pytest.mark.parametrize("name", sorted(set(FAMILY_ARCHITECTURES) - set(DENSE)))
-def test_a_mixture_of_experts_runs_without_graphs(
+@pytest.mark.parametrize("name", sorted(ON_THE_HOST))
+def test_experts_and_states_run_without_graphs(
     name: str, tmp_path: Path, capture: StrictCapture, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_tiny_architecture(tmp_path, name, FAMILY_ARCHITECTURES[name])

@@ -199,7 +199,7 @@ def test_the_least_number_of_blocks_counts(
         return worker
 
     monkeypatch.setattr("tests.numerics.threaded_group.load_worker", load_rank)
-    monkeypatch.setattr("executor_svc.worker.assembly.cpu_cache_bytes", lambda local_size: loading.cache_bytes)
+    monkeypatch.setattr("executor_svc.worker.assembly.cpu_cache_bytes", lambda *_: loading.cache_bytes)
 
     ranks = ranks_of(directories["LlamaForCausalLM"], 2, cleanup, num_device_blocks=None)
 
@@ -245,6 +245,16 @@ def test_ranks_that_cannot_share_the_kv_heads_are_refused(tmp_path: Path) -> Non
         ModelLoadError, match=(r"tp is 3, but .*config.json has 2 KV heads, which is not divisible among")
     ):
         check_model(config_of(tmp_path, tp=3))
+
+
+def test_ranks_that_cannot_share_a_delta_net_are_refused(tmp_path: Path) -> None:
+    settings = {**FAMILY_ARCHITECTURES["Qwen3_5ForCausalLM"], "linear_num_key_heads": 3}
+    save_tiny_architecture(tmp_path, "Qwen3_5ForCausalLM", settings)
+
+    with pytest.raises(
+        ModelLoadError, match=r"tp is 2, but .*config.json has 3 key heads in a delta net, which is not divisible among"
+    ):
+        check_model(config_of(tmp_path, tp=2))
 
 
 def test_ranks_that_memory_lacks_for_are_refused(directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

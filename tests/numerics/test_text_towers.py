@@ -17,6 +17,7 @@ from executor_svc.models.families import parse_config
 from executor_svc.models.selection import choose_model
 from executor_svc.worker.loading import load_worker
 from tests.numerics.architectures import SIZES, compare_with_transformers
+from tests.numerics.family_architectures import DELTA_NETS
 from tests.numerics.ties import TIE
 
 TEXT = dict(SIZES)
@@ -40,6 +41,13 @@ COMBINED: Mapping[str, dict[str, Any]] = {
     "Qwen3VLForConditionalGeneration": {
         "text_config": TEXT | {"rope_parameters": MROPE},
         "vision_config": QWEN | {"out_hidden_size": 32, "deepstack_visual_indexes": [0]},
+    },
+    **{
+        name: {
+            "text_config": TEXT | DELTA_NETS | {"rope_parameters": MROPE | {"partial_rotary_factor": 0.5}},
+            "vision_config": QWEN | {"out_hidden_size": 32},
+        }
+        for name in ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
     },
 }
 # What stands in front of the text model's names: Gemma's and Mistral's, those of transformers 5, and Qwen2-VL's.
