@@ -14,6 +14,7 @@ from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, Scr
 from executor_svc.native.build import find_library
 from executor_svc.native.structs import (
     BatchStruct,
+    DeltaNetStruct,
     EmbeddingStruct,
     LayerCacheStruct,
     MatrixStruct,
@@ -21,6 +22,7 @@ from executor_svc.native.structs import (
     NormStruct,
     NumberFormat,
     SegmentStruct,
+    StepRowsStruct,
     StepStruct,
 )
 from octavo_shared.process.events import Event
@@ -63,6 +65,8 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_plan_attention", LONG, (POINTER, LONG, POINTER, POINTER, POINTER, INT, POINTER)),
     ("octavo_attention_scratch_bytes", LONG, (POINTER, INT)),
     ("octavo_attention", None, (POINTER,) * 7),
+    ("octavo_delta_net_scratch_bytes", LONG, (POINTER, LONG)),
+    ("octavo_delta_net", None, (POINTER,) * 8),
     ("octavo_forward", LONG, (POINTER, POINTER, POINTER, LONG, POINTER)),
 )
 
@@ -241,6 +245,29 @@ class NativeLibrary:
             qkv.data_ptr(),
             byref(cache),
             sinks,
+            out.data_ptr(),
+            self._scratch.address(num_bytes),
+            byref(self._team),
+        )
+
+    def delta_net(
+        self,
+        net: DeltaNetStruct,
+        rows: StepRowsStruct,
+        projected: torch.Tensor,
+        conv_states: torch.Tensor,
+        states: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Run the gated delta net of a layer; see octavo_delta_net in delta_net.c."""
+        assert projected.is_contiguous(), "tokens lie one after the other"
+        num_bytes = self._library.octavo_delta_net_scratch_bytes(byref(net), projected.shape[0])
+        self._library.octavo_delta_net(
+            byref(net),
+            byref(rows),
+            projected.data_ptr(),
+            conv_states.data_ptr(),
+            states.data_ptr(),
             out.data_ptr(),
             self._scratch.address(num_bytes),
             byref(self._team),

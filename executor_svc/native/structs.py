@@ -141,6 +141,22 @@ class StepStruct(ctypes.Structure):
     )
 
 
+class StepRowsStruct(ctypes.Structure):
+    """`StepRows` of plan.h."""
+
+    _fields_ = (("num_rows", LONG), *_of(POINTER, "tables", "starts", "lengths"))
+
+
+class DeltaNetStruct(ctypes.Structure):
+    """`DeltaNet` of delta_net.h."""
+
+    _fields_ = (
+        *_of(LONG, "num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_size"),
+        *_of(POINTER, "conv_weight", "a_log", "dt_bias"),
+        ("norm", NormStruct),
+    )
+
+
 class LayerCacheStruct(ctypes.Structure):
     """`LayerCache` of step.h."""
 

@@ -1,0 +1,137 @@
+"""Gated delta nets equal those of transformers, and in C a token gets the same bits however its row was cut."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+
+from executor_svc.models.config import DeltaNetConfig
+from executor_svc.native.library import NativeLibrary
+from executor_svc.states.interface import DeltaNetWeights, LayerState, StateBackend, StateRows, make_layer_state
+from executor_svc.states.native_states import NativeStateBackend
+from executor_svc.states.torch_states import TorchStateBackend
+from tests.numerics.native import LANES, library_path
+from tests.support.each_row import each_row
+
+NUM_SLOTS = 4
+NUM_TOKENS = 150
+NETS = [
+    DeltaNetConfig(num_key_heads=2, num_value_heads=2, key_dim=128, value_dim=128, conv_size=4),
+    DeltaNetConfig(num_key_heads=2, num_value_heads=6, key_dim=20, value_dim=24, conv_size=4),
+    DeltaNetConfig(num_key_heads=1, num_value_heads=3, key_dim=7, value_dim=37, conv_size=3),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A net, what it takes for the tokens of a sequence, and what transformers makes of that."""
+
+    weights: DeltaNetWeights
+    projected: torch.Tensor
+    expected: torch.Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, net: DeltaNetConfig) -> "Case":
+        torch.manual_seed(7)
+        config = Qwen3_5TextConfig(
+            hidden_size=64,
+            num_hidden_layers=1,
+            layer_types=["linear_attention"],
+            linear_num_key_heads=net.num_key_heads,
+            linear_num_value_heads=net.num_value_heads,
+            linear_key_head_dim=net.key_dim,
+            linear_value_head_dim=net.value_dim,
+            linear_conv_kernel_dim=net.conv_size,
+        )
+        module = Qwen3_5GatedDeltaNet(config, 0).float()
+        module.dt_bias.normal_()
+        module.norm.weight.normal_()
+        found: list[torch.Tensor] = []
+        module.out_proj.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+        hidden = torch.randn(1, NUM_TOKENS, 64)
+        module(hidden)
+        projections = (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a)
+        weights = DeltaNetWeights(
+            config=net,
+            conv_weight=module.conv1d.weight[:, 0].contiguous(),
+            a_log=module.A_log.detach(),
+            dt_bias=module.dt_bias.detach(),
+            norm_weight=module.norm.weight.detach(),
+            epsilon=config.rms_norm_eps,
+        )
+        return cls(weights, torch.cat([project(hidden[0]) for project in projections], -1), found[0][0])
+
+    def unread_state(self) -> LayerState:
+        """Return states that a sequence must not see the last users of."""
+        state = make_layer_state(self.weights.config, NUM_SLOTS, torch.device("cpu"))
+        state.conv.fill_(torch.nan)
+        state.recurrent.fill_(torch.nan)
+        return state
+
+    def run(
+        self,
+        backend: StateBackend,
+        state: LayerState,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+    ) -> Sequence[torch.Tensor]:
+        """Run a step; each row has its tokens of the sequence. Return what each row gets."""
+        tokens = np.concatenate([start + np.arange(length) for start, length in zip(starts, lengths, strict=True)])
+        rows = StateRows(*(np.array(column, np.int32) for column in (slots, starts, lengths)))
+        return backend.delta_net(self.projected[tokens], rows, state, self.weights).split(tuple(lengths))
+
+
+def native(lanes: str, num_threads: int = 1) -> NativeStateBackend:
+    return NativeStateBackend(NativeLibrary(library_path(lanes), num_threads))
+
+
+@pytest.mark.parametrize("net", NETS, ids=str)
+def test_all_backends_are_near_transformers(net: DeltaNetConfig) -> None:
+    case = Case.of(net)
+    for backend in (TorchStateBackend(), *map(native, LANES)):
+        state = case.unread_state()
+        for start, length in ((0, 40), (40, 1), (41, NUM_TOKENS - 41)):
+            out, *_ = case.run(backend, state, [2, 1], [start, 0], [length, 3])
+            difference = (out - case.expected[start : start + length]).norm()
+            assert difference < 2e-6 * case.expected.norm(), (backend, start)
+
+
+@each_row(*product(LANES, NETS))
+def test_chunks_neighbours_and_threads_change_no_bit(lanes: str, net: DeltaNetConfig) -> None:
+    case = Case.of(net)
+    alone = case.unread_state()
+    (whole,) = case.run(native(lanes), alone, [1], [0], [NUM_TOKENS])
+    for num_threads, lengths in product((1, 2, 3), ([NUM_TOKENS], [1] * NUM_TOKENS, [7, 1, 2, 100, 40])):
+        backend, state, start, parts = native(lanes, num_threads), case.unread_state(), 0, []
+        case.run(backend, state, [2], [0], [5])
+        for length in lengths:
+            # Between a newcomer, and a neighbour that takes the same tokens later on.
+            _, part, *_ = case.run(backend, state, [0, 3, 2], [0, start, 5 + start % 90], [4, length, 9])
+            parts.append(part)
+            start += length
+        assert torch.equal(torch.cat(parts), whole), (num_threads, lengths)
+        assert torch.equal(state.conv[3], alone.conv[1])
+        assert torch.equal(state.recurrent[3], alone.recurrent[1])
+
+
+@pytest.mark.parametrize("place", ["q", "v", "b", "a"])
+@pytest.mark.parametrize("lanes", LANES)
+def test_what_is_not_a_number_is_seen_and_ends_with_its_sequence(lanes: str, place: str) -> None:
+    case, backend = Case.of(NETS[1]), native(lanes)
+    net, state = case.weights.config, case.unread_state()
+    heads = net.num_value_heads
+    index = {"q": 0, "v": net.conv_dim - 1, "b": net.projected_dim - 2 * heads, "a": net.projected_dim - heads}[place]
+    case.projected[8, index] = torch.nan
+    out, neighbour = case.run(backend, state, [1, 2], [0, 0], [9, 8])
+    assert out[8].isnan().any()
+    assert not out[:8].isnan().any()
+    assert torch.equal(out[:8], neighbour)
+    (again,) = case.run(backend, state, [1], [0], [8])
+    assert torch.equal(again, neighbour)
