@@ -124,7 +124,7 @@ class Decoder:
             rotation = None if layer.rope is None else rotation_of[layer.rope]
             attended = attention.attend(qkv, rotation, next(next_cache), self.attention_layers[index])
             if num_gates:
-                attended = attended * gate.sigmoid()
+                attended = self._kernels.gate(attended, gate)
         assert attended is not None, "a model has layers"
         residual = residual[wanted]
         self.weights.last_segment(attended[wanted], residual)

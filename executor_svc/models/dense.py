@@ -214,5 +214,8 @@ class DenseKernels(Protocol[MatrixT]):
         `frequencies` are [rotary_dim / 2] float32; cos and sin are multiplied by `factor`.
         """
 
+    def gate(self, values: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Return values * sigmoid(gates), both [num_tokens, size]; `values` may be written."""
+
     def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """Return cap * tanh(logits / cap), for logits in float32."""

@@ -30,6 +30,7 @@ from executor_svc.native.build import NativeBrokenError, NativeUnavailableError
 from executor_svc.native.library import NativeLibrary, load_library
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
+from executor_svc.states.native_states import NativeStateBackend
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event
 
@@ -192,8 +193,8 @@ def make_model(
         in_use, in_c = replace(found, library=library), () if library is None else (f"{name} products",)
         products = "Triton" if is_invariant else "torchao" if is_quantized and device.type == "cuda" else "torch"
     has_states = any(layer.state is not None for layer in config.layers)
-    states: Kernels = "torch"
-    model = Decoder(config, dense, group, stored)
+    states: Kernels = "torch" if found.library is None else "C"
+    model = Decoder(config, dense, group, stored, None if found.library is None else NativeStateBackend(found.library))
     return ChosenModel(
         model,
         attention,

@@ -101,6 +101,11 @@ class NativeDense:
         self._library.rotations(positions.long(), frequencies, factor, rotation.cos, rotation.signed_sin)
         return rotation
 
+    def gate(self, values: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Return values * sigmoid(gates), in place."""
+        self._library.gate_rows(values, gates)
+        return values
+
     def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """Return cap * tanh(logits / cap), in place if they lie one after the other."""
         logits = logits.contiguous()

@@ -136,6 +136,10 @@ class TorchDense:
         """Return the rotary embedding of tokens; see `DenseKernels`."""
         return rotations(positions, frequencies, factor, self.dtype)
 
+    def gate(self, values: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """Return values * sigmoid(gates)."""
+        return values * gates.sigmoid()
+
     def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """Return cap * tanh(logits / cap)."""
         return (logits / cap).tanh_().mul_(cap)

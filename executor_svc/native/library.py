@@ -65,6 +65,7 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_plan_attention", LONG, (POINTER, LONG, POINTER, POINTER, POINTER, INT, POINTER)),
     ("octavo_attention_scratch_bytes", LONG, (POINTER, INT)),
     ("octavo_attention", None, (POINTER,) * 7),
+    ("octavo_gate_rows", None, (LONG, LONG, POINTER, POINTER, LONG)),
     ("octavo_delta_net_scratch_bytes", LONG, (POINTER, LONG)),
     ("octavo_delta_net", None, (POINTER,) * 8),
     ("octavo_forward", LONG, (POINTER, POINTER, POINTER, LONG, POINTER)),
@@ -249,6 +250,12 @@ class NativeLibrary:
             self._scratch.address(num_bytes),
             byref(self._team),
         )
+
+    def gate_rows(self, values: torch.Tensor, gates: torch.Tensor) -> None:
+        """Multiply values in place by the sigmoid of gates, both [num_rows, size]; see octavo_gate_rows."""
+        assert values.is_contiguous(), "rows lie one after the other"
+        assert gates.stride(1) == 1, "the gates of a row lie side by side"
+        self._library.octavo_gate_rows(*values.shape, values.data_ptr(), gates.data_ptr(), gates.stride(0))
 
     def delta_net(
         self,

@@ -86,7 +86,7 @@ def _read_layer_types(fields: ConfigFields) -> list[str]:
     if found is None:
         interval = fields.integer("full_attention_interval", 4)
         return [kinds[(layer + 1) % interval == 0] for layer in range(num_layers)]
-    if not isinstance(found, list) or not set(found) <= set(kinds) or "full_attention" not in found:
+    if not isinstance(found, list) or not all(kind in kinds for kind in found) or kinds[1] not in found:
         raise UnsupportedModelError(
             f"{fields.source} has layer_types {found!r}; supported are {' and '.join(kinds)}, the latter at least once"
         )

@@ -57,6 +57,18 @@ INLINE void activate_all(const Activation activation, float *a, const float *b, 
     }
 }
 
+void gate_values(float *values, const float *gates, long count) {
+    for (long i = 0; i < count; i += LANES) {
+        vfloat gated = weigh_by_sigmoid(vf_load_part(values + i, count - i), vf_load_part(gates + i, count - i));
+        vf_store_part(values + i, gated, count - i);
+    }
+}
+
+// Gate rows of `size` values that lie one after the other; from gates to those of the next row are `stride` floats.
+void octavo_gate_rows(long num_rows, long size, float *values, const float *gates, long stride) {
+    for (long i = 0; i < num_rows; i++) gate_values(values + i * size, gates + i * stride, size);
+}
+
 void activate_values(Activation activation, float *a, const float *b, long count) {
     switch (activation) {
         case SILU: activate_all(SILU, a, b, count); break;
