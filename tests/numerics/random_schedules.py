@@ -70,8 +70,11 @@ class Plan:
 
 
 @st.composite
-def sequence_plans(draw: st.DrawFn, max_tokens: int) -> SequencePlan:
-    """Draw one sequence: most are short; the last tokens of many are decoded one by one."""
+def sequence_plans(draw: st.DrawFn, max_tokens: int, has_states: bool) -> SequencePlan:
+    """Draw one sequence: most are short; the last tokens of many are decoded one by one.
+
+    With states none begins with what another has computed, and what loses a block begins anew.
+    """
     num_tokens = draw(st.one_of(st.integers(1, MAX_SHORT_TOKENS), st.integers(MAX_SHORT_TOKENS, max_tokens)))
     num_decoded = draw(st.sampled_from([0, 1, 3, 9]))
     cuts = draw(st.lists(st.integers(1, num_tokens), max_size=4))
@@ -83,15 +86,15 @@ def sequence_plans(draw: st.DrawFn, max_tokens: int) -> SequencePlan:
         ends,
         first_step=draw(st.integers(0, 5)),
         rests_every=draw(st.sampled_from([0, 0, 2, 3])),
-        num_shared_tokens=draw(st.sampled_from([0, 0, 16, 33, 70, max_tokens])),
-        loss=(draw(st.integers(0, len(ends) - 1)), draw(st.integers(0, 3))) if loses else None,
+        num_shared_tokens=0 if has_states else draw(st.sampled_from([0, 0, 16, 33, 70, max_tokens])),
+        loss=(draw(st.integers(0, len(ends) - 1)), 0 if has_states else draw(st.integers(0, 3))) if loses else None,
     )
 
 
 @st.composite
-def plans(draw: st.DrawFn, max_tokens: int = 700) -> Plan:
-    """Draw a plan with sequences of up to so many tokens."""
-    sequences = draw(st.lists(sequence_plans(max_tokens), min_size=1, max_size=MAX_SEQUENCES))
+def plans(draw: st.DrawFn, max_tokens: int = 700, *, has_states: bool = False) -> Plan:
+    """Draw a plan with sequences of up to so many tokens, for a model with or without recurrent states."""
+    sequences = draw(st.lists(sequence_plans(max_tokens, has_states), min_size=1, max_size=MAX_SEQUENCES))
     return Plan(draw(st.sampled_from(BLOCK_SIZES)), tuple(sequences), draw(st.booleans()), draw(st.booleans()))
 
 

@@ -61,7 +61,7 @@ def test_logits_and_greedy_tokens_equal_plain_transformers(name: str, tmp_path: 
 
     assert isinstance(model, Decoder) == (name in FAMILY_ARCHITECTURES)
     # transformers computes a delta net in blocks of tokens, which rounds otherwise.
-    assert comparison.logit_difference < (3e-5 if name in WITH_STATES else 1e-5)
+    assert comparison.logit_difference < (1e-4 if name in WITH_STATES else 1e-5)
     assert comparison.greedy_distance < TIE
 
 
@@ -219,7 +219,7 @@ def test_settings_that_our_own_code_has_equal_plain_transformers(case: str, tmp_
 
         assert isinstance(model, Decoder)
         assert compare_with_transformers(model, backend, reference).logit_difference < (
-            3e-5 if name in WITH_STATES else 1e-5
+            1e-4 if name in WITH_STATES else 1e-5
         )
 
 

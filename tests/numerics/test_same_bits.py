@@ -70,6 +70,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128},
     ),
     "Qwen 3 MoE: experts, heads of 20": ("Qwen3MoeForCausalLM", {"hidden_size": 80}),
+    "Qwen 3 Next: delta nets by key head, shared experts": ("Qwen3NextForCausalLM", {}),
+    "Qwen 3.5: 3 value heads of 24 for a key head of 20, gates": (
+        "Qwen3_5ForCausalLM",
+        {"linear_key_head_dim": 20, "linear_value_head_dim": 24},
+    ),
+    "Qwen 3.5 MoE: delta nets of 128, shared experts": (
+        "Qwen3_5MoeForCausalLM",
+        {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
+        | {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "shared_expert_intermediate_size": 41},
+    ),
 }
 # Windows, short with soft caps and long; ALiBi.
 WITH_EDGES = (
@@ -194,8 +204,10 @@ def check_drafted(model: Loaded, block_size: int, sequences: Sequence[Drafted], 
 def check_random_plans(models: Sequence[Loaded], profile: settings, max_tokens: int) -> None:
     """Draw plans, and for each one of the models and a number of threads."""
 
+    has_states = bool(models[0].by_threads[1][0].shape.states)
+
     @profile
-    @given(plans(max_tokens), st.sampled_from(models), st.sampled_from(NUM_THREADS))
+    @given(plans(max_tokens, has_states=has_states), st.sampled_from(models), st.sampled_from(NUM_THREADS))
     def check(plan: Plan, model: Loaded, num_threads: int) -> None:
         model.check(plan, num_threads)
 
