@@ -119,7 +119,8 @@ class Decoder:
                 attended = self._states.delta_net(projected, states.rows, next(next_state), net)
                 continue
             num_gates = self._shard.num_heads(layer) * layer.head_dim if layer.has_output_gate else 0
-            qkv, gate = projected.split((projected.shape[1] - num_gates, num_gates), 1)
+            num_projected = projected.shape[1] - num_gates
+            qkv, gate = projected[:, :num_projected], projected[:, num_projected:]
             qkv = qkv.contiguous().view(residual.shape[0], -1, layer.head_dim)
             rotation = None if layer.rope is None else rotation_of[layer.rope]
             attended = attention.attend(qkv, rotation, next(next_cache), self.attention_layers[index])

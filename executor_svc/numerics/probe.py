@@ -298,7 +298,11 @@ def _model(*layers: LayerConfig) -> ModelConfig:
 
 
 def _layer(
-    heads: tuple[int, int], head_dim: int, rope: RopeConfig | None, mlp: MlpConfig = _MLP, **attention: Any
+    heads: tuple[int, int],
+    head_dim: int,
+    rope: RopeConfig | None,
+    mlp: MlpConfig | ExpertsConfig = _MLP,
+    **attention: Any,
 ) -> LayerConfig:
     return LayerConfig(*heads, head_dim, AttentionLayer(head_dim**-0.5, **attention), rope, mlp)
 

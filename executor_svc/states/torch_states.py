@@ -21,16 +21,14 @@ class TorchStateBackend:
         """Run a gated delta net over the tokens of a step."""
         config = weights.config
         key_size = config.num_key_heads * config.key_dim
-        mixed, gate, b, a = projected.float().split(
-            (config.conv_dim, config.output_dim, config.num_value_heads, config.num_value_heads), -1
-        )
-        query, key, value = _convolve(mixed, rows, state.conv, weights).split(
-            (key_size, key_size, config.output_dim), -1
-        )
+        sizes = [config.conv_dim, config.output_dim, config.num_value_heads, config.num_value_heads]
+        mixed, gate, b, a = torch.split(projected.float(), sizes, -1)
+        convolved = _convolve(mixed, rows, state.conv, weights)
+        query, key, value = torch.split(convolved, [key_size, key_size, config.output_dim], -1)
         out = _recur(
             _normed_heads(query, weights) * config.key_dim**-0.5,
             _normed_heads(key, weights),
-            value.unflatten(-1, (config.num_value_heads, config.value_dim)),
+            value.reshape(-1, config.num_value_heads, config.value_dim),
             decay=torch.exp(-weights.a_log.exp() * F.softplus(a + weights.dt_bias)),
             beta=b.sigmoid(),
             rows=rows,
@@ -44,7 +42,7 @@ def _convolve(mixed: torch.Tensor, rows: StateRows, conv: torch.Tensor, weights:
     """Return the convolved and activated inputs, [num_tokens, conv_dim]; keep the last inputs of each row."""
     taps = weights.conv_weight.unbind(1)
     parts = []
-    for inputs, slot, start in zip(mixed.split(rows.lengths.tolist()), rows.slots, rows.starts, strict=True):
+    for inputs, slot, start in zip(torch.split(mixed, rows.lengths.tolist()), rows.slots, rows.starts, strict=True):
         before = conv[slot] if start else torch.zeros_like(conv[slot])
         window = torch.cat((before, inputs))
         total = window[: len(inputs)] * taps[0]
@@ -58,7 +56,7 @@ def _convolve(mixed: torch.Tensor, rows: StateRows, conv: torch.Tensor, weights:
 def _normed_heads(heads: torch.Tensor, weights: DeltaNetWeights) -> torch.Tensor:
     """Return queries or keys of length 1, one for each value head, [num_tokens, num_value_heads, key_dim]."""
     config = weights.config
-    heads = heads.unflatten(-1, (config.num_key_heads, config.key_dim))
+    heads = heads.reshape(-1, config.num_key_heads, config.key_dim)
     heads = heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + _NORM_EPSILON)
     return heads.repeat_interleave(config.num_value_heads // config.num_key_heads, 1)
 

@@ -51,6 +51,13 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [
         {"partial_rotary_factor": 0.5},
         "for 4 of the 8 dimensions of a head; Qwen3ForCausalLM rotates",
     ),
+    (
+        "Qwen3_5ForCausalLM",
+        {"layer_types": [[], "full_attention"]},
+        "supported are linear_attention and full_attention",
+    ),
+    ("Qwen3_5ForCausalLM", {"layer_types": ["linear_attention"] * 2}, "the latter at least once"),
+    ("Qwen3NextForCausalLM", {"attn_output_gate": False, "num_experts": 4}, "attn_output_gate False"),
     ("GptOssForCausalLM", {"swiglu_limit": 5.0, "num_local_experts": 4, "num_experts_per_tok": 2}, "swiglu_limit 5.0"),
 ]
 
@@ -64,6 +71,12 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
         "Qwen3MoeForCausalLM",
         {"mlp_only_layers": "all", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
         "mlp_only_layers 'all'; it must be a list of layers",
+    ),
+    ("Qwen3_5ForCausalLM", {"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
+    (
+        "Qwen3_5ForCausalLM",
+        {"linear_num_value_heads": 6, "linear_num_key_heads": 4},
+        "6 value heads in a delta net, not",
     ),
     ("MptForCausalLM", {"attn_config": 3}, "attn_config 3; it must be an object"),
     ("Gemma2ForCausalLM", {"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),

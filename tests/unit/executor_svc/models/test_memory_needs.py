@@ -86,6 +86,11 @@ def test_plain_numbers_become_what_is_asked_for_and_codes_stay(
     (LARGE, 10 * GB, None),
     (LARGE, 8 * GB, "m needs 9.3 GB of memory, 8.5 GB of it for weights, and 8.0 GB are free; a file in Q6_K (about "),
     (LARGE, 2 * GB, "2.0 GB are free; no smaller format would fit either: free memory, or take a smaller model"),
+    (
+        replace(LARGE, state_bytes=GB),
+        GB // 2,
+        "1.8 GB are for the KV cache, states and the programs: lower --kv-cache-gib, --max-num-seqs or --max-model-len",
+    ),
     (LARGE, GB // 2, "0.8 GB are for the KV cache and the programs: lower --kv-cache-gib or --max-model-len"),
     (replace(LARGE, is_gguf=False, held_bytes=16 * GB), 10 * GB, "; --quantization int8-a8 (about 9.3 GB) would fit"),
     (replace(LARGE, is_gguf=False, held_bytes=16 * GB), 7 * GB, "7.0 GB are free; --quantization int4 (about 6.3 GB)"),
