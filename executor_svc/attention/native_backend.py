@@ -78,6 +78,7 @@ class NativeAttentionPlan:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
+            qkv_stride=(num_heads + 2 * num_kv_heads) * head_dim,
             block_size=cache.block_size,
             block_stride=cache.keys.stride(0),
             cache_format=FORMAT_NUMBERS[cache.keys.dtype],

@@ -22,11 +22,14 @@ from executor_svc.native.library import NativeLibrary
 from executor_svc.native.structs import (
     AttentionKindStruct,
     BatchStruct,
+    DeltaNetStruct,
     LayerStruct,
     ModelStruct,
     RotationStruct,
     StepStruct,
 )
+from executor_svc.states.interface import LayerState
+from executor_svc.states.native_states import delta_net_struct
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class _NativeParts:
 
 
 class NativeForward:
-    """One call for a step of a decoder on its caches."""
+    """One call for a step of a decoder on its caches and states."""
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class NativeForward:
         model: Decoder,
         parts: _NativeParts,
         caches: Sequence[LayerCache],
+        states: Sequence[LayerState],
         *,
         in_bfloat16: bool,
     ) -> None:
@@ -71,7 +75,7 @@ class NativeForward:
         self._library = library
         self._parts = parts  # the structs have pointers into them, and into what follows
         self._attention_layers = model.attention_layers
-        self._caches = caches
+        self._caches, self._states = caches, states
         self._frequencies = model.frequencies
         ropes = {rope: index for index, rope in enumerate(model.frequencies)}
         self._rotations = (RotationStruct * len(ropes))()
@@ -80,22 +84,32 @@ class NativeForward:
             rotation.rotary_dim = 2 * len(frequencies)
             rotation.factor = rope.attention_factor
         layers = model.config.layers
-        distinct = list(dict.fromkeys(layers))
+        attending = [layer for layer in layers if layer.state is None]
+        distinct = list(dict.fromkeys(attending))
         self._slopes = [np.array(kind.attention.alibi_slopes or (), np.float32) for kind in distinct]
         self._kinds = (AttentionKindStruct * len(distinct))()
         for kind, like, slopes in zip(self._kinds, distinct, self._slopes, strict=True):
-            cache = caches[layers.index(like)]  # layers that attend alike are in one cache group
+            cache = caches[attending.index(like)]  # layers that attend alike are in one cache group
             kind.group = cache.group
             kind.step = _constant_step(like, cache, slopes, in_bfloat16=in_bfloat16)
             kind.window = like.attention.window_tokens or 0
             kind.rotation = None if like.rope is None else addressof(self._rotations[ropes[like.rope]])
+            kind.has_output_gate = like.has_output_gate
+        self._delta_nets: list[DeltaNetStruct] = []
         self._layers = (LayerStruct * len(layers))()
-        for struct, layer, attention, segment, cache in zip(
-            self._layers, layers, self._attention_layers, parts.segments, caches, strict=True
+        next_cache, next_state = iter(caches), iter(states)
+        for struct, layer, attention, segment, net in zip(
+            self._layers, layers, self._attention_layers, parts.segments, model.weights.delta_nets, strict=True
         ):
             struct.segment = addressof(segment.struct)
+            if net is not None:
+                state = next(next_state)
+                self._delta_nets.append(delta_net_struct(net))
+                struct.delta_net = addressof(self._delta_nets[-1])
+                struct.conv_states, struct.states = state.conv.data_ptr(), state.recurrent.data_ptr()
+                continue
             struct.kind = addressof(self._kinds[distinct.index(layer)])
-            struct.cache = cache_struct(cache)
+            struct.cache = cache_struct(next(next_cache))
             struct.sinks = sinks_address(attention)
         self._model = ModelStruct(
             tokens=parts.embedding.weights.tokens.struct,
@@ -117,15 +131,22 @@ class NativeForward:
 
 
 def native_forward(
-    model: LanguageModel, attention: AttentionBackend, library: NativeLibrary | None, caches: Sequence[LayerCache]
+    model: LanguageModel,
+    attention: AttentionBackend,
+    library: NativeLibrary | None,
+    caches: Sequence[LayerCache],
+    states: Sequence[LayerState] = (),
 ) -> NativeForward | None:
-    """Return the one call for a model that the library computes whole; None: it does not."""
+    """Return the one call for a model that the library computes whole; None: it does not.
+
+    `states` are those of its layers with one; without them the model only pools.
+    """
     if library is None or not isinstance(model, Decoder) or not isinstance(attention, NativeAttentionBackend):
         return None
     parts = _NativeParts.of(model)
-    if parts is None or model.shape.states:
+    if parts is None or len(states) < len(model.shape.states):
         return None
-    return NativeForward(library, model, parts, caches, in_bfloat16=attention.in_bfloat16)
+    return NativeForward(library, model, parts, caches, states, in_bfloat16=attention.in_bfloat16)
 
 
 def _constant_step(
@@ -136,6 +157,7 @@ def _constant_step(
         num_heads=layer.num_heads,
         num_kv_heads=layer.num_kv_heads,
         head_dim=layer.head_dim,
+        qkv_stride=((1 + layer.has_output_gate) * layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim,
         block_size=cache.block_size,
         block_stride=cache.keys.stride(0),
         cache_format=FORMAT_NUMBERS[cache.keys.dtype],

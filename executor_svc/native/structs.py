@@ -127,6 +127,7 @@ class StepStruct(ctypes.Structure):
             "head_dim",
             "block_size",
             "rotary_dim",
+            "qkv_stride",
             "block_stride",
             "cache_format",
             "num_tokens",
@@ -177,13 +178,17 @@ class RotationStruct(ctypes.Structure):
 class AttentionKindStruct(ctypes.Structure):
     """`AttentionKind` of forward.c."""
 
-    _fields_ = (("step", StepStruct), ("window", LONG), ("rotation", POINTER), ("group", LONG))
+    _fields_ = (("step", StepStruct), ("window", LONG), ("rotation", POINTER), *_of(LONG, "group", "has_output_gate"))
 
 
 class LayerStruct(ctypes.Structure):
     """`Layer` of forward.c."""
 
-    _fields_ = (("segment", POINTER), ("kind", POINTER), ("cache", LayerCacheStruct), ("sinks", POINTER))
+    _fields_ = (
+        *_of(POINTER, "segment", "kind"),
+        ("cache", LayerCacheStruct),
+        *_of(POINTER, "sinks", "delta_net", "conv_states", "states"),
+    )
 
 
 class ModelStruct(ctypes.Structure):

@@ -244,7 +244,7 @@ class _Parts:
             for group in groups if uses_groups else ():
                 sizes = {"num_blocks": group.num_device_blocks, "num_host_blocks": group.num_host_blocks}
                 _logger.info(Event("cache_group", kind=group.kind.name, layers=len(group.layers), **sizes))
-            forward = native_forward(model, backend, chosen.library, caches.layers)
+            forward = native_forward(model, backend, chosen.library, caches.layers, states.layers if states else ())
             if forward is not None and not sampler.samples_on_device:  # it reads all tokens from the batch table
                 return NativeRunner(model, forward, config.max_num_seqs), caches
             graphs = self._capture_graphs(caches.layers, last_tokens) if has_graphs and self.graph_sizes else None

@@ -251,7 +251,7 @@ class PagedRun:
             state.conv.fill_(torch.nan)
             state.recurrent.fill_(torch.nan)
         library = backend._library if isinstance(backend, NativeAttentionBackend) else None
-        self._forward = None if is_composed else native_forward(model, backend, library, self._caches)
+        self._forward = None if is_composed else native_forward(model, backend, library, self._caches, self._states)
 
     def prompt_logits(self, prompt: Sequence[int], chunk_size: int) -> torch.Tensor:
         """Return the logits at every position, [num_tokens, vocab_size]."""
@@ -340,11 +340,13 @@ def _run_in_one_call(
     """Return the logits of the wanted tokens of a step, [num_wanted, vocab_size]."""
     tables, block_size = tables_of_size
     longest = max(start + len(chunk) for start, chunk in zip(starts, chunks, strict=True))
-    token_ids = np.zeros((len(chunks), longest), np.int32)
-    for row, (start, chunk) in enumerate(zip(starts, chunks, strict=True)):
-        token_ids[row, start : start + len(chunk)] = chunk
-    rows = [np.array(column, np.int32) for column in (range(len(chunks)), starts, [len(chunk) for chunk in chunks])]
-    block_tables = np.ascontiguousarray(tables, np.int32)
+    slots = tables[:, 0]
+    token_ids = np.zeros((slots.max() + 1, longest), np.int32)
+    block_tables = np.zeros((slots.max() + 1, tables.shape[1]), np.int32)
+    block_tables[slots] = tables
+    for slot, start, chunk in zip(slots, starts, chunks, strict=True):
+        token_ids[slot, start : start + len(chunk)] = chunk
+    rows = [np.array(column, np.int32) for column in (slots, starts, [len(chunk) for chunk in chunks])]
     hidden, logits = (torch.empty(len(wanted), size) for size in (forward.hidden_size, forward.vocab_size))
     of_group = BlockTablesStruct(block_tables.ctypes.data, block_tables.shape[1], block_size)
     batch = BatchStruct(

@@ -85,7 +85,7 @@ class Case:
         """Run a step; each row has its tokens of the sequence. Return what each row gets."""
         tokens = np.concatenate([start + np.arange(length) for start, length in zip(starts, lengths, strict=True)])
         rows = StateRows(*(np.array(column, np.int32) for column in (slots, starts, lengths)))
-        return backend.delta_net(self.projected[tokens], rows, state, self.weights).split(tuple(lengths))
+        return torch.split(backend.delta_net(self.projected[tokens], rows, state, self.weights), list(lengths))
 
 
 def native(lanes: str, num_threads: int = 1) -> NativeStateBackend:
@@ -95,7 +95,8 @@ def native(lanes: str, num_threads: int = 1) -> NativeStateBackend:
 @pytest.mark.parametrize("net", NETS, ids=str)
 def test_all_backends_are_near_transformers(net: DeltaNetConfig) -> None:
     case = Case.of(net)
-    for backend in (TorchStateBackend(), *map(native, LANES)):
+    backends: list[StateBackend] = [TorchStateBackend(), *map(native, LANES)]
+    for backend in backends:
         state = case.unread_state()
         for start, length in ((0, 40), (40, 1), (41, NUM_TOKENS - 41)):
             out, *_ = case.run(backend, state, [2, 1], [start, 0], [length, 3])

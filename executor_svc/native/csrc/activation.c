@@ -59,8 +59,9 @@ INLINE void activate_all(const Activation activation, float *a, const float *b, 
 
 void gate_values(float *values, const float *gates, long count) {
     for (long i = 0; i < count; i += LANES) {
-        vfloat gated = weigh_by_sigmoid(vf_load_part(values + i, count - i), vf_load_part(gates + i, count - i));
-        vf_store_part(values + i, gated, count - i);
+        vfloat x = vf_load_part(values + i, count - i), gate = vf_load_part(gates + i, count - i);
+        x = vf_add(x, vf_sub(gate, gate));  // a NaN stays
+        vf_store_part(values + i, weigh_by_sigmoid(x, gate), count - i);
     }
 }
 

@@ -94,8 +94,8 @@ INLINE void write_head(const long format, const Step *step, const float *x, floa
 // Rotate the keys of a token and write them and the values into the cache; `rotated` has room for one head.
 INLINE void write_token(const long format, const Step *step, long t, const float *qkv, const LayerCache *cache,
                         float *rotated) {
-    long dim = step->head_dim, kv_size = step->num_kv_heads * dim, q_size = step->num_heads * dim;
-    const float *key = qkv + t * (q_size + 2 * kv_size) + q_size;
+    long dim = step->head_dim, kv_size = step->num_kv_heads * dim;
+    const float *key = qkv + t * step->qkv_stride + step->num_heads * dim;
     long slot = step->slot_mapping[t];
     if (format == CACHE_FLOAT32) {
         long at = slot / step->block_size * step->block_stride + slot % step->block_size * kv_size;
@@ -230,13 +230,13 @@ static void load_queries(const Step *step, const QueryTile *tile, long head, con
                          const Work *work) {
     long dim = step->head_dim, width = width_of(step, tile, head);
     long padded = query_stride(step->in_bfloat16, step), num_floats = head_floats(step->in_bfloat16, dim);
-    long qkv_size = (step->num_heads + 2 * step->num_kv_heads) * dim, num_rows = tile->num_tokens * width;
+    long num_rows = tile->num_tokens * width;
     bool is_packed = !is_direct(step, tile);
     for (long i = 0; i < num_rows; i++) {
         long token = tile->first_token + i / width;
-        const float *from = qkv + token * qkv_size + (head * group_of(step) + i % width) * dim;
+        const float *from = qkv + token * step->qkv_stride + (head * group_of(step) + i % width) * dim;
         float *query = work->queries + i * padded, *rotated = is_packed || step->in_bfloat16 ? work->values : query;
-        if (is_packed) fetch_vector(from + FETCH_TOKENS * qkv_size, dim * (long)sizeof(float));
+        if (is_packed) fetch_vector(from + FETCH_TOKENS * step->qkv_stride, dim * (long)sizeof(float));
         rotate(step, token, from, query_scale(step) * key_scale, rotated);
         if (step->in_bfloat16) pair_query(rotated, dim, is_packed ? rotated : query);
         float *laid_out = is_packed ? rotated : query;
@@ -434,11 +434,11 @@ static void run_attention_call(const Member *member, void *argument) {
 // One layer: rotate and write the keys and values of all tokens into the cache, then attend, causally and within
 // the window, or where step->is_full over all tokens of a row.
 //
-// qkv [num_tokens][num_heads + 2 * num_kv_heads][head_dim] before rotation; the keys and values of the cache
-// [num_blocks][block_size][num_kv_heads][head_dim], blocks step->block_stride apart, of int8 with scales behind each
-// (cache_format.h); sinks [num_heads], or NULL: there are none; out [num_tokens][num_heads][head_dim]; memory has
-// octavo_attention_scratch_bytes(step, team->num_threads), aligned to 64 bytes. Neither unwritten slots nor entries of
-// the block tables before the window are read.
+// qkv [num_tokens][num_heads + 2 * num_kv_heads][head_dim] before rotation, tokens step->qkv_stride apart; the keys and
+// values of the cache [num_blocks][block_size][num_kv_heads][head_dim], blocks step->block_stride apart, of int8 with
+// scales behind each (cache_format.h); sinks [num_heads], or NULL: there are none; out [num_tokens][num_heads][head_dim];
+// memory has octavo_attention_scratch_bytes(step, team->num_threads), aligned to 64 bytes. Neither unwritten slots nor
+// entries of the block tables before the window are read.
 void octavo_attention(const Step *step, const float *qkv, const LayerCache *cache, const float *sinks, float *out,
                       float *memory, Team *team) {
     run_region(team, run_attention_call, &(AttentionCall){step, qkv, cache, sinks, out, memory});

@@ -1,7 +1,9 @@
 // A whole step of a model in one parallel region, from the batch table to logits; see octavo_forward.
 #include <string.h>
 
+#include "activation.h"
 #include "arena.h"
+#include "delta_net.h"
 #include "embedding.h"
 #include "layers.h"
 #include "likeliest.h"
@@ -22,14 +24,17 @@ typedef struct {
     long window;               // positions that a token sees, its own included; 0: all
     const Rotation *rotation;  // NULL: none
     long group;                // cache group
+    long has_output_gate;      // whether qkv has gates of what is attended behind the values
 } AttentionKind;
 
-// What comes before an attention, and the attention.
+// What comes before an attention or a gated delta net, and that.
 typedef struct {
     const Segment *segment;
-    const AttentionKind *kind;
+    const AttentionKind *kind;  // NULL: it does not attend
     LayerCache cache;
-    const float *sinks;  // [num_heads] logits; NULL: none
+    const float *sinks;         // [num_heads] logits; NULL: none
+    const DeltaNet *delta_net;  // NULL: it attends
+    float *conv_states, *states;
 } Layer;
 
 // A decoder on its cache; constant but for kinds, rotations and what the last layer attends.
@@ -71,10 +76,11 @@ typedef struct {
     char *is_wanted;                  // of each token
     Task *last_tasks;                 // of the last layer
     int64_t *slot_mapping;            // of each cache group, one after the other
-    float *residual, *qkv, *attended;
+    float *residual;
+    float *qkv, *attended;            // or what a gated delta net takes, and returns
     float *wanted_attended;           // of the wanted tokens
     char *segment_memory;
-    float *attention_memory;
+    float *attention_memory;          // or of gated delta nets
     int32_t *likeliest_memory;
 } Work;
 
@@ -92,7 +98,12 @@ static Logits logits_of(const Model *model, const Batch *batch) {
     };
 }
 
-static AttentionKind *last_kind(const Model *model) { return model->layers[model->num_layers - 1].kind; }
+static const Layer *last_layer(const Model *model) { return model->layers + model->num_layers - 1; }
+
+// Numbers that a layer attends for a token, or its gated delta net returns.
+static long attended_width(const Layer *layer) {
+    return layer->delta_net ? output_dim(layer->delta_net) : layer->kind->step.num_heads * layer->kind->step.head_dim;
+}
 
 // Plan the attention of every kind of layer.
 static void plan(const Model *model, const Batch *batch, int num_threads, Arena *arena) {
@@ -108,23 +119,27 @@ static void plan(const Model *model, const Batch *batch, int num_threads, Arena 
 
 // Lay out all memory except the plans'; the attention is planned.
 static void lay_out(const Model *model, const Batch *batch, int num_threads, Arena *arena, Work *work) {
-    const Step *step = &model->kinds[0].step;
-    long num_tokens = 0, width = step->num_heads * step->head_dim;
+    long num_tokens = 0, qkv_width = 0, width = 0;
     for (long row = 0; row < batch->rows.num_rows; row++) num_tokens += batch->rows.lengths[row];
     work->num_tokens = num_tokens;
     work->slots = take(arena, num_tokens * (long)sizeof(int32_t));
     work->positions = take(arena, num_tokens * (long)sizeof(int32_t));
     work->slot_mapping = take(arena, batch->num_groups * num_tokens * (long)sizeof(int64_t));
     work->is_wanted = take(arena, num_tokens);
-    work->last_tasks = take(arena, last_kind(model)->step.num_tasks * (long)sizeof(Task));
+    const AttentionKind *last_kind = last_layer(model)->kind;
+    work->last_tasks = take(arena, last_kind ? last_kind->step.num_tasks * (long)sizeof(Task) : 0);
     for (Rotation *rotation = model->rotations; rotation < model->rotations + model->num_rotations; rotation++) {
         rotation->cos = take_floats(arena, num_tokens, rotation->rotary_dim);
         rotation->sin = take_floats(arena, num_tokens, rotation->rotary_dim);
     }
     work->residual = take_floats(arena, num_tokens, model->embedding.hidden_size);
-    work->qkv = take_floats(arena, num_tokens, width + 2 * step->num_kv_heads * step->head_dim);
+    for (const Layer *layer = model->layers; layer <= last_layer(model); layer++) {
+        qkv_width = most(qkv_width, all_outputs(&layer->segment->projection));
+        width = most(width, attended_width(layer));
+    }
+    work->qkv = take_floats(arena, num_tokens, qkv_width);
     work->attended = take_floats(arena, num_tokens, width);
-    work->wanted_attended = take_floats(arena, batch->num_wanted, width);
+    work->wanted_attended = take_floats(arena, batch->num_wanted, attended_width(last_layer(model)));
     long bytes = most(octavo_segment_scratch_bytes(model->last_segment, batch->num_wanted),
                       octavo_segment_scratch_bytes(model->head, batch->num_logit_rows));
     for (long i = 0; i < model->num_layers; i++)
@@ -133,6 +148,8 @@ static void lay_out(const Model *model, const Batch *batch, int num_threads, Are
     bytes = 0;
     for (long i = 0; i < model->num_kinds; i++)
         bytes = most(bytes, octavo_attention_scratch_bytes(&model->kinds[i].step, num_threads));
+    for (const Layer *layer = model->layers; layer <= last_layer(model); layer++)
+        if (layer->delta_net) bytes = most(bytes, octavo_delta_net_scratch_bytes(layer->delta_net, num_tokens));
     work->attention_memory = take(arena, bytes);
     Logits logits = logits_of(model, batch);
     work->likeliest_memory = take(arena, likeliest_scratch_bytes(&logits));
@@ -170,8 +187,9 @@ static void place_tokens(const Model *model, const Batch *batch, const Work *wor
 
 // Of the last layer only the wanted tokens go on: its other tiles need not attend.
 static void plan_last_layer(Model *model, const Batch *batch, const Work *work) {
+    if (last_layer(model)->delta_net) return;
     Step *step = &model->last_step;
-    *step = last_kind(model)->step;
+    *step = last_layer(model)->kind->step;
     memset(work->is_wanted, 0, (size_t)work->num_tokens);
     for (long i = 0; i < batch->num_wanted; i++) work->is_wanted[batch->wanted[i]] = 1;
     long num_kept = 0;
@@ -202,7 +220,7 @@ static void embed(const Model *model, const Batch *batch, const Work *work, cons
 
 // Copy what the last layer attended and the residual stream of the wanted tokens.
 static void take_wanted(const Model *model, const Batch *batch, const Work *work, const Member *member) {
-    long width = model->kinds[0].step.num_heads * model->kinds[0].step.head_dim, size = model->embedding.hidden_size;
+    long width = attended_width(last_layer(model)), size = model->embedding.hidden_size;
     Phase phase = begin_phase(member, batch->num_wanted, ONCE);
     while (next_task(&phase)) {
         long i = phase.task;
@@ -210,6 +228,22 @@ static void take_wanted(const Model *model, const Batch *batch, const Work *work
                (size_t)width * sizeof(float));
         memcpy(batch->hidden + i * size, work->residual + batch->wanted[i] * size, (size_t)size * sizeof(float));
     }
+}
+
+// The attention of a layer, or its gated delta net.
+static void attend(const Model *model, const Batch *batch, const Work *work, const Layer *layer, const Member *member) {
+    if (layer->delta_net) {
+        run_delta_net(layer->delta_net, &batch->rows, work->qkv, layer->conv_states, layer->states, work->attended,
+                      work->attention_memory, member);
+        return;
+    }
+    const Step *step = layer == last_layer(model) ? &model->last_step : &layer->kind->step;
+    run_attention(step, work->qkv, &layer->cache, layer->sinks, work->attended, work->attention_memory, member);
+    if (!layer->kind->has_output_gate) return;
+    long width = attended_width(layer);
+    Phase phase = begin_phase(member, work->num_tokens, ONCE);
+    while (next_task(&phase))
+        gate_values(work->attended + phase.task * width, work->qkv + (phase.task + 1) * step->qkv_stride - width, width);
 }
 
 typedef struct {
@@ -224,12 +258,10 @@ static void run_model(const Member *member, void *argument) {
     const Batch *batch = call->batch;
     const Work *work = call->work;
     embed(model, batch, work, member);
-    const Layer *last = model->layers + model->num_layers - 1;
-    for (const Layer *layer = model->layers; layer <= last; layer++) {
+    for (const Layer *layer = model->layers; layer <= last_layer(model); layer++) {
         run_segment(layer->segment, work->num_tokens, work->attended, work->residual, work->qkv, work->segment_memory,
                     member);
-        run_attention(layer == last ? &model->last_step : &layer->kind->step, work->qkv, &layer->cache, layer->sinks,
-                      work->attended, work->attention_memory, member);
+        attend(model, batch, work, layer, member);
     }
     if (!batch->num_wanted) return;
     take_wanted(model, batch, work, member);

@@ -37,6 +37,7 @@ typedef struct {
 typedef struct {
     long num_heads, num_kv_heads, head_dim, block_size;
     long rotary_dim;    // the first dimensions of a head, which turn; 0: none
+    long qkv_stride;    // from one token of qkv to the next, in floats
     long block_stride;  // from one block of the cache to the next, in elements
     long cache_format;  // of keys and values; see cache_format.h
     long num_tokens, table_width;
