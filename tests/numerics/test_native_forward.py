@@ -17,7 +17,7 @@ from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.step_wire.step import SamplingRow, StepResult, TableDelta, pairs
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, StepDriver, fork_of
-from tests.numerics.family_architectures import FAMILY_ARCHITECTURES, WITH_STATES
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import LANES, library_path
 from tests.numerics.reference import random_prompt
 
@@ -48,7 +48,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
                 patch.setattr("executor_svc.worker.assembly.native_forward", lambda *_: None)
             worker = load_worker(ExecutorConfig(model=str(tmp_path), **{**config, **settings}))
         assert isinstance(worker, TorchWorker)
-        assert isinstance(worker._runner, NativeRunner) is not (is_composed or name in WITH_STATES)
+        assert isinstance(worker._runner, NativeRunner) is not is_composed
         worker.reset()  # one table for all layers
         return StepDriver(worker)
 
