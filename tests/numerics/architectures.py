@@ -302,8 +302,10 @@ class PagedRun:
         lengths = [len(chunk) for chunk in chunks]
         ends = np.cumsum(lengths)
         if self._forward is not None:
+            # Sequences that share their first block have no states.
+            slots = tables[:, 0] if self._states else np.arange(len(chunks), dtype=np.int32)
             indices = (ends - 1 if only_last else np.arange(ends[-1])).astype(np.int32)
-            in_one_call = _run_in_one_call(self._forward, chunks, starts, (tables, self.block_size), indices)
+            in_one_call = _run_in_one_call(self._forward, chunks, starts, slots, (tables, self.block_size), indices)
             return torch.split(in_one_call, 1 if only_last else lengths)
         positions = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         slots = [
@@ -334,13 +336,13 @@ def _run_in_one_call(
     forward: NativeForward,
     chunks: Sequence[Sequence[int]],
     starts: Sequence[int],
+    slots: Int32Array,
     tables_of_size: tuple[Int32Array, int],
     wanted: Int32Array,
 ) -> torch.Tensor:
     """Return the logits of the wanted tokens of a step, [num_wanted, vocab_size]."""
     tables, block_size = tables_of_size
     longest = max(start + len(chunk) for start, chunk in zip(starts, chunks, strict=True))
-    slots = tables[:, 0]
     token_ids = np.zeros((slots.max() + 1, longest), np.int32)
     block_tables = np.zeros((slots.max() + 1, tables.shape[1]), np.int32)
     block_tables[slots] = tables
