@@ -21,7 +21,13 @@ class _BatchConfig(ServiceConfig):
         ),
     )
     max_num_seqs: int = Field(
-        256, ge=1, le=2**16, description="Maximum number of live sequences. Each uses one slot of the batch table."
+        256,
+        ge=1,
+        le=2**16,
+        description=(
+            "Maximum number of live sequences. Each uses one slot of the batch table. With a hybrid model, such as "
+            "Qwen3.5, a slot takes many MiB."
+        ),
     )
     max_num_batched_tokens: int = Field(
         2048, ge=1, description="Maximum number of tokens per step. Limits the time and memory of a step."

@@ -56,8 +56,8 @@ KINDS: Final[Mapping[int, CodeKind]] = MappingProxyType({kind.block_type: kind f
 Sharing = Literal["block", "group", "channel", "tensor"]
 
 _ACCEPTED: Final = (
-    "codes are read in E4M3 or as symmetric integers of 8 bits, with a scale for each tensor, channel, block of "
-    "[128, 128] or group of a multiple of 128 inputs, and of the experts of gpt-oss in MXFP4"
+    "codes may be E4M3 or symmetric integers of 8 bits, with a scale for each tensor, channel, block of [128, 128], or "
+    "group of 128 inputs or a multiple of that"
 )
 
 

@@ -51,8 +51,7 @@ def unpacked_shape(name: str, packed: Sequence[int], stored: torch.Tensor | None
     shape = [int(size) for size in stored.flatten()[:3]]
     if len(shape) != 2 or list(packed) != [shape[0], -(-shape[1] // 4)]:
         raise ModelLoadError(
-            f"{name} has four codes in each of {list(packed)} int32, which do not make the {shown(repr(shape))} of "
-            f"{shape_name}"
+            f"{name} has the shape {list(packed)}, four codes in each int32, but {shape_name} is {shown(repr(shape))}"
         )
     return shape
 
@@ -162,7 +161,7 @@ class ScaledSource:
             return self.scales.values.expand(-1, num_blocks)
         if begin % BLOCK_INPUTS or (end % BLOCK_INPUTS and end != self.scales.shape[1]):
             raise ModelLoadError(
-                f"{self.name} cannot be shared among so many ranks: each would have inputs {begin} to {end}, and "
-                f"blocks have {BLOCK_INPUTS}"
+                f"{self.name} cannot be shared among so many ranks: one would have inputs {begin} to {end}, which "
+                f"are not whole blocks of {BLOCK_INPUTS}; lower --tp"
             )
         return self.scales.values[:, begin // BLOCK_INPUTS :][:, :num_blocks]

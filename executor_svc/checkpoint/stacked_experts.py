@@ -24,6 +24,7 @@ from executor_svc.checkpoint.weight_map import BlockRows, TensorTarget
 from octavo_shared.errors import ModelLoadError
 
 _EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.(weight|bias)")
+_WHY_NOT: Final = "is MXFP4; there it must be F32, F16 or BF16"
 # Of each part of an expert: the stacked tensor, the first of its outputs, and from one to the next.
 _PLACES: Final = {
     "gate_proj": ("gate_up_proj", 0, 2),
@@ -61,11 +62,11 @@ class CodedMatrix:
             begin, end, _ = columns[0].indices(self.rows.shape[1] // BLOCK_BYTES * BLOCK_INPUTS)
             if begin % BLOCK_INPUTS or end % BLOCK_INPUTS:
                 raise ModelLoadError(
-                    f"{self.name} cannot be shared among so many ranks: each would have inputs {begin} to {end}, and "
-                    f"blocks have {BLOCK_INPUTS}"
+                    f"{self.name} cannot be shared among so many ranks: one would have inputs {begin} to {end}, "
+                    f"which are not whole blocks of {BLOCK_INPUTS}; lower --tp"
                 )
             blocks = blocks[:, begin // BLOCK_INPUTS * BLOCK_BYTES : end // BLOCK_INPUTS * BLOCK_BYTES]
-        return BlockRows(self.name, blocks.contiguous(), MXFP4_BLOCK, None, why_not="is MXFP4, which has no place here")
+        return BlockRows(self.name, blocks.contiguous(), MXFP4_BLOCK, None, why_not=_WHY_NOT)
 
 
 @dataclass(frozen=True, slots=True)

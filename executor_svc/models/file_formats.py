@@ -94,7 +94,7 @@ class FileFormats:
             if (first.type in FLOATS) != (tensor.type in FLOATS):
                 raise ModelLoadError(
                     f"{first} is {first.type.name}, but {tensor.name} is {tensor.type.name}: both must be quantized, "
-                    "or none"
+                    "or neither"
                 )
 
     def __call__(self, names: Sequence[str]) -> Sequence[NumberFormat]:

@@ -70,7 +70,7 @@ def _choose_model(
         model_config = read_model_config(directory, config)
     except UnsupportedModelError as reason:
         if isinstance(directory, GGUFModel):
-            raise ModelLoadError(f"{reason}; a GGUF file needs a native implementation") from reason
+            raise ModelLoadError(f"{reason}; a GGUF file needs Octavo's own decoder") from reason
         return _from_transformers(directory, config, device, reason), WeightNames()
     if isinstance(directory, GGUFModel):
         return _from_gguf(directory, model_config, config, device, group), model_config.names
@@ -258,7 +258,7 @@ def read_model_config(directory: Model, config: ExecutorConfig) -> ModelConfig:
             f"compute_dtype is {config.compute_dtype}": config.compute_dtype != "float32",
         }
         for setting in (setting for setting, is_wanted in wanted.items() if is_wanted):
-            raise ModelLoadError(f"{setting}, which needs a native implementation; but {reason}") from reason
+            raise ModelLoadError(f"{setting}, which needs Octavo's own decoder; but {reason}") from reason
         raise
     Shard.of(model_config, rank=0, size=config.tp)
     most = model_config.max_positions
@@ -287,7 +287,7 @@ def _from_transformers(
     except ModelLoadError as error:
         if isinstance(reason, UnknownArchitectureError):
             raise
-        raise ModelLoadError(f"{error}; the native implementation cannot run it either: {reason}") from error
+        raise ModelLoadError(f"{error}; Octavo's own decoder cannot run it either: {reason}") from error
     facts = model.attention
     sizes = (facts.num_heads, facts.num_kv_heads, facts.head_dim)
     cache = CACHE_DTYPES.get(config.kv_cache_dtype)
@@ -295,7 +295,7 @@ def _from_transformers(
     chosen = choose_backend(config.attention_backend, needs, config.block_size_tokens)
     attention = _make_attention(chosen, config) or make_attention(found.library)
     _log_attention(chosen, attention)
-    in_use = replace(found, reason=found.reason or "this model has no native implementation")
+    in_use = replace(found, reason=found.reason or "Octavo's own decoder does not have this model")
     kernels = describe_kernels(in_use, attention, device, others="transformers")
     path = compute_path(device, dtype, "transformers", attention, in_use)
     chosen_model = ChosenModel(

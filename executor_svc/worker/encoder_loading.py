@@ -175,7 +175,7 @@ def _why_not_own(config: ExecutorConfig, directory: ModelDirectory, kind: Encode
     """
     reason = "" if found.library is not None else found.reason
     if not kind.is_own:
-        reason = f"{kind.family} has no native implementation"
+        reason = f"Octavo's own code does not have {kind.family}"
     else:
         try:
             read_encoder_config(directory.config(), directory.path / "config.json", kind)

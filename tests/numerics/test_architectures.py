@@ -239,5 +239,5 @@ def test_what_needs_our_own_code_is_refused_without_it(
     save_tiny_architecture(tmp_path, "OlmoForCausalLM", {})
     config = ExecutorConfig.model_validate({"model": str(tmp_path), **settings})
 
-    with pytest.raises(ModelLoadError, match=f"{setting}.*needs a native implementation; but .*OlmoForCausalLM"):
+    with pytest.raises(ModelLoadError, match=f"{setting}.*needs Octavo's own decoder; but .*OlmoForCausalLM"):
         read_model_config(ModelDirectory(tmp_path), config)

@@ -204,7 +204,7 @@ MORE = {"blk.0.odd.weight": np.zeros((2, 32), np.float32)}
     (
         only("blk.0.ffn_up.weight", FileType.F16),
         {},
-        "blk.0.ffn_gate.weight is Q8_0, but blk.0.ffn_up.weight is F16: both must be quantized, or none",
+        "blk.0.ffn_gate.weight is Q8_0, but blk.0.ffn_up.weight is F16: both must be quantized, or neither",
     ),
     (
         only("blk.0.ffn_down.weight", FileType.NVFP4),

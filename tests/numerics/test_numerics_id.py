@@ -232,9 +232,9 @@ def test_settings_that_are_not_invariant_are_refused_if_it_is_wanted(
 def test_a_model_that_transformers_runs_is_not_invariant(tmp_path: Path) -> None:
     save_tiny_architecture(tmp_path, "GPTNeoXForCausalLM", ARCHITECTURES["GPTNeoXForCausalLM"])
 
-    reason = "transformers runs the model, because this model has no native implementation"
+    reason = "transformers runs the model, because Octavo's own decoder does not have this model"
     assert choose(tmp_path).why_not_invariant == reason
-    with pytest.raises(ModelLoadError, match=r"no native implementation; remove --numerics$"):
+    with pytest.raises(ModelLoadError, match=r"does not have this model; remove --numerics$"):
         choose(tmp_path, numerics="invariant")
 
 

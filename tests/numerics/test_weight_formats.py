@@ -184,7 +184,7 @@ def test_a_gpu_computes_in_its_dtype() -> None:
 
 def test_a_model_that_transformers_runs_is_not_computed_in_bfloat16(tmp_path: Path) -> None:
     save_tiny_architecture(tmp_path, "GPTNeoXForCausalLM", ARCHITECTURES["GPTNeoXForCausalLM"])
-    with pytest.raises(ModelLoadError, match="compute_dtype is bfloat16, which needs a native implementation; but"):
+    with pytest.raises(ModelLoadError, match="compute_dtype is bfloat16, which needs Octavo's own decoder; but"):
         choose(tmp_path, compute_dtype="bfloat16")
 
 

@@ -240,8 +240,8 @@ class Blocks:
             begin, end = (place // block_inputs * block_bytes for place in (columns[0].start, columns[0].stop))
             if columns[0].start % block_inputs or columns[0].stop % block_inputs:
                 raise ModelLoadError(
-                    f"{self.tensor} cannot be shared among so many ranks: each would have inputs "
-                    f"{columns[0].start} to {columns[0].stop}, and blocks have {block_inputs}"
+                    f"{self.tensor} cannot be shared among so many ranks: one would have inputs "
+                    f"{columns[0].start} to {columns[0].stop}, which are not whole blocks of {block_inputs}; lower --tp"
                 )
             blocks = blocks[:, begin:end]
         if order is None:

@@ -73,7 +73,7 @@ def parse_config(values: Mapping[str, object], source: Path) -> ModelConfig:
         return _parse(values, source)
     except UnsupportedModelError as reason:
         raise ModelLoadError(
-            f"the weights of {source.parent} are {codes.kind.name}, which needs a native implementation; but {reason}"
+            f"the weights of {source.parent} are {codes.kind.name}, which needs Octavo's own decoder; but {reason}"
         ) from reason
 
 
@@ -83,7 +83,7 @@ def _parse(values: Mapping[str, object], source: Path) -> ModelConfig:
     family = _WITHOUT_HEAD.get(fields.architecture, fields.architecture)
     if family not in FAMILIES:
         raise UnknownArchitectureError(
-            f"{source} has the architecture {fields.architecture}, which has no native implementation"
+            f"{source} has the architecture {fields.architecture}, which Octavo's own decoder does not have"
         )
     fields.refuse({"is_causal": True})
     config = FAMILIES[family](fields)

@@ -3,8 +3,8 @@
     <|channel|>analysis<|message|>I look it up.<|end|>
     <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"a": 1}<|call|>
 
-The prompt has the first `<|start|>assistant`. A message to a tool of the request is a call, and any other message to
-somebody is a thought: no user is meant. Of the others `analysis` has thoughts, and every other channel content.
+The prompt has the first `<|start|>assistant`. A message with a recipient is a call if the request has that tool, else a
+thought: it is not for the user. Without a recipient, the channel `analysis` has thoughts, and every other one content.
 
 Decisions follow from the characters alone, so any split of the text gives the same joined events. No marker and no
 header is in an event.
@@ -93,7 +93,7 @@ class HarmonyParser:
         return merged(events)
 
     def finish(self) -> list[OutputEvent]:
-        """Return the remaining events: the output has ended. Most of a marker is no text."""
+        """Return the remaining events: the output has ended. A marker that broke off is no text."""
         rest, self._text = self._text, ""
         if not self._is_in_header:
             self._add("" if rest.startswith("<|") else rest)

@@ -174,7 +174,7 @@ def test_config_that_cannot_run(changes: dict[str, object], reason: str, directo
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "architecture GPT2LMHeadModel, which has no native implementation",
+            "architecture GPT2LMHeadModel, which Octavo's own decoder does not have",
         ),
         ({"hidden_act": "mish"}, "has hidden_act 'mish'; supported are silu, gelu"),
         ({"sliding_window": 4096}, "has sliding_window 4096, which is not supported"),
