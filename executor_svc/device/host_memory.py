@@ -11,6 +11,8 @@ _CACHES = ("inactive_file", "active_file", "total_inactive_file", "total_active_
 # A CPU's memory is shared with everything else that runs on the machine.
 CACHE_SHARE = 0.25
 LARGEST_SHARE_OF_FREE = 0.5
+# Of what is free beside the weights, where --max-num-seqs is not set.
+STATES_SHARE = 0.25
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int | None:
@@ -31,6 +33,11 @@ def cache_share_bytes(available: int, total: int) -> int:
     while share > available * LARGEST_SHARE_OF_FREE:
         share //= 2
     return share
+
+
+def states_that_fit(state_bytes: int, available: int, most: int) -> int:
+    """Return how many sequences have room for their recurrent states in a share of what is free, from 1 to `most`."""
+    return max(1, min(most, int(available * STATES_SHARE) // state_bytes))
 
 
 def total_memory_bytes() -> int | None:

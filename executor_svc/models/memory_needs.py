@@ -22,7 +22,12 @@ from executor_svc.checkpoint.gguf.files import read_files
 from executor_svc.checkpoint.gguf.rounding import HELD_BITS, check_type
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.model_files import refuse_quantized
-from executor_svc.device.host_memory import available_memory_bytes, cache_share_bytes, total_memory_bytes
+from executor_svc.device.host_memory import (
+    available_memory_bytes,
+    cache_share_bytes,
+    states_that_fit,
+    total_memory_bytes,
+)
 from octavo_shared.errors import ModelLoadError
 
 if TYPE_CHECKING:  # torch, and pydantic, which a machine that only measures may lack
@@ -154,11 +159,15 @@ def check_memory(model: Path | GGUFModel, config: ExecutorConfig, num_executors:
     cache_bytes = None if config.kv_cache_gib is None else int(config.kv_cache_gib * 2**30) * config.tp
     if config.num_device_blocks is not None:
         cache_bytes = summary.token_bytes * config.num_device_blocks * (config.block_size_tokens or _BLOCK_TOKENS)
-    needed = summary.needed_bytes(cache_bytes, config.max_model_len, config.max_num_seqs) * num_executors
-    if trouble := summary.why_too_large(config.model, needed, available_memory_bytes(), num_executors):
+    max_num_seqs, available = config.max_num_seqs, available_memory_bytes()
+    if summary.state_bytes and available is not None and "max_num_seqs" not in config.model_fields_set:
+        others = summary.needed_bytes(0, max_num_seqs=0)
+        max_num_seqs = states_that_fit(summary.state_bytes, available // num_executors - others, max_num_seqs)
+    needed = summary.needed_bytes(cache_bytes, config.max_model_len, max_num_seqs) * num_executors
+    if trouble := summary.why_too_large(config.model, needed, available, num_executors):
         raise OutOfMemoryError(trouble)
     if cache_bytes is None and summary.architecture.endswith(_GENERATIVE):
-        return say_needs(needed, _most_bytes(summary, config.max_num_seqs, num_executors))
+        return say_needs(needed, _most_bytes(summary, max_num_seqs, num_executors))
     return say_needs(needed)
 
 

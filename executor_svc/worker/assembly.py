@@ -26,6 +26,7 @@ from executor_svc.cache.block_count import (
 from executor_svc.cache.cache_engine import MAX_STAGED_BLOCKS, CacheEngine, CacheShape
 from executor_svc.cache.cache_groups import GroupedCacheEngine, size_groups
 from executor_svc.checkpoint.pooling_modules import PoolingModules
+from executor_svc.device.host_memory import available_memory_bytes, states_that_fit
 from executor_svc.device.memory import GpuMemory, gpu_memory
 from executor_svc.device.probe import device_probe
 from executor_svc.drafts.drafting import Drafting
@@ -120,6 +121,8 @@ def assemble_worker(
     """
     if not identity.is_generative:
         return _Parts(chosen, identity, config, device, group, ()).make_worker(BlockCounts(0, 0), has_graphs=False)
+    if chosen.model.shape.states and "max_num_seqs" not in config.model_fields_set:
+        config = _with_states_that_fit(config, chosen.model.shape.state_bytes, device, group, local_size)
     graph_sizes: Sequence[int] = ()
     if config.cuda_graphs == "auto" and graph_capture(device) is not None:
         graph_sizes = sizes_to_capture(chosen.model, chosen.attention, config.max_num_seqs)
@@ -157,6 +160,22 @@ def assemble_worker(
     if compiles_kernels(device):
         warm_up(worker)
     return worker
+
+
+def _with_states_that_fit(
+    config: ExecutorConfig, state_bytes: int, device: torch.device, group: TensorParallelGroup, local_size: int
+) -> ExecutorConfig:
+    """Return the settings with as many sequences as there is room for their states; some are said with a sentence."""
+    memory = gpu_memory(device)
+    available = available_memory_bytes() if memory is None else memory.free() * local_size
+    if available is None:
+        return config
+    fitting = group.least(states_that_fit(state_bytes, available // local_size, config.max_num_seqs))
+    if fitting < config.max_num_seqs and group.rank == 0:
+        gib = round(state_bytes * config.max_num_seqs / 2**30, 1)
+        reason = f"the states of {config.max_num_seqs} sequences would take {gib} GiB; set --max-num-seqs for another"
+        _logger.warning(Event("max_num_seqs_lowered", max_num_seqs=fitting, reason=reason))
+    return config.model_copy(update={"max_num_seqs": fitting})
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from octavo_shared.errors import InvalidStepError, StepFailedError
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
-from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, firsts_of
+from octavo_shared.step_wire.cache_group import CacheGroup, firsts_of
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.request_check import check_known_ids, check_number, check_pooled, check_rules
 from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, StepResult
@@ -141,8 +141,7 @@ def execute(worker: Worker, step: Step) -> StepResult:
 
 def table_of(info: ExecutorInfo, *, uses_groups: bool = False) -> BatchTable:
     """Return an empty batch table of an executor's sizes."""
-    groups = (group for group in info.groups(agreed=uses_groups) if group.kind is not CacheKind.STATE)
-    first, *others = ((group.block_size_tokens, group.num_device_blocks) for group in groups)
+    first, *others = ((g.block_size_tokens, g.num_device_blocks) for g in info.groups(agreed=uses_groups))
     return BatchTable(info.max_num_seqs, info.max_model_len, *first, info.num_grammar_slots, others)
 
 

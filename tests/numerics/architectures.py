@@ -303,9 +303,9 @@ class PagedRun:
         ends = np.cumsum(lengths)
         if self._forward is not None:
             # Sequences that share their first block have no states.
-            slots = tables[:, 0] if self._states else np.arange(len(chunks), dtype=np.int32)
+            own = tables[:, 0] if self._states else np.arange(len(chunks), dtype=np.int32)
             indices = (ends - 1 if only_last else np.arange(ends[-1])).astype(np.int32)
-            in_one_call = _run_in_one_call(self._forward, chunks, starts, slots, (tables, self.block_size), indices)
+            in_one_call = _run_in_one_call(self._forward, chunks, starts, own, (tables, self.block_size), indices)
             return torch.split(in_one_call, 1 if only_last else lengths)
         positions = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         slots = [

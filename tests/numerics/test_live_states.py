@@ -1,12 +1,14 @@
 """The worker's states of sequences: who forks goes on from its parent's, who comes begins anew."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from executor_svc.config import ExecutorConfig
+from executor_svc.models.memory_needs import summarize_model
 from executor_svc.worker.loading import load_worker
 from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.errors import InvalidStepError
@@ -124,3 +126,21 @@ def test_what_the_executor_says_of_its_states(worker: TorchWorker) -> None:
     assert states.bytes_per_block == 2 * 4 * (3 * conv_dim + heads * key_dim * value_dim)
     assert info.max_allowance == 1  # a wrong draft could not be taken back
     assert Capability.VARIABLE_TOKENS not in info.capabilities
+
+
+@pytest.mark.parametrize(("settings", "expected"), [({}, 3), ({"max_num_seqs": 5}, 5)], ids=["unset", "set"])
+def test_slots_that_nobody_asked_for_have_room_for_their_states(
+    settings: dict[str, int], expected: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny_architecture(tmp_path, "Qwen3_5ForCausalLM", FAMILY_ARCHITECTURES["Qwen3_5ForCausalLM"])
+    config = ExecutorConfig.model_validate({"model": str(tmp_path), "num_device_blocks": 10, **settings})
+    state_bytes = summarize_model(tmp_path).state_bytes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "executor_svc.worker.assembly.available_memory_bytes", lambda: 15 * state_bytes
+        )  # a quarter of it
+        loaded = load_worker(config)
+
+    assert loaded.info.max_num_seqs == expected
+    told = [record.getMessage() for record in caplog.records if "max_num_seqs_lowered" in record.getMessage()]
+    assert len(told) == ("max_num_seqs" not in settings)
