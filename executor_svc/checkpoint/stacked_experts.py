@@ -1,12 +1,13 @@
 """Experts that a checkpoint holds stacked, all of a layer in one tensor; a model asks for each by its name.
 
-gpt-oss has `experts.gate_up_proj`, [experts, inputs, outputs], whose outputs are gate and up by turns, and
-`experts.down_proj`; in MXFP4 they are `..._blocks` and `..._scales`, with outputs before inputs.
+`experts.gate_up_proj` has the outputs of gate and of up of each expert, `experts.down_proj` those of down; a
+`StackLayout` says how. gpt-oss may have them in MXFP4: `..._blocks` and `..._scales`, with outputs before inputs.
 """
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import torch
@@ -24,12 +25,37 @@ from executor_svc.checkpoint.weight_map import BlockRows, TensorTarget
 from octavo_shared.errors import ModelLoadError
 
 _EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.(weight|bias)")
-# Of each part of an expert: the stacked tensor, the first of its outputs, and from one to the next.
-_PLACES: Final = {
-    "gate_proj": ("gate_up_proj", 0, 2),
-    "up_proj": ("gate_up_proj", 1, 2),
-    "down_proj": ("down_proj", 0, 1),
-}
+# Layers that predict further tokens are not read.
+_IS_APART: Final = re.compile(r"(?!mtp\.).*\.experts\.\d+\.")
+_TENSORS: Final = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
+
+
+@dataclass(frozen=True, slots=True)
+class StackLayout:
+    """How the numbers of an expert lie in a stacked tensor.
+
+    Attributes:
+        is_transposed: Inputs come before outputs.
+        by_turns: Outputs are gate and up by turns; else up comes behind all of gate.
+    """
+
+    is_transposed: bool
+    by_turns: bool
+
+    def rows(self, part: str, count: int) -> slice:
+        """Return the outputs of a part, so many, among those of its tensor."""
+        if part == "down_proj":
+            return slice(None)
+        index = int(part == "up_proj")
+        return slice(index, None, 2) if self.by_turns else slice(index * count, (index + 1) * count)
+
+
+_LAYOUTS: Final[Mapping[str, StackLayout]] = MappingProxyType(
+    {
+        "GptOssForCausalLM": StackLayout(is_transposed=True, by_turns=True),
+        "Qwen3_5MoeForCausalLM": StackLayout(is_transposed=False, by_turns=False),
+    }
+)
 
 
 class Stack(Protocol):
@@ -50,9 +76,9 @@ class CodedMatrix:
     name: str
     rows: torch.Tensor
 
-    def each(self, first: int, step: int) -> "CodedMatrix":
+    def part(self, rows: slice) -> "CodedMatrix":
         """Return some of the rows."""
-        return CodedMatrix(self.name, self.rows[first::step])
+        return CodedMatrix(self.name, self.rows[rows])
 
     def __getitem__(self, index: slice | tuple[slice, ...], /) -> BlockRows:
         rows, *columns = index if isinstance(index, tuple) else (index,)
@@ -99,32 +125,34 @@ class StackedTarget(TensorTarget):
     """What becomes of a stacked tensor; see `TensorTarget`.
 
     Attributes:
-        experts: Of each expert its targets, each with the first of its outputs and the distance to the next.
+        experts: Of each expert its targets, each with its outputs.
         is_transposed: Inputs come before outputs.
     """
 
-    experts: dict[int, list[tuple[int, int, TensorTarget]]] = field(default_factory=dict)
+    experts: dict[int, list[tuple[slice, TensorTarget]]] = field(default_factory=dict)
     is_transposed: bool = False
 
     @property
     def nbytes(self) -> int:
         """Size of what this rank takes, for the progress bar."""
-        return sum(target.nbytes for parts in self.experts.values() for _, _, target in parts)
+        return sum(target.nbytes for parts in self.experts.values() for _, target in parts)
 
     def fill(self, source: Stack) -> None:  # type: ignore[override]  # of a tensor with one dimension more
         """Read what is needed, an expert at a time."""
         for expert, parts in sorted(self.experts.items()):
             matrix = source[expert]
-            for first, step, target in parts:
+            for rows, target in parts:
                 if isinstance(matrix, CodedMatrix):
-                    target.fill(matrix.each(first, step))
+                    target.fill(matrix.part(rows))
                 else:
-                    target.fill((matrix.t() if self.is_transposed else matrix)[first::step])
+                    target.fill((matrix.t() if self.is_transposed else matrix)[rows])
 
 
-def is_stacked(config: Mapping[str, object]) -> bool:
-    """Return whether a model with this config.json is stored so."""
-    return config.get("architectures") == ["GptOssForCausalLM"]
+def stack_layout(config: Mapping[str, object], names: Iterable[str]) -> StackLayout | None:
+    """Return how a model with this config.json, and tensors of these names, has stacks; None: its experts are apart."""
+    architectures = config.get("architectures")
+    found = next((each for name, each in _LAYOUTS.items() if architectures == [name]), None)
+    return None if any(_IS_APART.match(name) for name in names) else found
 
 
 def scales_of(blocks: str) -> str:
@@ -132,11 +160,14 @@ def scales_of(blocks: str) -> str:
     return blocks.removesuffix(BLOCKS) + SCALES
 
 
-def stack_experts(targets: Mapping[str, TensorTarget], of_codes: Set[str]) -> dict[str, TensorTarget]:
+def stack_experts(
+    targets: Mapping[str, TensorTarget], layout: StackLayout, of_codes: Set[str]
+) -> dict[str, TensorTarget]:
     """Return the targets, those of experts by the names of the stacked tensors.
 
     Args:
         targets: By the names that the model has for them.
+        layout: Of the stacks.
         of_codes: Names of the stacked tensors that are stored in MXFP4.
     """
     found: dict[str, TensorTarget] = {}
@@ -146,20 +177,20 @@ def stack_experts(targets: Mapping[str, TensorTarget], of_codes: Set[str]) -> di
             found[name] = target
             continue
         module, expert, part, kind = match.groups()
-        tensor, first, step = _PLACES[part]
-        num_outputs = step * target.shape[0]
-        stack = f"{module}.{tensor}"
+        stack, count = f"{module}.{_TENSORS[part]}", target.shape[0]
+        num_outputs = count if part == "down_proj" else 2 * count
+        is_transposed = False
         shape: tuple[int, ...]
         if kind == "bias":
             stack, shape = f"{stack}_bias", (num_outputs,)
         elif f"{stack}{BLOCKS}" in of_codes:
             stack, shape = f"{stack}{BLOCKS}", (num_outputs, target.shape[1] // BLOCK_INPUTS, BLOCK_INPUTS // 2)
         else:
-            shape = (target.shape[1], num_outputs)
-        is_transposed = len(shape) == 2  # numbers, not codes and no bias
+            is_transposed = layout.is_transposed
+            shape = (target.shape[1], num_outputs) if is_transposed else (num_outputs, target.shape[1])
         place = found.setdefault(stack, StackedTarget((0, *shape), is_transposed=is_transposed))
         assert isinstance(place, StackedTarget)
-        place.experts.setdefault(int(expert), []).append((first, step, target))
+        place.experts.setdefault(int(expert), []).append((layout.rows(part, count), target))
         place.shape = (len(place.experts), *shape)
     return found
 
@@ -167,4 +198,4 @@ def stack_experts(targets: Mapping[str, TensorTarget], of_codes: Set[str]) -> di
 def stack_of(name: str) -> str | None:
     """Return the stacked tensor of an expert's weight, without an ending; None: it is of no expert."""
     match = _EXPERT.fullmatch(name)
-    return None if match is None else f"{match[1]}.{_PLACES[match[3]][0]}"
+    return None if match is None else f"{match[1]}.{_TENSORS[match[3]]}"

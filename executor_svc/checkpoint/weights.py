@@ -28,9 +28,9 @@ from executor_svc.checkpoint.scaled_weights import ScaledSource, Scales, check_s
 from executor_svc.checkpoint.stacked_experts import (
     CodedStack,
     StackedTarget,
-    is_stacked,
     scales_of,
     stack_experts,
+    stack_layout,
     stack_of,
 )
 from executor_svc.checkpoint.text_tower import (
@@ -78,11 +78,12 @@ class Checkpoint:
         self._restores_codes = restores_codes
         path = directory / "config.json"
         config = read_json_object(path) if path.is_file() else {}
-        self.codes = read_codes(text_config(config), path)
-        self._is_stacked = is_stacked(config)
+        of_text = text_config(config)
+        self.codes = read_codes(of_text, path)
         self._is_combined = combined_architecture(config) is not None
         if self._is_combined:
             self._file_of = {name: path for name, path in self._file_of.items() if not is_of_another_tower(name)}
+        self._stacks = stack_layout(of_text, self._file_of)
 
     def load_into(
         self, targets: Mapping[str, TensorTarget], is_redundant: Callable[[str], bool], optional_prefix: str = ""
@@ -103,10 +104,10 @@ class Checkpoint:
             and not any(name.startswith(optional_prefix) for name in self._file_of)
         ):
             targets = {name.removeprefix(optional_prefix): target for name, target in targets.items()}
-        targets = {self._stored(name): target for name, target in targets.items()}
         of_codes = self._names_of_codes()
-        if self._is_stacked:
-            targets = stack_experts(targets, of_codes)
+        if self._stacks is not None:
+            targets = stack_experts(targets, self._stacks, of_codes)
+        targets = {self._stored(name): target for name, target in targets.items()}
         companions = {companion for name in of_codes for companion in self._companions(name)}
         self._check_names(targets, lambda name: name in companions or is_redundant(name))
         scales = self._read_scales(of_codes & targets.keys())
@@ -177,7 +178,7 @@ class Checkpoint:
 
     def format_of(self, name: str) -> str | None:
         """Return the number format of a tensor by the name that the model has for it; None: there is none."""
-        if self._is_stacked and (stack := stack_of(self._stored(name))) is not None:
+        if self._stacks is not None and (stack := stack_of(name)) is not None:
             name = f"{stack}{BLOCKS}" if f"{stack}{BLOCKS}" in self._file_of else stack
         names = (name, self._stored(name), self._stored(name.removeprefix("model.")))
         found = next((each for each in names if each in self._file_of), None)
