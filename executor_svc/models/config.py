@@ -122,6 +122,7 @@ class DeltaNetConfig:
     key_dim: int
     value_dim: int
     conv_size: int  # tokens that the convolution sees, the last one included
+    is_tiled: bool = False  # the value heads of a key head are num_key_heads apart; else side by side
 
     @property
     def conv_dim(self) -> int:

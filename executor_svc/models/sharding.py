@@ -77,6 +77,7 @@ def _check(config: ModelConfig, layer: LayerConfig, size: int) -> None:
     }
     if layer.state is not None:
         problems[f"{layer.state.num_key_heads} key heads in a delta net"] = layer.state.num_key_heads % size
+        problems["a delta net in the order of llama.cpp"] = layer.state.is_tiled and size > 1
     if shared is not None:
         problems[f"a shared expert of {shared.intermediate_size}"] = shared.intermediate_size % size
     for what, remainder in problems.items():

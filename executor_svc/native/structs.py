@@ -152,7 +152,7 @@ class DeltaNetStruct(ctypes.Structure):
     """`DeltaNet` of delta_net.h."""
 
     _fields_ = (
-        *_of(LONG, "num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_size"),
+        *_of(LONG, "num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_size", "is_tiled"),
         *_of(POINTER, "conv_weight", "a_log", "dt_bias"),
         ("norm", NormStruct),
     )

@@ -41,6 +41,7 @@ def delta_net_struct(weights: DeltaNetWeights) -> DeltaNetStruct:
         key_dim=config.key_dim,
         value_dim=config.value_dim,
         conv_size=config.conv_size,
+        is_tiled=config.is_tiled,
         conv_weight=weights.conv_weight.data_ptr(),
         a_log=weights.a_log.data_ptr(),
         dt_bias=weights.dt_bias.data_ptr(),

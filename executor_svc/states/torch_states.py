@@ -58,7 +58,8 @@ def _normed_heads(heads: torch.Tensor, weights: DeltaNetWeights) -> torch.Tensor
     config = weights.config
     heads = heads.reshape(-1, config.num_key_heads, config.key_dim)
     heads = heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + _NORM_EPSILON)
-    return heads.repeat_interleave(config.num_value_heads // config.num_key_heads, 1)
+    count = config.num_value_heads // config.num_key_heads
+    return heads.repeat(1, count, 1) if config.is_tiled else heads.repeat_interleave(count, 1)
 
 
 def _recur(

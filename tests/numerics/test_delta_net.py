@@ -1,7 +1,7 @@
 """Gated delta nets equal those of transformers, and in C a token gets the same bits however its row was cut."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -102,6 +102,29 @@ def test_all_backends_are_near_transformers(net: DeltaNetConfig) -> None:
             out, *_ = case.run(backend, state, [2, 1], [start, 0], [length, 3])
             difference = (out - case.expected[start : start + length]).norm()
             assert difference < 2e-6 * case.expected.norm(), (backend, start)
+
+
+def test_tiled_value_heads_have_the_bits_of_those_side_by_side() -> None:
+    case, net = Case.of(NETS[1]), NETS[1]
+    order = torch.arange(net.num_value_heads).view(net.num_key_heads, -1).t().reshape(-1)
+    channels = (order[:, None] * net.value_dim + torch.arange(net.value_dim)).flatten()
+    keys = torch.arange(2 * net.num_key_heads * net.key_dim)
+    begins = (net.conv_dim, net.conv_dim + net.output_dim, net.projected_dim - net.num_value_heads)
+    of_conv = torch.cat([keys, len(keys) + channels])
+    places = torch.cat([of_conv, begins[0] + channels, begins[1] + order, begins[2] + order])
+    tiled = replace(
+        case.weights,
+        config=replace(net, is_tiled=True),
+        conv_weight=case.weights.conv_weight[of_conv].contiguous(),
+        a_log=case.weights.a_log[order].contiguous(),
+        dt_bias=case.weights.dt_bias[order].contiguous(),
+    )
+    other = Case(tiled, case.projected[:, places].contiguous(), case.expected)
+    backends: list[StateBackend] = [TorchStateBackend(), native(LANES[0])]
+    for backend in backends:
+        (expected,) = case.run(backend, case.unread_state(), [1], [0], [NUM_TOKENS])
+        (out,) = other.run(backend, other.unread_state(), [1], [0], [NUM_TOKENS])
+        assert torch.equal(out, expected[:, channels])
 
 
 @each_row(*product(LANES, NETS))

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from gguf import GGMLQuantizationType as FileType
-from gguf.quants import dequantize, quantize
-from safetensors.numpy import load_file, save_file
+from gguf.quants import dequantize
 
 from executor_svc.checkpoint.gguf.model import GGUFModel
 from executor_svc.checkpoint.gguf.weights import GGUFCheckpoint
@@ -29,8 +28,8 @@ from executor_svc.numerics.identity import find_numerics
 from executor_svc.numerics.probe import probe_file_format
 from executor_svc.worker.loading import load_worker
 from octavo_shared.errors import ModelLoadError
-from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import RecordingSampler
+from tests.numerics.gguf_models import FAMILIES, save
 from tests.numerics.native import library_path
 from tests.numerics.reference import logits_of
 from tests.numerics.tiny_models import LLAMA3_ROPE, VOCAB_SIZE
@@ -40,43 +39,6 @@ from tests.support.gguf_files import HALVES_OF_K, TypeOf, of_type, write_gguf_of
 CPU = torch.device("cpu")
 
 Q8_0 = of_type(FileType.Q8_0)
-# Rows of blocks are multiples of 32.
-SIZES = {"intermediate_size": 64}
-FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    "GemmaForCausalLM": {},
-    "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8},
-    "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8, "num_hidden_layers": 7},
-    "GptOssForCausalLM": {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2},
-    "LlamaForCausalLM": {},
-    "MistralForCausalLM": {"sliding_window": 9},
-    "MixtralForCausalLM": {},
-    "Phi3ForCausalLM": {"sliding_window": 11},
-    "Qwen2ForCausalLM": {},
-    "Qwen3ForCausalLM": {},
-    "Qwen3MoeForCausalLM": {"norm_topk_prob": True, "moe_intermediate_size": 32},
-}
-
-
-def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType) -> Path:
-    """Save a model whose matrices are those that a type has."""
-    save_tiny_architecture(directory, name, {**SIZES, **settings})
-    path = directory / "model.safetensors"
-    keep = of_type(FileType.F32)(name, np.zeros(1))
-    weights = {
-        each: values
-        if values.ndim == 1 or each.endswith(("gate.weight", "router.weight", "_bias")) or kind == keep
-        else _rounded(values, kind)
-        for each, values in load_file(path).items()
-    }
-    save_file(weights, path, metadata={"format": "pt"})
-    return directory
-
-
-def _rounded(values: npt.NDArray[Any], kind: FileType) -> npt.NDArray[Any]:
-    """Return a matrix as a type has it; of stacked experts inputs come before outputs."""
-    rows = values.swapaxes(-1, -2) if values.ndim == 3 else values
-    rounded = dequantize(quantize(np.ascontiguousarray(rows), kind), kind)
-    return np.ascontiguousarray(rounded.swapaxes(-1, -2)) if values.ndim == 3 else rounded
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -33,6 +33,9 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": "gemma3",
     "Phi3ForCausalLM": "phi3",
     "GptOssForCausalLM": "gpt-oss",
+    "Qwen3_5ForCausalLM": "qwen35",
+    "Qwen3_5MoeForCausalLM": "qwen35moe",
+    "Qwen3NextForCausalLM": "qwen3next",
 }
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -60,6 +63,20 @@ _NAMES = {
     "block_sparse_moe.experts.w3": "ffn_up_exps",
     "block_sparse_moe.experts.w2": "ffn_down_exps",
 }
+_NAMES_OF_HYBRIDS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.dt_proj": "ssm_dt",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}
 # Where d and dmin stand in blocks of K formats.
 HALVES_OF_K: Mapping[GGMLQuantizationType, tuple[int, ...]] = {
     GGMLQuantizationType.Q2_K: (80, 82),
@@ -79,7 +96,8 @@ _NAMES_OF_GEMMA = {
 def of_type(kind: GGMLQuantizationType) -> TypeOf:
     """Return the rule of files of a type: matrices have it, vectors and routers stay in float32."""
     floats = GGMLQuantizationType.F32
-    return lambda name, values: floats if values.ndim == 1 or "ffn_gate_inp" in name or ".bias" in name else kind
+    kept = ("ffn_gate_inp", ".bias", "ssm_conv1d")
+    return lambda name, values: floats if values.ndim == 1 or any(each in name for each in kept) else kind
 
 
 def write_gguf_of(
@@ -204,7 +222,7 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
         "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": config.get("intermediate_size"),
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
@@ -220,6 +238,8 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
         if architecture == "gpt-oss"
         else config.get("moe_intermediate_size"),
     }
+    if "linear_num_key_heads" in config:
+        values |= _values_of_hybrid(config, architecture, head_dim, rope)
     if rope.get("rope_type") == "yarn":
         values |= {
             "rope.scaling.type": "yarn",
@@ -227,6 +247,27 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
     return {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
+
+
+def _values_of_hybrid(
+    config: Mapping[str, Any], architecture: str, head_dim: int, rope: Mapping[str, Any]
+) -> dict[str, Any]:
+    rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 0.25))
+    sizes = {
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": config["linear_num_value_heads"],
+        "ssm.inner_size": config["linear_value_head_dim"] * config["linear_num_value_heads"],
+        "attention.recurrent_layers": [kind == "linear_attention" for kind in config["layer_types"]],
+        "rope.dimension_count": rotary_dim,
+        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
+    }
+    if architecture == "qwen3next":
+        return sizes
+    num_pairs = rotary_dim // 2  # by turns of the three parts of a position
+    sections = [(num_pairs + 2) // 3, (num_pairs + 1) // 3, num_pairs // 3, 0]
+    return {**sizes, "rope.dimension_sections": sections}
 
 
 def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str, Array]) -> dict[str, Array]:
@@ -238,13 +279,19 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
     if architecture == "gpt-oss":
         names |= _NAMES_OF_GPT_OSS
         weights = _apart(weights)
+    if "linear_num_key_heads" in config:
+        names |= _NAMES_OF_HYBRIDS
+        weights = _of_hybrid(config, architecture, weights)
     for name, values in sorted(weights.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])[:2]]):
         module, suffix = name.rsplit(".", 1)
         layer = re.match(r"model\.layers\.(\d+)\.(.*)", module)
         part = layer[2] if layer else module
         if architecture == "llama" and part.endswith(tuple(heads)):
             values = _interleaved(values, heads[part.rpartition(".")[2]])
-        if is_gemma and "norm" in part:
+        if part.endswith("A_log"):
+            tensors[f"blk.{layer[1]}.ssm_a"] = values
+            continue
+        if (is_gemma or "linear_num_key_heads" in config) and "norm" in part and part != "linear_attn.norm":
             values = values + np.float32(1)
         expert = re.sub(r"\.experts\.\d+\.", ".experts.", part)
         found = f"blk.{layer[1]}.{names[expert]}.{suffix}" if layer else f"{names[part]}.{suffix}"
@@ -253,6 +300,47 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
         else:
             tensors[found] = values
     return tensors | {name: np.stack(each) for name, each in experts.items()}
+
+
+def _of_hybrid(config: Mapping[str, Any], architecture: str, weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of a hybrid, its delta nets as llama.cpp computes them."""
+    num_keys, num_values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key_dim, value_dim, ratio = config["linear_key_head_dim"], config["linear_value_head_dim"], num_values // num_keys
+    key_size = num_keys * key_dim
+
+    def tiled(values: Array, dim: int) -> Array:
+        """Put the value heads of key heads by turns."""
+        if architecture == "qwen3next":
+            return values
+        return values.reshape(num_keys, ratio, dim, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+
+    def with_keys(values: Array) -> Array:
+        return np.concatenate([values[: 2 * key_size], tiled(values[2 * key_size :], value_dim)])
+
+    found: dict[str, Array] = {}
+    for name, values in weights.items():
+        if ".in_proj_qkvz." in name:
+            heads = values.reshape(num_keys, -1, values.shape[1])
+            ends = np.cumsum([key_dim, key_dim, ratio * value_dim])
+            *qkv, z = (each.reshape(-1, values.shape[1]) for each in np.split(heads, ends, 1))
+            found |= {name.replace("qkvz", "qkv"): np.concatenate(qkv), name.replace("qkvz", "z"): z}
+        elif ".in_proj_qkv." in name:
+            found[name] = with_keys(values)
+        elif ".conv1d." in name:
+            found[name] = with_keys(values.squeeze(1))
+        elif ".in_proj_z." in name:
+            found[name] = tiled(values, value_dim)
+        elif ".in_proj_b." in name or ".in_proj_a." in name:
+            found[name] = tiled(values, 1)
+        elif name.endswith(".A_log"):
+            found[f"{name}.weight"] = -np.exp(tiled(values, 1).astype(np.float64)).astype(np.float32)
+        elif name.endswith(".dt_bias"):
+            found[name.replace(".dt_bias", ".dt_proj.bias")] = tiled(values, 1)
+        elif ".linear_attn.out_proj." in name:
+            found[name] = tiled(values.T, value_dim).T
+        else:
+            found[name] = values
+    return found
 
 
 def _apart(weights: Mapping[str, Array]) -> dict[str, Array]:

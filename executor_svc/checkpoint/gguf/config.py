@@ -209,6 +209,62 @@ def _qwen3_moe(metadata: Metadata, tensors: Tensors) -> Config:
     )
 
 
+def _qwen3_5(metadata: Metadata, tensors: Tensors) -> Config:
+    return _hybrid(metadata, tensors, "Qwen3_5ForCausalLM", is_tiled=True)
+
+
+def _qwen3_5_moe(metadata: Metadata, tensors: Tensors) -> Config:
+    return _hybrid(metadata, tensors, "Qwen3_5MoeForCausalLM", is_tiled=True, **_shared_experts(metadata))
+
+
+def _qwen3_next(metadata: Metadata, tensors: Tensors) -> Config:
+    """With its projections apart, as llama.cpp has them, it is a Qwen3.5 with experts."""
+    return _hybrid(metadata, tensors, "Qwen3_5MoeForCausalLM", is_tiled=False, **_shared_experts(metadata))
+
+
+def _shared_experts(metadata: Metadata) -> Config:
+    return {
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata.integer("expert_shared_feed_forward_length"),
+    }
+
+
+def _hybrid(metadata: Metadata, tensors: Tensors, architecture: str, *, is_tiled: bool, **more: object) -> Config:
+    """Return a decoder with delta nets; its last layers predict further tokens, and are not read."""
+    sections = "rope.dimension_sections"  # of the three parts of a position, equal for text
+    if metadata.has(sections) and any(metadata.numbers(metadata.key(sections))[3:]):
+        raise metadata.wrong(metadata.key(sections), metadata.values[metadata.key(sections)], "three sections")
+    config = _decoder(metadata, tensors, architecture)
+    num_keys, num_values = metadata.integer("ssm.group_count"), metadata.integer("ssm.time_step_rank")
+    rope, num_layers, head_dim = config["rope_parameters"], config["num_hidden_layers"], config["head_dim"]
+    assert isinstance(rope, dict)
+    assert isinstance(num_layers, int)
+    assert isinstance(head_dim, int)
+    num_layers -= metadata.integer("nextn_predict_layers", 0)
+    return config | {
+        "num_hidden_layers": num_layers,
+        "layer_types": _layer_types(metadata, num_layers),
+        "rope_parameters": {"rotary_dim": head_dim, **rope},
+        "linear_num_key_heads": num_keys,
+        "linear_num_value_heads": num_values,
+        "linear_is_tiled": is_tiled and num_keys != num_values,
+        "linear_key_head_dim": metadata.integer("ssm.state_size"),
+        "linear_value_head_dim": metadata.integer("ssm.inner_size") // max(1, num_values),
+        "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
+        **more,
+    }
+
+
+def _layer_types(metadata: Metadata, num_layers: int) -> list[str]:
+    interval, key = max(1, metadata.integer("full_attention_interval", 4)), "attention.recurrent_layers"
+    is_recurrent = [(layer + 1) % interval != 0 for layer in range(num_layers)]
+    if metadata.has(key):
+        is_recurrent = metadata.flags(metadata.key(key))[:num_layers]
+    return ["linear_attention" if each else "full_attention" for each in is_recurrent]
+
+
 def _gemma(metadata: Metadata, tensors: Tensors) -> Config:
     return _decoder(metadata, tensors, "GemmaForCausalLM", hidden_activation="gelu_pytorch_tanh")
 
@@ -278,7 +334,10 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Metadata, Tensors], Config]]] = Mapp
         "phi3": _phi3,
         "qwen2": _qwen2,
         "qwen3": _qwen3,
+        "qwen35": _qwen3_5,
+        "qwen35moe": _qwen3_5_moe,
         "qwen3moe": _qwen3_moe,
+        "qwen3next": _qwen3_next,
     }
 )
 

@@ -86,6 +86,13 @@ class Metadata:
             raise self.wrong(key, value, "a list of numbers")
         return value
 
+    def flags(self, key: str) -> list[bool]:
+        """Return a list of true and false, by its whole key."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(isinstance(each, bool) for each in value):
+            raise self.wrong(key, value, "a list of true and false")
+        return value
+
     def wrong(self, key: str, value: object, wanted: str) -> ModelLoadError:
         """Return the error for a value of the wrong type."""
         return ModelLoadError(f"{self.path} has {shown(key)} {shown(repr(value), 60)}; it must be {wanted}")

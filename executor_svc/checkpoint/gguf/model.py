@@ -62,11 +62,14 @@ class GGUFModel:
 
     def checkpoint(self, *, allow_requantization: bool = False, restores_codes: bool = False) -> GGUFCheckpoint:
         """Return the weights."""
+        num_layers, num_blocks = self._config["num_hidden_layers"], self._metadata.integer("block_count")
+        assert isinstance(num_layers, int)
+        drafting = tuple(f"blk.{block}." for block in range(num_layers, num_blocks))  # layers that drafts need
         return GGUFCheckpoint(
             self.path,
             self._metadata.architecture,
             self._config,
-            self._tensors,
+            {name: tensor for name, tensor in self._tensors.items() if not name.startswith(drafting)},
             allow_requantization=allow_requantization,
             restores_codes=restores_codes,
         )

@@ -42,19 +42,27 @@ FLOATS: Mapping[GGMLQuantizationType, tuple[torch.dtype, str]] = {
 }
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
+# Of a delta net of Qwen3-Next: rows of b and a, key head by key head.
+_KEY_HEAD_PART = re.compile(r"(.*\.linear_attn\.in_proj_)([ba])\.weight")
 _INTERLEAVED = {".attn_q.": "num_attention_heads", ".attn_k.": "num_key_value_heads"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor of a Hugging Face checkpoint is: a whole one of a file, or of its experts one."""
+    """Where a tensor of a Hugging Face checkpoint is: a whole one of a file, or of its experts one, or some rows."""
 
     tensor: GGUFTensor
-    expert: int | None
+    expert: int | None = None
+    rows: torch.Tensor | None = None  # in this order; None: all, as they lie
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape if self.expert is None else self.tensor.shape[1:]
+        shape = self.tensor.shape if self.expert is None else self.tensor.shape[1:]
+        return shape if self.rows is None else (len(self.rows), *shape[1:])
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether it has a shape, but for dimensions of 1."""
+        return [size for size in self.shape if size != 1] == [size for size in shape if size != 1]
 
 
 class GGUFCheckpoint:
@@ -118,14 +126,14 @@ class GGUFCheckpoint:
             if tensor.name not in used:
                 raise ModelLoadError(f"{tensor}, which the model does not have")
         for name, place in places.items():
-            if place.shape != targets[name].shape:
+            if not place.fits(targets[name].shape):
                 raise ModelLoadError(
                     f"{place.tensor} has the shape {list(place.shape)}; its metadata require "
                     f"{list(targets[name].shape)}"
                 )
         with loading(self._path, targets) as advance:
             for name in sorted(targets, key=lambda name: (places[name].tensor.path, places[name].tensor.begin)):
-                source = self._source(places[name])
+                source = self._source(places[name], targets[name].shape)
                 for piece in targets[name].pieces:
                     # What families of Hugging Face add to a norm, llama.cpp has added when it wrote the file.
                     replace(piece, offset=0.0).copy_from(source)
@@ -174,43 +182,57 @@ class GGUFCheckpoint:
 
     def _place(self, name: str) -> _Place:
         """Return where a tensor is; experts are slices of one tensor, or in older files tensors of their own."""
-        name = f"{name}.weight" if name.endswith(".sinks") else name
+        if (part := _KEY_HEAD_PART.fullmatch(name)) is not None and self._architecture == "qwen3next":
+            return self._part_of_key_heads(self._place(f"{part[1]}ba.weight").tensor, part[2])
+        name = f"{name}.weight" if name.endswith((".sinks", ".A_log")) else name.replace(".dt_bias", ".dt_proj.bias")
         match = _EXPERT.search(name)
         expert = None if match is None else int(match[1])
         merged, suffix = _EXPERT.sub(".experts.", name).rsplit(".", 1)
         found = self._names.get_name(merged)
         if found is None:
             raise ModelLoadError(f"{self._path} has the architecture {self._architecture}, which has no {name}")
-        alone = f"{found.removesuffix('_exps')}.{expert}.{suffix}"
+        suffix = "" if found.endswith(".ssm_a") else f".{suffix}"
+        alone = f"{found.removesuffix('_exps')}.{expert}{suffix}"
         if expert is not None and alone in self.tensors:
-            return _Place(self.tensors[alone], None)
-        tensor = self.tensors.get(f"{found}.{suffix}")
+            return _Place(self.tensors[alone])
+        tensor = self.tensors.get(f"{found}{suffix}")
         if tensor is None:
-            raise ModelLoadError(f"the tensor {found}.{suffix} is missing from {self._path}")
+            raise ModelLoadError(f"the tensor {found}{suffix} is missing from {self._path}")
         if expert is not None and (len(tensor.shape) < 2 or expert >= tensor.shape[0]):  # of a bias two
             raise ModelLoadError(
                 f"{tensor} has the shape {list(tensor.shape)}; it must have {expert + 1} experts or more"
             )
-        return _Place(tensor, expert)
+        return _Place(tensor, expert, self._row_order(tensor))
+
+    def _part_of_key_heads(self, tensor: GGUFTensor, part: str) -> _Place:
+        """Return the rows of b or a of each key head, which has both, one behind the other."""
+        num_keys, num_values = (self._config[f"linear_num_{part}_heads"] for part in ("key", "value"))
+        assert isinstance(num_keys, int)
+        assert isinstance(num_values, int)
+        if tensor.shape[0] != 2 * num_values:
+            raise ModelLoadError(f"{tensor} has {tensor.shape[0]} rows; its metadata require {2 * num_values}")
+        rows = torch.arange(2 * num_values).view(num_keys, 2, -1)[:, "ba".index(part)]
+        return _Place(tensor, rows=rows.reshape(-1))
 
     def _bytes(self, tensor: GGUFTensor) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
         return self._maps[tensor.path][tensor.begin : tensor.begin + tensor.num_bytes]
 
-    def _source(self, place: _Place) -> TensorSource:
-        tensor, shape = place.tensor, place.shape
+    def _source(self, place: _Place, shape: tuple[int, ...]) -> TensorSource:
+        tensor, order = place.tensor, place.rows
         values = self._bytes(tensor)
         if place.expert is not None:
             size = len(values) // tensor.shape[0]
             values = values[place.expert * size : (place.expert + 1) * size]
-        order = self._row_order(tensor)
         if tensor.type in FLOATS:
-            floats = torch.from_numpy(values).view(FLOATS[tensor.type][0]).view(shape)
-            return floats if order is None else floats[order]
+            floats = torch.from_numpy(values).view(FLOATS[tensor.type][0]).view(-1, *shape[1:])
+            floats = floats if order is None else floats[order]
+            return _logarithms(tensor, floats) if tensor.name.endswith(".ssm_a") else floats
+        num_rows = shape[0] if order is None else tensor.shape[0]
         if self._restores_codes:
-            numbers = torch.from_numpy(dequantize(values.reshape(shape[0], -1), tensor.type)).view(shape)
+            numbers = torch.from_numpy(dequantize(values.reshape(num_rows, -1), tensor.type)).view(-1, *shape[1:])
             return numbers if order is None else numbers[order]
         rounding = self.rounding if self._allow_requantization and tensor.type not in HELD_BITS else None
-        return Blocks(tensor, torch.from_numpy(values).view(shape[0], -1), order, rounding)
+        return Blocks(tensor, torch.from_numpy(values).view(num_rows, -1), order, rounding)
 
     def _row_order(self, tensor: GGUFTensor) -> torch.Tensor | None:
         """Return which row each row of queries or keys is. None: they lie as transformers has them."""
@@ -250,6 +272,13 @@ class Blocks:
             order = order[rows].contiguous()
         kind = self.tensor.type
         return BlockRows(str(self.tensor), blocks, int(kind), order, self.rounding, kind in HELD_BITS)
+
+
+def _logarithms(tensor: GGUFTensor, speeds: torch.Tensor) -> torch.Tensor:
+    """Return the A_log of a delta net, of which llama.cpp has -exp(A_log)."""
+    if not bool((speeds < 0).all()):
+        raise ModelLoadError(f"{tensor} has a value that is not below 0")
+    return speeds.double().neg().log().float()
 
 
 def _map(path: Path) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":

@@ -70,6 +70,7 @@ def _read_delta_net(fields: ConfigFields) -> DeltaNetConfig:
         key_dim=fields.integer("linear_key_head_dim", 128),
         value_dim=fields.integer("linear_value_head_dim", 128),
         conv_size=fields.integer("linear_conv_kernel_dim", 4, least=2),
+        is_tiled=fields.flag("linear_is_tiled"),  # what GGUF files have
     )
     if net.num_value_heads % net.num_key_heads:
         raise ModelLoadError(

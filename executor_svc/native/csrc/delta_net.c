@@ -244,7 +244,8 @@ INLINE void recur(const bool is_whole, const DeltaNet *net, const Row *row, long
                   float *tile, const Work *work) {
     static const float zeros[COLUMNS];
     long key_dim = net->key_dim, value_dim = net->value_dim, num_heads = net->num_value_heads;
-    long key_head = head / (num_heads / net->num_key_heads), count = least(COLUMNS, value_dim - column);
+    long key_head = net->is_tiled ? head % net->num_key_heads : head / (num_heads / net->num_key_heads);
+    long count = least(COLUMNS, value_dim - column);
     float *state = states + (row->slot * num_heads + head) * key_dim * value_dim + column;
     Token token = {0};
     for (long t = row->first_token; t < row->first_token + row->length; t++) {

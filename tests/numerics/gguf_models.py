@@ -1,0 +1,67 @@
+"""Tiny models of the families that GGUF files have, saved with matrices that a type of such files has."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType as FileType
+from gguf.quants import dequantize, quantize
+from safetensors.numpy import load_file, save_file
+
+from tests.numerics.architectures import save_tiny_architecture
+from tests.numerics.family_architectures import DELTA_NETS
+from tests.support.gguf_files import of_type
+
+# Rows of blocks are multiples of 32.
+SIZES = {"intermediate_size": 64}
+HYBRID = {**DELTA_NETS, "head_dim": 16}
+EXPERTS_OF_HYBRID = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "GemmaForCausalLM": {},
+    "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8},
+    "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8, "num_hidden_layers": 7},
+    "GptOssForCausalLM": {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"sliding_window": 9},
+    "MixtralForCausalLM": {},
+    "Phi3ForCausalLM": {"sliding_window": 11},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {},
+    "Qwen3MoeForCausalLM": {"norm_topk_prob": True, "moe_intermediate_size": 32},
+    "Qwen3NextForCausalLM": {**HYBRID, **EXPERTS_OF_HYBRID},
+    "Qwen3_5ForCausalLM": {**HYBRID, "linear_num_value_heads": 4, "linear_value_head_dim": 8},
+    "Qwen3_5MoeForCausalLM": {
+        **HYBRID,
+        **EXPERTS_OF_HYBRID,
+        "linear_num_value_heads": 4,
+        "linear_value_head_dim": 8,
+        "intermediate_size": None,
+    },
+}
+
+
+def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType) -> Path:
+    """Save a model whose matrices are those that a type has."""
+    sizes = {**SIZES, **settings}
+    save_tiny_architecture(directory, name, {key: value for key, value in sizes.items() if value is not None})
+    path = directory / "model.safetensors"
+    keep = of_type(FileType.F32)(name, np.zeros(1))
+    kept = ("gate.weight", "router.weight", "_bias", "conv1d.weight")
+    weights = {
+        each: values if values.ndim == 1 or each.endswith(kept) or kind == keep else _rounded(values, kind)
+        for each, values in load_file(path).items()
+    }
+    for each, values in weights.items():
+        if each.endswith("A_log"):  # a file has the exponential in float32
+            weights[each] = np.log(np.exp(values).astype(np.float64)).astype(np.float32)
+    save_file(weights, path, metadata={"format": "pt"})
+    return directory
+
+
+def _rounded(values: npt.NDArray[Any], kind: FileType) -> npt.NDArray[Any]:
+    """Return a matrix as a type has it; of stacked experts inputs come before outputs."""
+    rows = values.swapaxes(-1, -2) if values.ndim == 3 else values
+    rounded = dequantize(quantize(np.ascontiguousarray(rows), kind), kind)
+    return np.ascontiguousarray(rounded.swapaxes(-1, -2)) if values.ndim == 3 else rounded

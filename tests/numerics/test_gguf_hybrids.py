@@ -1,0 +1,71 @@
+"""Hybrids in GGUF files: their value heads in the order of llama.cpp, and layers for drafts."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as FileType
+
+from executor_svc.config import ExecutorConfig
+from executor_svc.worker.loading import load_worker
+from octavo_shared.errors import ModelLoadError
+from tests.numerics.driver import RecordingSampler
+from tests.numerics.gguf_models import FAMILIES, save
+from tests.numerics.reference import assert_close, logits_of
+from tests.support.each_row import each_row
+from tests.support.gguf_files import of_type, write_gguf_of
+
+
+@each_row("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+def test_value_heads_in_the_order_of_llama_cpp_are_served_by_their_key_heads(
+    name: str, *, tmp_path: Path, recorder: RecordingSampler
+) -> None:
+    """The sum over heads has another order, so not the same bits. Layers behind the model's are for drafts."""
+    settings = {**FAMILIES[name], "linear_num_value_heads": 8}
+    directory = save(tmp_path / "model", name, settings, FileType.F32)
+    architecture = {"Qwen3_5ForCausalLM": "qwen35", "Qwen3_5MoeForCausalLM": "qwen35moe"}[name]
+    file = write_gguf_of(
+        directory,
+        tmp_path / "m.gguf",
+        of_type(FileType.F32),
+        changes={f"{architecture}.block_count": 4, f"{architecture}.nextn_predict_layers": 1},
+        more_tensors={"blk.3.nextn.eh_proj.weight": np.zeros((32, 64), np.float32)},
+    )
+
+    assert_close(logits_of(file, recorder), logits_of(directory, recorder))
+    with pytest.raises(ModelLoadError, match=r"a delta net in the order of llama.cpp, which is not divisible among"):
+        load_worker(ExecutorConfig.model_validate({"model": str(file), "tp": 2}))
+
+
+@each_row(
+    (
+        {"qwen35.rope.dimension_sections": [1, 1, 1, 1]},
+        {},
+        r"dimension_sections '\[1, 1, 1, 1\]'; it must be three sections",
+    ),
+    ({"qwen35.attention.recurrent_layers": [1, 0, 1]}, {}, "it must be a list of true and false"),
+    ({}, {"blk.0.ssm_a": np.zeros(4, np.float32)}, "m.gguf: the tensor blk.0.ssm_a has a value that is not below 0"),
+    (
+        {},
+        {"blk.0.ssm_dt.bias": np.zeros(3, np.float32)},
+        r"ssm_dt.bias has the shape \[3\]; its metadata require \[4\]",
+    ),
+)
+def test_bad_input_is_refused_by_name(
+    changes: dict[str, Any], tensors: dict[str, Any], message: str, *, tmp_path: Path
+) -> None:
+    directory = save(tmp_path / "model", "Qwen3_5ForCausalLM", FAMILIES["Qwen3_5ForCausalLM"], FileType.F32)
+    file = write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.F32), changes=changes, more_tensors=tensors)
+
+    with pytest.raises(ModelLoadError, match=message):
+        load_worker(ExecutorConfig.model_validate({"model": str(file), "num_device_blocks": 8}))
+
+
+def test_a_part_of_key_heads_that_lacks_a_row_is_refused(tmp_path: Path) -> None:
+    directory = save(tmp_path / "model", "Qwen3NextForCausalLM", FAMILIES["Qwen3NextForCausalLM"], FileType.F32)
+    short = {"blk.0.ssm_ba.weight": np.zeros((15, 32), np.float32)}
+    file = write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.F32), more_tensors=short)
+
+    with pytest.raises(ModelLoadError, match="blk.0.ssm_ba.weight has 15 rows; its metadata require 16"):
+        load_worker(ExecutorConfig.model_validate({"model": str(file), "num_device_blocks": 8}))
