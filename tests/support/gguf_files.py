@@ -288,7 +288,7 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
         part = layer[2] if layer else module
         if architecture == "llama" and part.endswith(tuple(heads)):
             values = _interleaved(values, heads[part.rpartition(".")[2]])
-        if part.endswith("A_log"):
+        if layer and part.endswith("A_log"):
             tensors[f"blk.{layer[1]}.ssm_a"] = values
             continue
         if (is_gemma or "linear_num_key_heads" in config) and "norm" in part and part != "linear_attn.norm":
