@@ -6,7 +6,7 @@ a field here, or is refused by the family.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from executor_svc.attention.interface import AttentionLayer
 
@@ -122,6 +122,7 @@ class DeltaNetConfig:
     key_dim: int
     value_dim: int
     conv_size: int  # tokens that the convolution sees, the last one included
+    has_bias: ClassVar[bool] = False  # of its projections
 
     @property
     def conv_dim(self) -> int:
@@ -139,9 +140,61 @@ class DeltaNetConfig:
         return self.conv_dim + self.output_dim + 2 * self.num_value_heads
 
     @property
+    def recurrent_shape(self) -> tuple[int, ...]:
+        """Shape of what a sequence keeps besides the last inputs of the convolution."""
+        return self.num_value_heads, self.key_dim, self.value_dim
+
+    def shared_by(self, num_ranks: int) -> "DeltaNetConfig":
+        """Return the part of a rank: value heads go with the key head that serves them."""
+        num_key_heads, num_value_heads = self.num_key_heads // num_ranks, self.num_value_heads // num_ranks
+        return replace(self, num_key_heads=num_key_heads, num_value_heads=num_value_heads)
+
+    @property
     def state_bytes(self) -> int:
         """Size of the state of a sequence, in float32."""
         return 4 * ((self.conv_size - 1) * self.conv_dim + self.output_dim * self.key_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvConfig:
+    """A short convolution: c * convolution(b * x), each of b, c and x a number a channel."""
+
+    size: int  # channels
+    conv_size: int  # tokens that the convolution sees, the last one included
+    has_bias: bool  # the convolution and the projections around it
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution."""
+        return self.size
+
+    @property
+    def output_dim(self) -> int:
+        """Numbers that it returns for a token."""
+        return self.size
+
+    @property
+    def projected_dim(self) -> int:
+        """Numbers that it takes for a token: b, c and x."""
+        return 3 * self.size
+
+    @property
+    def recurrent_shape(self) -> tuple[int, ...]:
+        """Shape of what a sequence keeps besides the last inputs of the convolution: nothing."""
+        return (0,)
+
+    def shared_by(self, num_ranks: int) -> "ShortConvConfig":
+        """Return the part of a rank."""
+        return replace(self, size=self.size // num_ranks)
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the state of a sequence, in float32."""
+        return 4 * (self.conv_size - 1) * self.size
+
+
+# What a layer may have in place of attention.
+StateConfig = DeltaNetConfig | ShortConvConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +208,7 @@ class LayerConfig:
     rope: RopeConfig | None  # None: positions enter elsewhere
     mlp: MlpConfig | ExpertsConfig
     has_sinks: bool = False  # see `AttentionLayer.sinks`
-    state: DeltaNetConfig | None = None  # None: it attends
+    state: StateConfig | None = None  # None: it attends
     # What is attended is multiplied by the sigmoid of a gate, number by number.
     has_output_gate: bool = False
 
@@ -179,7 +232,7 @@ class WeightNames:
     attention_output: str = "model.layers.{layer}.self_attn.o_proj"
     attention_output_norm: str = ""
     sinks: str = "model.layers.{layer}.self_attn.sinks"  # without a suffix
-    delta_net: str = "model.layers.{layer}.linear_attn"  # the module of all its tensors
+    state: str = "model.layers.{layer}.linear_attn"  # the module of all tensors of a layer with a state
     delta_net_layout: DeltaNetLayout = "apart"
     mlp_norm: str = "model.layers.{layer}.post_attention_layernorm"
     router: str = "model.layers.{layer}.mlp.gate"

@@ -73,7 +73,7 @@ class Decoder:
             max_position_embeddings=config.max_position_embeddings,
             layer_windows=tuple(layer.attention.window_tokens for layer in config.layers if layer.state is None),
             states={
-                index: self._shard.delta_net(layer.state)
+                index: layer.state.shared_by(self._shard.size)
                 for index, layer in enumerate(config.layers)
                 if layer.state is not None
             },
@@ -114,9 +114,9 @@ class Decoder:
         next_cache, next_state = iter(caches), iter(() if states is None else states.layers)
         for index, layer in enumerate(self.config.layers):
             projected = self.weights.segments[index](attended, residual).contiguous()
-            if (net := self.weights.delta_nets[index]) is not None:
+            if (weights := self.weights.states[index]) is not None:
                 assert states is not None, "a model with states is run on some"
-                attended = self._states.delta_net(projected, states.rows, next(next_state), net)
+                attended = weights.run_on(self._states, projected, states.rows, next(next_state))
                 continue
             num_gates = self._shard.num_heads(layer) * layer.head_dim if layer.has_output_gate else 0
             num_projected = projected.shape[1] - num_gates

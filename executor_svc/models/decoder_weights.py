@@ -7,7 +7,15 @@ from typing import Generic
 import torch
 
 from executor_svc.checkpoint.weight_map import Range, WeightMap
-from executor_svc.models.config import DeltaNetConfig, ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
+from executor_svc.models.config import (
+    DeltaNetConfig,
+    ExpertsConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    ShortConvConfig,
+    StateConfig,
+)
 from executor_svc.models.dense import (
     DenseKernels,
     EmbeddingWeights,
@@ -22,7 +30,7 @@ from executor_svc.models.dense import (
 )
 from executor_svc.models.sharding import Shard
 from executor_svc.native.structs import NumberFormat
-from executor_svc.states.interface import DeltaNetWeights
+from executor_svc.states.interface import DeltaNetWeights, ShortConvWeights, StateWeights
 
 StoredFormats = Callable[[Sequence[str]], Sequence[NumberFormat]]
 
@@ -69,14 +77,14 @@ class DecoderWeights(Generic[MatrixT]):
         self.embed = kernels.embedding(self._embedding_weights(embedding))
         self.segments: list[Segment] = []
         self.sinks: list[torch.Tensor | None] = []  # of each layer, of this rank's heads; see `AttentionLayer.sinks`
-        self.delta_nets: list[DeltaNetWeights | None] = []  # of each layer; None: it attends
+        self.states: list[StateWeights | None] = []  # of each layer; None: it attends
         layer_end: LayerEnd[MatrixT] | None = None
         for index, layer in enumerate(config.layers):
             norm = self._norm(names.attention_norm.format(layer=index))
             projection = self._projection(index, layer)
             self.segments.append(kernels.segment(layer_end, norm, projection, self._head_norms(index, layer)))
             self.sinks.append(self._sinks(index, layer) if layer.has_sinks else None)
-            self.delta_nets.append(None if layer.state is None else self._delta_net(index, layer.state))
+            self.states.append(None if layer.state is None else self._state(index, layer.state))
             layer_end = self._layer_end(index, layer)
         assert layer_end is not None, "a model has layers"
         self.last_segment = kernels.last_segment(layer_end)
@@ -85,19 +93,18 @@ class DecoderWeights(Generic[MatrixT]):
         self.head = kernels.segment(None, self.norm, head)
 
     def _projection(self, index: int, layer: LayerConfig) -> MatrixT:
-        if layer.state is not None:
+        if isinstance(layer.state, DeltaNetConfig):
             return self._columns(self._delta_net_rows(index, layer.state), has_bias=False, role="delta_net")
+        if layer.state is not None:
+            return self._columns([self._short_conv_rows(index, layer.state)], has_bias=layer.state.has_bias)
         return self._columns(self._qkv_rows(index, layer), has_bias=self._config.qkv_bias, role="qkv")
 
     def _layer_end(self, index: int, layer: LayerConfig) -> LayerEnd[MatrixT]:
         config, names = self._config, self._config.names
-        output, num_heads, head_dim = names.attention_output, layer.num_heads, layer.head_dim
+        output, has_bias = names.attention_output, config.attention_output_bias
+        num_inputs = layer.num_heads * layer.head_dim
         if layer.state is not None:
-            output, num_heads, head_dim = (
-                f"{names.delta_net}.out_proj",
-                layer.state.num_value_heads,
-                layer.state.value_dim,
-            )
+            output, has_bias, num_inputs = f"{names.state}.out_proj", layer.state.has_bias, layer.state.output_dim
         mlp: Mlp[MatrixT] | Experts[MatrixT]
         if isinstance(layer.mlp, ExpertsConfig):
             mlp = self._experts(index, layer.mlp)
@@ -106,9 +113,9 @@ class DecoderWeights(Generic[MatrixT]):
         return LayerEnd(
             attention_output=self._row_parallel(
                 output.format(layer=index),
-                num_heads * head_dim,
-                _scaled(self._shard.even_part(num_heads), head_dim),
-                has_bias=config.attention_output_bias and layer.state is None,
+                num_inputs,
+                self._shard.even_part(num_inputs),
+                has_bias,
             ),
             attention_output_norm=self._output_norm(names.attention_output_norm, index),
             mlp_norm=self._norm(names.mlp_norm.format(layer=index)),
@@ -163,8 +170,13 @@ class DecoderWeights(Generic[MatrixT]):
         self.map.add(self._config.names.sinks.format(layer=index), (layer.num_heads,), sinks, rows=(ours,))
         return sinks
 
+    def _state(self, index: int, state: StateConfig) -> StateWeights:
+        if isinstance(state, DeltaNetConfig):
+            return self._delta_net(index, state)
+        return self._short_conv(index, state)
+
     def _delta_net(self, index: int, net: DeltaNetConfig) -> DeltaNetWeights:
-        module, own = self._config.names.delta_net.format(layer=index), self._shard.delta_net(net)
+        module, own = self._config.names.state.format(layer=index), net.shared_by(self._shard.size)
         weights = DeltaNetWeights(
             config=own,
             conv_weight=self._tensor(own.conv_dim, own.conv_size, dtype=torch.float32),
@@ -190,7 +202,7 @@ class DecoderWeights(Generic[MatrixT]):
 
     def _delta_net_rows(self, index: int, net: DeltaNetConfig) -> list[Rows]:
         """Return this rank's rows of q, k, v, z, b and a."""
-        names, module = self._config.names, self._config.names.delta_net.format(layer=index)
+        names, module = self._config.names, self._config.names.state.format(layer=index)
         if names.delta_net_layout == "apart":
             ours = self._shard.even_part(net.num_value_heads)
             return [
@@ -204,6 +216,22 @@ class DecoderWeights(Generic[MatrixT]):
             *_by_turns(f"{module}.in_proj_qkvz", net.num_key_heads, sizes, [ours] * 4),
             *_by_turns(f"{module}.in_proj_ba", net.num_key_heads, (num_values, num_values), [ours] * 2),
         ]
+
+    def _short_conv(self, index: int, conv: ShortConvConfig) -> ShortConvWeights:
+        name, ours = f"{self._config.names.state.format(layer=index)}.conv", self._shard.even_part(conv.size)
+        own = conv.shared_by(self._shard.size)
+        weight = self._tensor(own.conv_size, own.size, dtype=torch.float32)
+        bias = self._tensor(own.size, dtype=torch.float32) if own.has_bias else None
+        self.map.add(f"{name}.weight", (conv.size, 1, conv.conv_size), weight.T[:, None], rows=(ours,))
+        if bias is not None:
+            self.map.add(f"{name}.bias", (conv.size,), bias, rows=(ours,))
+        return ShortConvWeights(own, weight, bias)
+
+    def _short_conv_rows(self, index: int, conv: ShortConvConfig) -> Rows:
+        """Return this rank's rows of b, c and x."""
+        begin, end = self._shard.even_part(conv.size)
+        ranges = tuple((part * conv.size + begin, part * conv.size + end) for part in range(3))
+        return Rows(f"{self._config.names.state.format(layer=index)}.in_proj", conv.projected_dim, ranges)
 
     def _qkv_rows(self, index: int, layer: LayerConfig) -> list[Rows]:
         """Return this rank's rows of q, of k and of v, and of the gate of what is attended."""

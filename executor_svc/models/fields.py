@@ -15,10 +15,13 @@ MOST: Final[Mapping[str, int]] = MappingProxyType(
         **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "max_window_layers"), 10_000),
         **dict.fromkeys(("num_attention_heads", "num_heads", "n_head", "n_heads", "num_key_value_heads"), 10_000),
         **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 10_000),
-        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"), 10_000),
+        **dict.fromkeys(
+            ("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim", "conv_L_cache"), 10_000
+        ),
         **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), 10_000),
         **dict.fromkeys(("hidden_size", "d_model", "n_embed", "head_dim", "intermediate_size"), 10_000_000),
         **dict.fromkeys(("moe_intermediate_size", "ffn_dim", "vocab_size"), 10_000_000),
+        **dict.fromkeys(("block_ff_dim", "block_multiple_of"), 10_000_000),
         **dict.fromkeys(("max_position_embeddings", "max_seq_len", "seq_length", "n_positions"), 100_000_000),
     }
 )

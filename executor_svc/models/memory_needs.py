@@ -286,10 +286,11 @@ def _summary(
     head_dim = number("head_dim", number("hidden_size") // max(1, num_heads))
     num_kv_heads = number("num_key_value_heads", num_heads)
     num_layers = number("num_hidden_layers")
-    num_states = _num_states(of_text, num_layers) if number("linear_num_value_heads") else 0
+    num_states = _num_states(of_text, num_layers)
     values = number("linear_num_value_heads") * number("linear_value_head_dim")
     keys = number("linear_num_key_heads") * number("linear_key_head_dim")
     convolved = (number("linear_conv_kernel_dim", 1) - 1) * (2 * keys + values)
+    convolved += (number("conv_L_cache", 1) - 1) * number("hidden_size")
     return ModelSummary(
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
         formats=tuple(sorted(sizes, key=lambda name: -sizes[name])),
@@ -304,10 +305,15 @@ def _summary(
 
 
 def _num_states(config: Mapping[str, object], num_layers: int) -> int:
-    """Return how many layers have a recurrent state, of a family in which some have one."""
+    """Return how many layers have a state, of a family in which some have one."""
     kinds, interval = config.get("layer_types"), config.get("full_attention_interval")
+    attending = config.get("full_attn_idxs")
+    if not (config.get("linear_num_value_heads") or config.get("conv_L_cache")):
+        return 0
     if isinstance(kinds, list):
-        return kinds.count("linear_attention")
+        return kinds.count("linear_attention") + kinds.count("conv")
+    if config.get("conv_L_cache"):
+        return max(0, num_layers - len(attending)) if isinstance(attending, list) else 0
     return num_layers - num_layers // (interval if isinstance(interval, int) and interval > 0 else 4)
 
 

@@ -26,10 +26,11 @@ from executor_svc.native.structs import (
     LayerStruct,
     ModelStruct,
     RotationStruct,
+    ShortConvStruct,
     StepStruct,
 )
-from executor_svc.states.interface import LayerState
-from executor_svc.states.native_states import delta_net_struct
+from executor_svc.states.interface import DeltaNetWeights, LayerState
+from executor_svc.states.native_states import delta_net_struct, short_conv_struct
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +96,21 @@ class NativeForward:
             kind.window = like.attention.window_tokens or 0
             kind.rotation = None if like.rope is None else addressof(self._rotations[ropes[like.rope]])
             kind.has_output_gate = like.has_output_gate
-        self._delta_nets: list[DeltaNetStruct] = []
+        self._state_structs: list[DeltaNetStruct | ShortConvStruct] = []
         self._layers = (LayerStruct * len(layers))()
         next_cache, next_state = iter(caches), iter(states)
-        for struct, layer, attention, segment, net in zip(
-            self._layers, layers, self._attention_layers, parts.segments, model.weights.delta_nets, strict=True
+        for struct, layer, attention, segment, weights in zip(
+            self._layers, layers, self._attention_layers, parts.segments, model.weights.states, strict=True
         ):
             struct.segment = addressof(segment.struct)
-            if net is not None:
+            if weights is not None:
                 state = next(next_state)
-                self._delta_nets.append(delta_net_struct(net))
-                struct.delta_net = addressof(self._delta_nets[-1])
+                if isinstance(weights, DeltaNetWeights):
+                    self._state_structs.append(delta_net_struct(weights))
+                    struct.delta_net = addressof(self._state_structs[-1])
+                else:
+                    self._state_structs.append(short_conv_struct(weights))
+                    struct.short_conv = addressof(self._state_structs[-1])
                 struct.conv_states, struct.states = state.conv.data_ptr(), state.recurrent.data_ptr()
                 continue
             struct.kind = addressof(self._kinds[distinct.index(layer)])

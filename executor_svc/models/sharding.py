@@ -55,12 +55,6 @@ class Shard:
         """Return how many KV heads of a layer this rank has."""
         return max(1, layer.num_kv_heads // self.size)
 
-    def delta_net(self, net: DeltaNetConfig) -> DeltaNetConfig:
-        """Return this rank's part of a gated delta net: value heads go with the key head that serves them."""
-        return replace(
-            net, num_key_heads=net.num_key_heads // self.size, num_value_heads=net.num_value_heads // self.size
-        )
-
     def attention_layer(self, layer: LayerConfig, sinks: torch.Tensor | None = None) -> AttentionLayer:
         """Return how this rank's heads of a layer attend, with their sinks."""
         slopes, own = layer.attention.alibi_slopes, slice(*self.even_part(layer.num_heads))
@@ -75,8 +69,10 @@ def _check(config: ModelConfig, layer: LayerConfig, size: int) -> None:
         f"{layer.num_kv_heads} KV heads": layer.num_kv_heads % size and size % layer.num_kv_heads,
         f"an intermediate_size of {mlp.intermediate_size}": mlp.intermediate_size % size,
     }
-    if layer.state is not None:
+    if isinstance(layer.state, DeltaNetConfig):
         problems[f"{layer.state.num_key_heads} key heads in a delta net"] = layer.state.num_key_heads % size
+    elif layer.state is not None:
+        problems[f"{layer.state.size} channels in a short convolution"] = layer.state.size % size
     if shared is not None:
         problems[f"a shared expert of {shared.intermediate_size}"] = shared.intermediate_size % size
     for what, remainder in problems.items():

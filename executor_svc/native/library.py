@@ -22,6 +22,7 @@ from executor_svc.native.structs import (
     NormStruct,
     NumberFormat,
     SegmentStruct,
+    ShortConvStruct,
     StepRowsStruct,
     StepStruct,
 )
@@ -68,6 +69,7 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_gate_rows", None, (LONG, LONG, POINTER, POINTER, LONG)),
     ("octavo_delta_net_scratch_bytes", LONG, (POINTER, LONG)),
     ("octavo_delta_net", None, (POINTER,) * 8),
+    ("octavo_short_conv", None, (POINTER,) * 6),
     ("octavo_forward", LONG, (POINTER, POINTER, POINTER, LONG, POINTER)),
 )
 
@@ -277,6 +279,25 @@ class NativeLibrary:
             states.data_ptr(),
             out.data_ptr(),
             self._scratch.address(num_bytes),
+            byref(self._team),
+        )
+
+    def short_conv(
+        self,
+        conv: ShortConvStruct,
+        rows: StepRowsStruct,
+        projected: torch.Tensor,
+        conv_states: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Run the short convolution of a layer; see octavo_short_conv in short_conv.c."""
+        assert projected.is_contiguous(), "tokens lie one after the other"
+        self._library.octavo_short_conv(
+            byref(conv),
+            byref(rows),
+            projected.data_ptr(),
+            conv_states.data_ptr(),
+            out.data_ptr(),
             byref(self._team),
         )
 

@@ -158,6 +158,12 @@ class DeltaNetStruct(ctypes.Structure):
     )
 
 
+class ShortConvStruct(ctypes.Structure):
+    """`ShortConv` of short_conv.h."""
+
+    _fields_ = (*_of(LONG, "size", "conv_size"), *_of(POINTER, "conv_weight", "bias"))
+
+
 class LayerCacheStruct(ctypes.Structure):
     """`LayerCache` of step.h."""
 
@@ -187,7 +193,7 @@ class LayerStruct(ctypes.Structure):
     _fields_ = (
         *_of(POINTER, "segment", "kind"),
         ("cache", LayerCacheStruct),
-        *_of(POINTER, "sinks", "delta_net", "conv_states", "states"),
+        *_of(POINTER, "sinks", "delta_net", "short_conv", "conv_states", "states"),
     )
 
 

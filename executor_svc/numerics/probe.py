@@ -37,6 +37,7 @@ from executor_svc.models.config import (
     ModelConfig,
     NormConfig,
     RopeConfig,
+    ShortConvConfig,
     WeightNames,
 )
 from executor_svc.models.kernels import ChosenModel
@@ -261,8 +262,10 @@ def probe_models_of(config: ModelConfig) -> Mapping[str, ModelConfig]:
     models: dict[str, ModelConfig] = {}
     if any(layer.has_sinks for layer in config.layers):
         models["sinks_and_bounded_experts"] = _with_sinks()
-    if any(layer.state is not None for layer in config.layers):
-        models["delta_nets_and_shared_experts"] = _with_states()
+    if any(isinstance(layer.state, ShortConvConfig) for layer in config.layers):
+        models["short_convolutions"] = _with_short_convolutions()
+    if any(isinstance(layer.state, DeltaNetConfig) for layer in config.layers):
+        models["delta_nets_and_shared_experts"] = _with_delta_nets()
     return models
 
 
@@ -273,7 +276,12 @@ def _with_sinks() -> ModelConfig:
     return _model(*layers).with_layers(has_sinks=True, mlp=experts)
 
 
-def _with_states() -> ModelConfig:
+def _with_short_convolutions() -> ModelConfig:
+    attends, conv = _layer((4, 2), 12, _PLAIN), ShortConvConfig(size=45, conv_size=3, has_bias=True)
+    return _model(replace(attends, rope=None, state=conv), attends)
+
+
+def _with_delta_nets() -> ModelConfig:
     experts = ExpertsConfig(num_experts=5, num_chosen=2, is_normalized=True, mlp=_MLP, shared=MlpConfig(37))
     net = DeltaNetConfig(num_key_heads=2, num_value_heads=6, key_dim=20, value_dim=11, conv_size=4)
     attends = replace(_layer((4, 2), 12, replace(_PLAIN, rotary_dim=6), experts), has_output_gate=True)

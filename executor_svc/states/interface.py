@@ -13,7 +13,7 @@ import torch
 from octavo_shared.step_wire.step import Int32Array
 
 if TYPE_CHECKING:  # models stand on this package
-    from executor_svc.models.config import DeltaNetConfig
+    from executor_svc.models.config import DeltaNetConfig, ShortConvConfig, StateConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class LayerState:
 
     # [max_num_seqs, conv_size - 1, conv_dim] the last inputs of the convolution, oldest first.
     conv: torch.Tensor
-    recurrent: torch.Tensor  # [max_num_seqs, num_value_heads, key_dim, value_dim]
+    recurrent: torch.Tensor  # [max_num_seqs, *recurrent_shape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,30 @@ class DeltaNetWeights:
     dt_bias: torch.Tensor  # [num_value_heads]
     norm_weight: torch.Tensor  # [value_dim]
     epsilon: float  # of the norm
+
+    def run_on(
+        self, backend: "StateBackend", projected: torch.Tensor, rows: StateRows, state: LayerState
+    ) -> torch.Tensor:
+        """Run the layer over the tokens of a step; see `StateBackend.delta_net`."""
+        return backend.delta_net(projected, rows, state, self)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvWeights:
+    """The weights of a short convolution between its projections, float32, contiguous."""
+
+    config: "ShortConvConfig"
+    conv_weight: torch.Tensor  # [conv_size, size] the last one is that of the token itself
+    conv_bias: torch.Tensor | None  # [size]
+
+    def run_on(
+        self, backend: "StateBackend", projected: torch.Tensor, rows: StateRows, state: LayerState
+    ) -> torch.Tensor:
+        """Run the layer over the tokens of a step; see `StateBackend.short_conv`."""
+        return backend.short_conv(projected, rows, state, self)
+
+
+StateWeights = DeltaNetWeights | ShortConvWeights
 
 
 class StateBackend(Protocol):
@@ -64,10 +88,25 @@ class StateBackend(Protocol):
             [num_tokens, output_dim].
         """
 
+    def short_conv(
+        self, projected: torch.Tensor, rows: StateRows, state: LayerState, weights: ShortConvWeights
+    ) -> torch.Tensor:
+        """Run a short convolution over the tokens of a step. Source: Liquid AI 2025, "LFM2 Technical Report".
 
-def make_layer_state(config: "DeltaNetConfig", max_num_seqs: int, device: torch.device) -> LayerState:
+        Args:
+            projected: b, c and x side by side, [num_tokens, projected_dim].
+            rows: Where the tokens are.
+            state: Of this layer; that of the rows is read and written.
+            weights: Of this layer.
+
+        Returns:
+            [num_tokens, output_dim].
+        """
+
+
+def make_layer_state(config: "StateConfig", max_num_seqs: int, device: torch.device) -> LayerState:
     """Return the states of a layer, for each slot of the batch table."""
     return LayerState(
         conv=torch.zeros(max_num_seqs, config.conv_size - 1, config.conv_dim, device=device),
-        recurrent=torch.zeros(max_num_seqs, config.num_value_heads, config.key_dim, config.value_dim, device=device),
+        recurrent=torch.zeros(max_num_seqs, *config.recurrent_shape, device=device),
     )

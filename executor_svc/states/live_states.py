@@ -13,7 +13,7 @@ from octavo_shared.errors import InvalidStepError
 from octavo_shared.step_wire.step import Fork, Step, StepLayout
 
 if TYPE_CHECKING:  # models stand on this package
-    from executor_svc.models.config import DeltaNetConfig
+    from executor_svc.models.config import StateConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class LiveStates:
         device: Where the model runs.
     """
 
-    def __init__(self, configs: Iterable[DeltaNetConfig], max_num_seqs: int, device: torch.device) -> None:
+    def __init__(self, configs: Iterable[StateConfig], max_num_seqs: int, device: torch.device) -> None:
         self.layers = [make_layer_state(config, max_num_seqs, device) for config in configs]
 
     def of_step(self, layout: StepLayout) -> StepStates:

@@ -1,18 +1,19 @@
-"""Gated delta nets in C, float32 on a CPU: the same bits in any chunks, beside any neighbours, on any threads.
+"""States in C, float32 on a CPU: the same bits in any chunks, beside any neighbours, on any threads.
 
-See `executor_svc/native/csrc/delta_net.c`.
+See `delta_net.c` and `short_conv.c` in `executor_svc/native/csrc/`.
 """
 
 import numpy as np
 import torch
 
 from executor_svc.native.library import NativeLibrary
-from executor_svc.native.structs import DeltaNetStruct, NormStruct, StepRowsStruct
-from executor_svc.states.interface import DeltaNetWeights, LayerState, StateRows
+from executor_svc.native.structs import DeltaNetStruct, NormStruct, ShortConvStruct, StepRowsStruct
+from executor_svc.states.interface import DeltaNetWeights, LayerState, ShortConvWeights, StateRows, StateWeights
+from octavo_shared.step_wire.step import Int32Array
 
 
 class NativeStateBackend:
-    """Gated delta nets in C; see `StateBackend`."""
+    """States in C; see `StateBackend`."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
@@ -21,12 +22,17 @@ class NativeStateBackend:
         self, projected: torch.Tensor, rows: StateRows, state: LayerState, weights: DeltaNetWeights
     ) -> torch.Tensor:
         """Run a gated delta net over the tokens of a step."""
-        config = weights.config
-        assert projected.shape[1] == config.projected_dim, "what C takes for a token"
-        columns = [np.ascontiguousarray(column, np.int32) for column in (rows.slots, rows.starts, rows.lengths)]
-        row_struct = StepRowsStruct(len(rows.slots), *(column.ctypes.data for column in columns))
-        out = torch.empty(projected.shape[0], config.output_dim)
-        self._library.delta_net(delta_net_struct(weights), row_struct, projected, state.conv, state.recurrent, out)
+        out, columns = _empty_output(projected, weights), _columns(rows)
+        struct = delta_net_struct(weights)
+        self._library.delta_net(struct, _rows_struct(columns), projected, state.conv, state.recurrent, out)
+        return out
+
+    def short_conv(
+        self, projected: torch.Tensor, rows: StateRows, state: LayerState, weights: ShortConvWeights
+    ) -> torch.Tensor:
+        """Run a short convolution over the tokens of a step."""
+        out, columns = _empty_output(projected, weights), _columns(rows)
+        self._library.short_conv(short_conv_struct(weights), _rows_struct(columns), projected, state.conv, out)
         return out
 
 
@@ -46,3 +52,30 @@ def delta_net_struct(weights: DeltaNetWeights) -> DeltaNetStruct:
         dt_bias=weights.dt_bias.data_ptr(),
         norm=NormStruct(weight=weights.norm_weight.data_ptr(), epsilon=weights.epsilon),
     )
+
+
+def short_conv_struct(weights: ShortConvWeights) -> ShortConvStruct:
+    """Return a short convolution as C has it, with pointers into `weights`."""
+    bias = weights.conv_bias
+    tensors = (weights.conv_weight,) if bias is None else (weights.conv_weight, bias)
+    assert all(each.dtype == torch.float32 and each.is_contiguous() for each in tensors), "C reads float32"
+    return ShortConvStruct(
+        size=weights.config.size,
+        conv_size=weights.config.conv_size,
+        conv_weight=weights.conv_weight.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+    )
+
+
+def _empty_output(projected: torch.Tensor, weights: StateWeights) -> torch.Tensor:
+    assert projected.shape[1] == weights.config.projected_dim, "what C takes for a token"
+    return torch.empty(projected.shape[0], weights.config.output_dim)
+
+
+def _columns(rows: StateRows) -> list[Int32Array]:
+    return [np.ascontiguousarray(column, np.int32) for column in (rows.slots, rows.starts, rows.lengths)]
+
+
+def _rows_struct(columns: list[Int32Array]) -> StepRowsStruct:
+    """Return the rows of a step as C has them, with pointers into `columns`."""
+    return StepRowsStruct(len(columns[0]), *(column.ctypes.data for column in columns))

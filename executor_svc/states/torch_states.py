@@ -1,19 +1,21 @@
-"""Gated delta nets in plain torch operations: any device; the reference.
+"""Gated delta nets and short convolutions in plain torch operations: any device; the reference.
 
 All rows that have a next token take it together; the rest is done for all tokens at once.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the usual name
 
-from executor_svc.states.interface import DeltaNetWeights, LayerState, StateRows
+from executor_svc.states.interface import DeltaNetWeights, LayerState, ShortConvWeights, StateRows
 
 _NORM_EPSILON = 1e-6  # of queries and keys
 
 
 class TorchStateBackend:
-    """Gated delta nets on any device that torch runs on; see `StateBackend`."""
+    """States on any device that torch runs on; see `StateBackend`."""
 
     def delta_net(
         self, projected: torch.Tensor, rows: StateRows, state: LayerState, weights: DeltaNetWeights
@@ -23,7 +25,7 @@ class TorchStateBackend:
         key_size = config.num_key_heads * config.key_dim
         sizes = [config.conv_dim, config.output_dim, config.num_value_heads, config.num_value_heads]
         mixed, gate, b, a = torch.split(projected.float(), sizes, -1)
-        convolved = _convolve(mixed, rows, state.conv, weights)
+        convolved = F.silu(_convolve(mixed, rows, state.conv, weights.conv_weight.unbind(1)))
         query, key, value = torch.split(convolved, [key_size, key_size, config.output_dim], -1)
         out = _recur(
             _normed_heads(query, weights) * config.key_dim**-0.5,
@@ -37,10 +39,19 @@ class TorchStateBackend:
         normed = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + weights.epsilon) * weights.norm_weight
         return (normed.flatten(1) * F.silu(gate)).to(projected.dtype)
 
+    def short_conv(
+        self, projected: torch.Tensor, rows: StateRows, state: LayerState, weights: ShortConvWeights
+    ) -> torch.Tensor:
+        """Run a short convolution over the tokens of a step."""
+        b, c, x = projected.float().chunk(3, -1)
+        convolved = _convolve(b * x, rows, state.conv, weights.conv_weight.unbind(0))
+        if weights.conv_bias is not None:
+            convolved = convolved + weights.conv_bias
+        return (c * convolved).to(projected.dtype)
 
-def _convolve(mixed: torch.Tensor, rows: StateRows, conv: torch.Tensor, weights: DeltaNetWeights) -> torch.Tensor:
-    """Return the convolved and activated inputs, [num_tokens, conv_dim]; keep the last inputs of each row."""
-    taps = weights.conv_weight.unbind(1)
+
+def _convolve(mixed: torch.Tensor, rows: StateRows, conv: torch.Tensor, taps: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the convolved inputs, [num_tokens, conv_dim]; keep the last inputs of each row."""
     parts = []
     for inputs, slot, start in zip(torch.split(mixed, rows.lengths.tolist()), rows.slots, rows.starts, strict=True):
         before = conv[slot] if start else torch.zeros_like(conv[slot])
@@ -48,7 +59,7 @@ def _convolve(mixed: torch.Tensor, rows: StateRows, conv: torch.Tensor, weights:
         total = window[: len(inputs)] * taps[0]
         for index, tap in enumerate(taps[1:], 1):
             total = total + window[index : index + len(inputs)] * tap
-        parts.append(F.silu(total))
+        parts.append(total)
         conv[slot] = window[len(inputs) :]
     return torch.cat(parts)
 

@@ -26,6 +26,9 @@ DELTA_NETS = {
 }
 ODD_DELTA_NETS = {**DELTA_NETS, "linear_num_value_heads": 12, "linear_key_head_dim": 7, "linear_value_head_dim": 10}
 
+# Four ranks can share the channels.
+SHORT_CONVS = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "hidden_size": 40}
+
 # By the name in config.json. Windows are shorter than the prompts.
 FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     # No power of two heads: ALiBi has slopes between those of the nearest one.
@@ -34,6 +37,7 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20},
     "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20, "num_hidden_layers": 7},
     "GptOssForCausalLM": {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "Lfm2ForCausalLM": SHORT_CONVS,
     "LlamaForCausalLM": {"rope_parameters": LLAMA3_ROPE},
     "MistralForCausalLM": {"sliding_window": 9, **ODD_SIZES},
     "MixtralForCausalLM": {},
@@ -49,4 +53,4 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
 }
 
 # Some of their layers have a recurrent state.
-WITH_STATES = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+WITH_STATES = ("Lfm2ForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")

@@ -26,7 +26,7 @@ from tests.numerics.architectures import (
     load_architecture,
     save_tiny_architecture,
 )
-from tests.numerics.family_architectures import DELTA_NETS, FAMILY_ARCHITECTURES, WITH_STATES
+from tests.numerics.family_architectures import DELTA_NETS, FAMILY_ARCHITECTURES, SHORT_CONVS, WITH_STATES
 from tests.numerics.ties import TIE
 
 
@@ -206,6 +206,12 @@ FAMILY_SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
         "Qwen3NextForCausalLM",
         {**DELTA_NETS, "decoder_sparse_step": 2, "norm_topk_prob": False, "tie_word_embeddings": True},
     ),
+    "four taps with biases, other sizes": (
+        "Lfm2ForCausalLM",
+        {**SHORT_CONVS, "conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}
+        | {"block_multiple_of": 12, "block_ffn_dim_multiplier": 1.3},
+    ),
+    "all layers attend, sizes as they are": ("Lfm2ForCausalLM", {"block_auto_adjust_ff_dim": False}),
     "a window beside experts": ("Qwen3MoeForCausalLM", {**QWEN_WINDOW, "norm_topk_prob": True}),
 }
 

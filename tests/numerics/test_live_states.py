@@ -1,12 +1,14 @@
 """The worker's states of sequences: who forks goes on from its parent's, who comes begins anew."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from executor_svc.config import ExecutorConfig
+from executor_svc.models.memory_needs import summarize_model
 from executor_svc.worker.loading import load_worker
 from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.errors import InvalidStepError
@@ -18,16 +20,27 @@ from tests.numerics.driver import PoisonedCacheEngine, StepDriver, fork_of
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.reference import random_prompt
 
+# Of a sequence in both layers that have a state.
+STATE_BYTES = {
+    "Lfm2ForCausalLM": 2 * 4 * 2 * 40,
+    "Qwen3_5ForCausalLM": 2 * 4 * (3 * (2 * 4 * 7 + 12 * 10) + 12 * 7 * 10),
+}
+
 PROMPT = random_prompt(8)  # whole blocks
 SAMPLED = SamplingRow(temperature=1.0, seed=3)
 NUM_NEW = 9
 
 
+@pytest.fixture(scope="module", params=STATE_BYTES)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("hybrid") / request.param
+    save_tiny_architecture(path, request.param, FAMILY_ARCHITECTURES[request.param])
+    return path
+
+
 @pytest.fixture(scope="module", params=["native", "torch"])
-def worker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TorchWorker:
+def worker(request: pytest.FixtureRequest, directory: Path) -> TorchWorker:
     """Slots whose states are NaN before they are used."""
-    directory = tmp_path_factory.mktemp("hybrid")
-    save_tiny_architecture(directory, "Qwen3_5ForCausalLM", FAMILY_ARCHITECTURES["Qwen3_5ForCausalLM"])
     sizes = {"block_size_tokens": 4, "num_device_blocks": 100, "num_host_blocks": 4, "max_num_seqs": 8}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("executor_svc.worker.assembly.CacheEngine", PoisonedCacheEngine)
@@ -114,13 +127,13 @@ def test_a_sequence_without_a_state_of_its_beginning_is_refused(driver: StepDriv
         driver.execute(TableDelta(admissions=(admission,), prefill_chunks=pairs((2, 4))))
 
 
-def test_what_the_executor_says_of_its_states(worker: TorchWorker) -> None:
+def test_what_the_executor_says_of_its_states(worker: TorchWorker, directory: Path) -> None:
     info = worker.info
     full, states = info.cache_groups
 
     assert (full.kind, full.layers, full.num_device_blocks) == (CacheKind.FULL, (1,), 100)
     assert (states.kind, states.layers, states.num_device_blocks) == (CacheKind.STATE, (0, 2), 0)
-    conv_dim, heads, key_dim, value_dim = 2 * 4 * 7 + 12 * 10, 12, 7, 10
-    assert states.bytes_per_block == 2 * 4 * (3 * conv_dim + heads * key_dim * value_dim)
+    assert states.bytes_per_block == STATE_BYTES[directory.name] == summarize_model(directory).state_bytes
+    assert full.bytes_per_block == 4 * summarize_model(directory).token_bytes
     assert info.max_allowance == 1  # a wrong draft could not be taken back
     assert Capability.VARIABLE_TOKENS not in info.capabilities

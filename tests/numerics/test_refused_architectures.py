@@ -156,7 +156,7 @@ REFUSED_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "part of another model": ("MllamaForCausalLM", {}, "its code has no separable part before the head"),
     "convolutions": (
-        "Lfm2ForCausalLM",
+        "Lfm2MoeForCausalLM",
         {"layer_types": ["conv", "full_attention"]},
         r"it keeps a recurrent state besides the KV cache \(layers of type conv\)",
     ),

@@ -49,6 +49,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOssForCausalLM",
         {"head_dim": 64, "sliding_window": 128, "intermediate_size": 64},
     ),
+    "LFM2: short convolutions of 48 channels, 5 taps, biases": (
+        "Lfm2ForCausalLM",
+        {"hidden_size": 48, "num_attention_heads": 6, "conv_L_cache": 5, "conv_bias": True},
+    ),
     "Llama: heads of 80 in a group of 9": (
         "LlamaForCausalLM",
         {"hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 1, "head_dim": 80},

@@ -142,6 +142,26 @@ def read_windows(fields: ConfigFields, window: int | None, is_windowed_by_defaul
     return [kinds[kind] for kind in layer_types]
 
 
+def read_layer_types(fields: ConfigFields, of_states: str, attends_by_default: Sequence[bool]) -> list[str]:
+    """Read the kind of each layer of a hybrid: `of_states` or "full_attention".
+
+    Args:
+        fields: config.json.
+        of_states: What the family calls a layer with a state.
+        attends_by_default: Which layers attend where config.json does not say so, [num_layers].
+    """
+    kinds, found = (of_states, "full_attention"), fields.values.get("layer_types")
+    if found is None:
+        found = [kinds[attends] for attends in attends_by_default]
+    if not isinstance(found, list) or not all(kind in kinds for kind in found) or kinds[1] not in found:
+        raise UnsupportedModelError(
+            f"{fields.source} has layer_types {found!r}; supported are {' and '.join(kinds)}, the latter at least once"
+        )
+    if len(found) != len(attends_by_default):
+        raise ModelLoadError(f"{fields.source} has {len(found)} layer_types for {len(attends_by_default)} layers")
+    return found
+
+
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """Return the slope of each head: 2 ** (-8 i / n) for a power of two n, with slopes of 2 n between for the rest.
 

@@ -7,9 +7,9 @@ Norms hold the weight less 1, as Gemma's, but for those inside the delta nets. S
 from dataclasses import replace
 
 from executor_svc.models.config import DeltaNetConfig, ExpertsConfig, LayerConfig, ModelConfig
-from executor_svc.models.families.common import mlp_of, read_decoder, read_experts, with_experts
+from executor_svc.models.families.common import mlp_of, read_decoder, read_experts, read_layer_types, with_experts
 from executor_svc.models.fields import ConfigFields
-from octavo_shared.errors import ModelLoadError, UnsupportedModelError
+from octavo_shared.errors import ModelLoadError
 
 
 def read_qwen3_5(fields: ConfigFields) -> ModelConfig:
@@ -52,7 +52,9 @@ def _read_hybrid(fields: ConfigFields) -> ModelConfig:
             return replace(layer, rope=None, state=net)
         return replace(layer, has_output_gate=True)
 
-    pairs = zip(config.layers, _read_layer_types(fields), strict=True)
+    interval = fields.integer("full_attention_interval", 4)
+    attends = [(layer + 1) % interval == 0 for layer in range(len(config.layers))]
+    pairs = zip(config.layers, read_layer_types(fields, "linear_attention", attends), strict=True)
     return replace(
         config,
         layers=tuple(layer_of(*pair) for pair in pairs),
@@ -77,22 +79,6 @@ def _read_delta_net(fields: ConfigFields) -> DeltaNetConfig:
             f"{net.num_key_heads} key heads"
         )
     return net
-
-
-def _read_layer_types(fields: ConfigFields) -> list[str]:
-    """Read the kind of each layer; without `layer_types` every fourth one attends, or as config.json says."""
-    num_layers, found = fields.integer("num_hidden_layers"), fields.values.get("layer_types")
-    kinds = ("linear_attention", "full_attention")
-    if found is None:
-        interval = fields.integer("full_attention_interval", 4)
-        return [kinds[(layer + 1) % interval == 0] for layer in range(num_layers)]
-    if not isinstance(found, list) or not all(kind in kinds for kind in found) or kinds[1] not in found:
-        raise UnsupportedModelError(
-            f"{fields.source} has layer_types {found!r}; supported are {' and '.join(kinds)}, the latter at least once"
-        )
-    if len(found) != num_layers:
-        raise ModelLoadError(f"{fields.source} has {len(found)} layer_types for {num_layers} layers")
-    return found
 
 
 def _read_experts(fields: ConfigFields, config: ModelConfig, *, is_normalized: bool) -> ExpertsConfig:

@@ -9,6 +9,7 @@
 #include "likeliest.h"
 #include "plan.h"
 #include "rotation.h"
+#include "short_conv.h"
 
 // A rotation, and its values for the tokens of a step.
 typedef struct {
@@ -27,13 +28,14 @@ typedef struct {
     long has_output_gate;      // whether qkv has gates of what is attended behind the values
 } AttentionKind;
 
-// What comes before an attention or a gated delta net, and that.
+// What comes before an attention or what a layer has in its place, and that.
 typedef struct {
     const Segment *segment;
-    const AttentionKind *kind;  // NULL: it does not attend
+    const AttentionKind *kind;  // NULL: it has a state instead, of one of two kinds
     LayerCache cache;
     const float *sinks;         // [num_heads] logits; NULL: none
-    const DeltaNet *delta_net;  // NULL: it attends
+    const DeltaNet *delta_net;
+    const ShortConv *short_conv;
     float *conv_states, *states;
 } Layer;
 
@@ -77,7 +79,7 @@ typedef struct {
     Task *last_tasks;                 // of the last layer
     int64_t *slot_mapping;            // of each cache group, one after the other
     float *residual;
-    float *qkv, *attended;            // or what a gated delta net takes, and returns
+    float *qkv, *attended;            // or what a layer with a state takes, and returns
     float *wanted_attended;           // of the wanted tokens
     char *segment_memory;
     float *attention_memory;          // or of gated delta nets
@@ -100,9 +102,10 @@ static Logits logits_of(const Model *model, const Batch *batch) {
 
 static const Layer *last_layer(const Model *model) { return model->layers + model->num_layers - 1; }
 
-// Numbers that a layer attends for a token, or its gated delta net returns.
+// Numbers that a layer attends for a token, or returns with its state.
 static long attended_width(const Layer *layer) {
-    return layer->delta_net ? output_dim(layer->delta_net) : layer->kind->step.num_heads * layer->kind->step.head_dim;
+    if (layer->kind) return layer->kind->step.num_heads * layer->kind->step.head_dim;
+    return layer->delta_net ? output_dim(layer->delta_net) : layer->short_conv->size;
 }
 
 // Plan the attention of every kind of layer.
@@ -187,7 +190,7 @@ static void place_tokens(const Model *model, const Batch *batch, const Work *wor
 
 // Of the last layer only the wanted tokens go on: its other tiles need not attend.
 static void plan_last_layer(Model *model, const Batch *batch, const Work *work) {
-    if (last_layer(model)->delta_net) return;
+    if (!last_layer(model)->kind) return;
     Step *step = &model->last_step;
     *step = last_layer(model)->kind->step;
     memset(work->is_wanted, 0, (size_t)work->num_tokens);
@@ -230,11 +233,15 @@ static void take_wanted(const Model *model, const Batch *batch, const Work *work
     }
 }
 
-// The attention of a layer, or its gated delta net.
+// The attention of a layer, or what it has in its place.
 static void attend(const Model *model, const Batch *batch, const Work *work, const Layer *layer, const Member *member) {
     if (layer->delta_net) {
         run_delta_net(layer->delta_net, &batch->rows, work->qkv, layer->conv_states, layer->states, work->attended,
                       work->attention_memory, member);
+        return;
+    }
+    if (layer->short_conv) {
+        run_short_conv(layer->short_conv, &batch->rows, work->qkv, layer->conv_states, work->attended, member);
         return;
     }
     const Step *step = layer == last_layer(model) ? &model->last_step : &layer->kind->step;

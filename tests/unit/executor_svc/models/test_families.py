@@ -78,6 +78,7 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
         {"linear_num_value_heads": 6, "linear_num_key_heads": 4},
         "6 value heads in a delta net, not",
     ),
+    ("Lfm2ForCausalLM", {"full_attn_idxs": 1}, "full_attn_idxs 1; it must be a list of layers"),
     ("MptForCausalLM", {"attn_config": 3}, "attn_config 3; it must be an object"),
     ("Gemma2ForCausalLM", {"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
     ("Qwen2ForCausalLM", {"max_window_layers": -1}, "max_window_layers -1; it must be a whole number of at least 0"),

@@ -1,4 +1,4 @@
-"""Gated delta nets equal those of transformers, and in C a token gets the same bits however its row was cut."""
+"""States equal those of transformers, and in C a token gets the same bits however its row was cut."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,22 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from transformers.models.lfm2.configuration_lfm2 import Lfm2Config
+from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from executor_svc.models.config import DeltaNetConfig
+from executor_svc.models.config import DeltaNetConfig, ShortConvConfig, StateConfig
 from executor_svc.native.library import NativeLibrary
-from executor_svc.states.interface import DeltaNetWeights, LayerState, StateBackend, StateRows, make_layer_state
+from executor_svc.states.interface import (
+    DeltaNetWeights,
+    LayerState,
+    ShortConvWeights,
+    StateBackend,
+    StateRows,
+    StateWeights,
+    make_layer_state,
+)
 from executor_svc.states.native_states import NativeStateBackend
 from executor_svc.states.torch_states import TorchStateBackend
 from tests.numerics.native import LANES, library_path
@@ -20,25 +30,46 @@ from tests.support.each_row import each_row
 
 NUM_SLOTS = 4
 NUM_TOKENS = 150
-NETS = [
+STATES: list[StateConfig] = [
     DeltaNetConfig(num_key_heads=2, num_value_heads=2, key_dim=128, value_dim=128, conv_size=4),
     DeltaNetConfig(num_key_heads=2, num_value_heads=6, key_dim=20, value_dim=24, conv_size=4),
     DeltaNetConfig(num_key_heads=1, num_value_heads=3, key_dim=7, value_dim=37, conv_size=3),
+    ShortConvConfig(size=128, conv_size=3, has_bias=False),
+    ShortConvConfig(size=37, conv_size=5, has_bias=True),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A net, what it takes for the tokens of a sequence, and what transformers makes of that."""
+    """A layer, what it takes for the tokens of a sequence, and what transformers makes of that."""
 
-    weights: DeltaNetWeights
+    weights: StateWeights
     projected: torch.Tensor
     expected: torch.Tensor
 
     @classmethod
     @torch.no_grad()
-    def of(cls, net: DeltaNetConfig) -> "Case":
+    def of(cls, state: StateConfig) -> "Case":
         torch.manual_seed(7)
+        return cls.of_delta_net(state) if isinstance(state, DeltaNetConfig) else cls.of_short_conv(state)
+
+    @classmethod
+    def of_short_conv(cls, conv: ShortConvConfig) -> "Case":
+        config = Lfm2Config(
+            hidden_size=conv.size,
+            num_hidden_layers=1,
+            layer_types=["conv"],
+            conv_L_cache=conv.conv_size,
+            conv_bias=conv.has_bias,
+        )
+        module = Lfm2ShortConv(config, 0).float()
+        hidden = torch.randn(1, NUM_TOKENS, conv.size)
+        expected = output_of(module, hidden)
+        weights = ShortConvWeights(conv, module.conv.weight[:, 0].T.contiguous(), module.conv.bias)
+        return cls(weights, module.in_proj(hidden[0]), expected)
+
+    @classmethod
+    def of_delta_net(cls, net: DeltaNetConfig) -> "Case":
         config = Qwen3_5TextConfig(
             hidden_size=64,
             num_hidden_layers=1,
@@ -52,10 +83,8 @@ class Case:
         module = Qwen3_5GatedDeltaNet(config, 0).float()
         module.dt_bias.normal_()
         module.norm.weight.normal_()
-        found: list[torch.Tensor] = []
-        module.out_proj.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
         hidden = torch.randn(1, NUM_TOKENS, 64)
-        module(hidden)
+        expected = output_of(module, hidden)
         projections = (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a)
         weights = DeltaNetWeights(
             config=net,
@@ -65,7 +94,7 @@ class Case:
             norm_weight=module.norm.weight.detach(),
             epsilon=config.rms_norm_eps,
         )
-        return cls(weights, torch.cat([project(hidden[0]) for project in projections], -1), found[0][0])
+        return cls(weights, torch.cat([project(hidden[0]) for project in projections], -1), expected)
 
     def unread_state(self) -> LayerState:
         """Return states that a sequence must not see the last users of."""
@@ -85,16 +114,24 @@ class Case:
         """Run a step; each row has its tokens of the sequence. Return what each row gets."""
         tokens = np.concatenate([start + np.arange(length) for start, length in zip(starts, lengths, strict=True)])
         rows = StateRows(*(np.array(column, np.int32) for column in (slots, starts, lengths)))
-        return torch.split(backend.delta_net(self.projected[tokens], rows, state, self.weights), list(lengths))
+        return torch.split(self.weights.run_on(backend, self.projected[tokens], rows, state), list(lengths))
+
+
+def output_of(module: Lfm2ShortConv | Qwen3_5GatedDeltaNet, hidden: torch.Tensor) -> torch.Tensor:
+    """Return what a layer of transformers has before its last projection."""
+    found: list[torch.Tensor] = []
+    module.out_proj.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    module(hidden)
+    return found[0][0]
 
 
 def native(lanes: str, num_threads: int = 1) -> NativeStateBackend:
     return NativeStateBackend(NativeLibrary(library_path(lanes), num_threads))
 
 
-@pytest.mark.parametrize("net", NETS, ids=str)
-def test_all_backends_are_near_transformers(net: DeltaNetConfig) -> None:
-    case = Case.of(net)
+@pytest.mark.parametrize("config", STATES, ids=str)
+def test_all_backends_are_near_transformers(config: StateConfig) -> None:
+    case = Case.of(config)
     backends: list[StateBackend] = [TorchStateBackend(), *map(native, LANES)]
     for backend in backends:
         state = case.unread_state()
@@ -104,9 +141,9 @@ def test_all_backends_are_near_transformers(net: DeltaNetConfig) -> None:
             assert difference < 2e-6 * case.expected.norm(), (backend, start)
 
 
-@each_row(*product(LANES, NETS))
-def test_chunks_neighbours_and_threads_change_no_bit(lanes: str, net: DeltaNetConfig) -> None:
-    case = Case.of(net)
+@each_row(*product(LANES, STATES))
+def test_chunks_neighbours_and_threads_change_no_bit(lanes: str, config: StateConfig) -> None:
+    case = Case.of(config)
     alone = case.unread_state()
     (whole,) = case.run(native(lanes), alone, [1], [0], [NUM_TOKENS])
     for num_threads, lengths in product((1, 2, 3), ([NUM_TOKENS], [1] * NUM_TOKENS, [7, 1, 2, 100, 40])):
@@ -122,14 +159,13 @@ def test_chunks_neighbours_and_threads_change_no_bit(lanes: str, net: DeltaNetCo
         assert torch.equal(state.recurrent[3], alone.recurrent[1])
 
 
-@pytest.mark.parametrize("place", ["q", "v", "b", "a"])
-@pytest.mark.parametrize("lanes", LANES)
-def test_what_is_not_a_number_is_seen_and_ends_with_its_sequence(lanes: str, place: str) -> None:
-    case, backend = Case.of(NETS[1]), native(lanes)
-    net, state = case.weights.config, case.unread_state()
-    heads = net.num_value_heads
-    index = {"q": 0, "v": net.conv_dim - 1, "b": net.projected_dim - 2 * heads, "a": net.projected_dim - heads}[place]
-    case.projected[8, index] = torch.nan
+# Of the state, the first input of each kind: q, the last of v, b and a; b, c and x.
+@each_row(*product(LANES, [(1, 0), (1, 2 * 40 + 6 * 24 - 1), (1, -12), (1, -6), (4, 0), (4, 37), (4, 74)]))
+def test_what_is_not_a_number_is_seen_and_ends_with_its_sequence(lanes: str, place: tuple[int, int]) -> None:
+    index, number = place
+    case, backend = Case.of(STATES[index]), native(lanes)
+    state = case.unread_state()
+    case.projected[8, number] = torch.nan
     out, neighbour = case.run(backend, state, [1, 2], [0, 0], [9, 8])
     assert out[8].isnan().any()
     assert not out[:8].isnan().any()
