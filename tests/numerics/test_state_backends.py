@@ -144,7 +144,7 @@ def test_all_backends_are_near_transformers(config: StateConfig) -> None:
 def test_tiled_value_heads_have_the_bits_of_those_side_by_side() -> None:
     net = STATES[1]
     assert isinstance(net, DeltaNetConfig)
-    case = Case.of_delta_net(net)
+    case = Case.of(net)
     assert isinstance(case.weights, DeltaNetWeights)
     order = torch.arange(net.num_value_heads).view(net.num_key_heads, -1).t().reshape(-1)
     channels = (order[:, None] * net.value_dim + torch.arange(net.value_dim)).flatten()

@@ -124,7 +124,7 @@ def test_quantized_weights_are_refused_once_and_by_name(
 def test_codes_are_for_families_with_code_of_our_own() -> None:
     settings = {**SIZES, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     assert parse_config({"architectures": ["LlamaForCausalLM"], **settings}, SOURCE).vocab_size == 97
-    with pytest.raises(ModelLoadError, match=r"tiny are F8_E4M3, which needs a native .*; but .* OlmoForCausalLM"):
+    with pytest.raises(ModelLoadError, match=r"tiny are F8_E4M3, which needs Octavo's .*; but .* OlmoForCausalLM"):
         parse_config({"architectures": ["OlmoForCausalLM"], **settings}, Path("tiny/config.json"))
 
 
