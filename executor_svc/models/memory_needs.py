@@ -111,11 +111,18 @@ class ModelSummary:
         return self.held_bytes + cache_bytes + self.state_bytes * max_num_seqs + _PROGRAM_BYTES
 
     def why_too_large(
-        self, name: str, needed_bytes: int, available_bytes: int | None, num_executors: int = 1
+        self,
+        name: str,
+        needed_bytes: int,
+        available_bytes: int | None,
+        num_executors: int = 1,
+        max_num_seqs: int = 1,
     ) -> str | None:
         """Return the sentence that refuses a model for which memory lacks, with what would work; None: it fits."""
         if available_bytes is None or needed_bytes <= available_bytes:
             return None
+        slot_bytes = self.state_bytes * num_executors
+        num_lacking = -(-(needed_bytes - available_bytes) // slot_bytes) if slot_bytes else max_num_seqs
         held_bytes = self.held_bytes * num_executors
         rest = needed_bytes - held_bytes
         smaller = _SMALLER_FILES if self.is_gguf else _SMALLER_QUANTIZATIONS
@@ -125,7 +132,10 @@ class ModelSummary:
             if (size := int(self.num_weights * bits / 8) * num_executors + rest) <= available_bytes
             and size < needed_bytes
         ]
-        if rest > available_bytes:
+        if num_lacking < max_num_seqs:
+            took = f"the states of {max_num_seqs} sequences take {_gb(slot_bytes * max_num_seqs)}"
+            advice = f"--max-num-seqs {max_num_seqs - num_lacking} would fit: {took}"
+        elif rest > available_bytes:
             states, setting = (", states", ", --max-num-seqs") if self.state_bytes else ("", "")
             settings = f"--kv-cache-gib{setting} or --max-model-len"
             advice = f"{_gb(rest)} are for the KV cache{states} and the programs: lower {settings}"
@@ -164,7 +174,7 @@ def check_memory(model: Path | GGUFModel, config: ExecutorConfig, num_executors:
         others = summary.needed_bytes(0, max_num_seqs=0)
         max_num_seqs = states_that_fit(summary.state_bytes, available // num_executors - others, max_num_seqs)
     needed = summary.needed_bytes(cache_bytes, config.max_model_len, max_num_seqs) * num_executors
-    if trouble := summary.why_too_large(config.model, needed, available, num_executors):
+    if trouble := summary.why_too_large(config.model, needed, available, num_executors, max_num_seqs):
         raise OutOfMemoryError(trouble)
     if cache_bytes is None and summary.architecture.endswith(_GENERATIVE):
         return say_needs(needed, _most_bytes(summary, max_num_seqs, num_executors))

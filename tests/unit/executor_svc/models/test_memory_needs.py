@@ -103,6 +103,15 @@ def test_what_does_not_fit_is_refused_with_what_would(
     assert told is None if sentence is None else sentence in str(told)
 
 
+def test_slots_are_what_is_too_much_where_fewer_of_them_would_fit() -> None:
+    summary = replace(LARGE, state_bytes=GB // 10)
+    needed = summary.needed_bytes(max_num_seqs=32)
+
+    told = str(summary.why_too_large("m", needed, needed - GB, max_num_seqs=32))
+
+    assert told.endswith("; --max-num-seqs 22 would fit: the states of 32 sequences take 3.2 GB")
+
+
 @each_row(
     ({}, 1, 0.2 * GB, False),
     ({}, 1, 0.5 * GB, True),
