@@ -328,7 +328,7 @@ def test_the_largest_steps_have_all_the_tokens_and_rows_that_a_step_may_have(
     forward, move = Decoder.forward, CacheEngine.move
 
     def watched_forward(self: Decoder, token_ids: torch.Tensor, positions: torch.Tensor, *rest: Any) -> torch.Tensor:
-        passes.append((len(token_ids), int(positions.max()), len(rest[-1])))
+        passes.append((len(token_ids), int(positions.max()), len(rest[2])))  # of the wanted tokens
         return forward(self, token_ids, positions, *rest)
 
     def watched_move(self: CacheEngine, step: Step) -> None:
