@@ -56,7 +56,7 @@ static Rows normalize_in_place(const Norm *norm, float *residual, long size, con
 }
 
 // residual += norm(outputs), if there is such a norm, and then norm(residual), as a product takes it, maybe in `into`.
-static Rows normalize_residual(const Segment *segment, const Norm *output_norm, const float *outputs, const Norm *norm,
+static Rows normalize_residual(const Segment *segment, const Norm *output_norm, float *outputs, const Norm *norm,
                                float *residual, const Rows *into, const Member *member) {
     long num_rows = into->num_rows, size = segment->hidden_size;
     if (segment->is_post_norm) return normalize_in_place(norm, residual, size, into, member);
