@@ -38,7 +38,7 @@ async def products(size: Size) -> Groups:
     """The rounding of rows is part of it. No model multiplies 512 rows with its head."""
     library = load_library(1)
     for (num_outputs, num_inputs), rows in size.of(
-        [(shape, rows) for shape in SHAPES for rows in PRODUCT_ROWS if rows * shape[0] < 2**24], [((50, 70), 3)]
+        [(shape, rows) for shape in SHAPES for rows in PRODUCT_ROWS if rows * shape[0] < 2**24], [((50, 96), 3)]
     ):
         name = f"{num_outputs:,} x {num_inputs:,}, {rows} rows, "
         yield [
