@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from executor_svc.attention.interface import AttentionPlan, LayerCache
+from executor_svc.checkpoint.cache_scales import is_cache_scale
 from executor_svc.checkpoint.weight_map import WeightSource
-from executor_svc.checkpoint.weights import is_cache_scale
 from executor_svc.models.config import ExpertsConfig, ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights, StoredFormats
 from executor_svc.models.dense import DenseKernels

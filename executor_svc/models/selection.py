@@ -15,11 +15,12 @@ from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.rules import AttentionNeeds
 from executor_svc.attention.selection import ChosenBackend, choose_backend
 from executor_svc.attention.torch_backend import TorchAttentionBackend
+from executor_svc.checkpoint.cache_scales import read_cache_scales
 from executor_svc.checkpoint.gguf.model import GGUFModel
 from executor_svc.checkpoint.model import Model
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.scaled_codes import MXFP4
-from executor_svc.checkpoint.weights import Checkpoint, read_cache_scales
+from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.config import ModelConfig, WeightNames
 from executor_svc.models.families import parse_config
 from executor_svc.models.file_formats import LONG_INPUTS, CodeFormats, FileFormats, ScaledFormats
