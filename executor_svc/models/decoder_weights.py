@@ -179,7 +179,7 @@ class DecoderWeights(Generic[MatrixT]):
         module, own = self._config.names.state.format(layer=index), net.shared_by(self._shard.size)
         weights = DeltaNetWeights(
             config=own,
-            conv_weight=self._tensor(own.conv_dim, own.conv_size, dtype=torch.float32),
+            conv_weight=self._tensor(own.conv_size, own.conv_dim, dtype=torch.float32),
             a_log=self._tensor(own.num_value_heads, dtype=torch.float32),
             dt_bias=self._tensor(own.num_value_heads, dtype=torch.float32),
             norm_weight=self._tensor(own.value_dim, dtype=torch.float32),
@@ -187,7 +187,7 @@ class DecoderWeights(Generic[MatrixT]):
         )
         conv_shape = (net.conv_dim, 1, net.conv_size)
         ours = (self._shard.even_part(net.num_value_heads),)
-        self.map.add(f"{module}.conv1d.weight", conv_shape, weights.conv_weight[:, None], rows=self._conv_rows(net))
+        self.map.add(f"{module}.conv1d.weight", conv_shape, weights.conv_weight.T[:, None], rows=self._conv_rows(net))
         self.map.add(f"{module}.A_log", (net.num_value_heads,), weights.a_log, rows=ours)
         self.map.add(f"{module}.dt_bias", (net.num_value_heads,), weights.dt_bias, rows=ours)
         self.map.add(f"{module}.norm.weight", (net.value_dim,), weights.norm_weight)

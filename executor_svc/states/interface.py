@@ -39,7 +39,7 @@ class DeltaNetWeights:
     """The weights of a gated delta net between its projections, float32, contiguous."""
 
     config: "DeltaNetConfig"
-    conv_weight: torch.Tensor  # [conv_dim, conv_size] the last one is that of the token itself
+    conv_weight: torch.Tensor  # [conv_size, conv_dim] the last one is that of the token itself
     a_log: torch.Tensor  # [num_value_heads]
     dt_bias: torch.Tensor  # [num_value_heads]
     norm_weight: torch.Tensor  # [value_dim]

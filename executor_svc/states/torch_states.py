@@ -25,7 +25,7 @@ class TorchStateBackend:
         key_size = config.num_key_heads * config.key_dim
         sizes = [config.conv_dim, config.output_dim, config.num_value_heads, config.num_value_heads]
         mixed, gate, b, a = torch.split(projected.float(), sizes, -1)
-        convolved = F.silu(_convolve(mixed, rows, state.conv, weights.conv_weight.unbind(1)))
+        convolved = F.silu(_convolve(mixed, rows, state.conv, weights.conv_weight.unbind(0)))
         query, key, value = torch.split(convolved, [key_size, key_size, config.output_dim], -1)
         out = _recur(
             _normed_heads(query, weights) * config.key_dim**-0.5,

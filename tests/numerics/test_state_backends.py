@@ -88,7 +88,7 @@ class Case:
         projections = (module.in_proj_qkv, module.in_proj_z, module.in_proj_b, module.in_proj_a)
         weights = DeltaNetWeights(
             config=net,
-            conv_weight=module.conv1d.weight[:, 0].contiguous(),
+            conv_weight=module.conv1d.weight[:, 0].T.contiguous(),
             a_log=module.A_log.detach(),
             dt_bias=module.dt_bias.detach(),
             norm_weight=module.norm.weight.detach(),
@@ -155,7 +155,7 @@ def test_tiled_value_heads_have_the_bits_of_those_side_by_side() -> None:
     tiled = replace(
         case.weights,
         config=replace(net, is_tiled=True),
-        conv_weight=case.weights.conv_weight[of_conv].contiguous(),
+        conv_weight=case.weights.conv_weight[:, of_conv].contiguous(),
         a_log=case.weights.a_log[order].contiguous(),
         dt_bias=case.weights.dt_bias[order].contiguous(),
     )

@@ -29,7 +29,6 @@ typedef struct {
 // What a thread has for itself.
 typedef struct {
     int32_t *first_tokens;  // [num_rows] in the step
-    float *taps;            // [conv_size][size of a head]
     float *tile;            // [key_dim][COLUMNS] of a state
 } OwnWork;
 
@@ -54,7 +53,6 @@ static long take_work(const DeltaNet *net, long num_tokens, uintptr_t address, W
 static long take_own_work(const DeltaNet *net, const StepRows *rows, uintptr_t address, OwnWork *own) {
     Arena arena = {address, address};
     own->first_tokens = take(&arena, rows->num_rows * (long)sizeof(int32_t));
-    own->taps = take(&arena, net->conv_size * most(net->key_dim, net->value_dim) * (long)sizeof(float));
     own->tile = take(&arena, net->key_dim * COLUMNS * (long)sizeof(float));
     return used_bytes(&arena);
 }
@@ -80,13 +78,10 @@ static long projected_dim(const DeltaNet *net) {
 // out[length][size] = the depthwise convolution and SiLU of `size` channels from `channel`, for the tokens of a row;
 // keeps its last inputs.
 static void convolve(const DeltaNet *net, const Row *row, long channel, long size, const float *projected,
-                     float *conv_states, float *taps, float *out) {
+                     float *conv_states, float *out) {
     long dim = conv_dim(net), width = projected_dim(net), conv_size = net->conv_size, num_kept = conv_size - 1;
     float *kept = conv_states + row->slot * num_kept * dim + channel;
     const float *inputs = projected + row->first_token * width + channel;
-    for (long i = 0; i < size; i++)
-        for (long tap = 0; tap < conv_size; tap++)
-            taps[tap * size + i] = net->conv_weight[(channel + i) * conv_size + tap];
     for (long index = 0; index < num_kept && !row->start; index++)
         memset(kept + index * dim, 0, (size_t)size * sizeof(float));
 // Inputs are counted from the first one that is kept.
@@ -96,7 +91,7 @@ static void convolve(const DeltaNet *net, const Row *row, long channel, long siz
         for (long i = 0; i < size; i += LANES) {
             vfloat sum = vf_zero();
             for (long tap = 0; tap < conv_size; tap++) {
-                vfloat weight = vf_load_part(taps + tap * size + i, size - i);
+                vfloat weight = vf_load_part(net->conv_weight + tap * dim + channel + i, size - i);
                 sum = vf_fma(vf_load_part(INPUT(token + tap) + i, size - i), weight, sum);
             }
             vf_store_part(out + i, weigh_by_sigmoid(sum, sum), size - i);
@@ -123,12 +118,12 @@ static void set_length(float *x, long size, float length) {
 
 // The query and the key of a head, for the tokens of a row.
 static void prepare_key_head(const DeltaNet *net, const Row *row, long head, const float *projected, float *conv_states,
-                             const OwnWork *own, const Work *work) {
+                             const Work *work) {
     long size = net->key_dim, first_key = net->num_key_heads * size;
     float *query = work->queries + (head * work->num_tokens + row->first_token) * size;
     float *key = work->keys + (head * work->num_tokens + row->first_token) * size;
-    convolve(net, row, head * size, size, projected, conv_states, own->taps, query);
-    convolve(net, row, first_key + head * size, size, projected, conv_states, own->taps, key);
+    convolve(net, row, head * size, size, projected, conv_states, query);
+    convolve(net, row, first_key + head * size, size, projected, conv_states, key);
     for (long token = row->first_token; token < row->first_token + row->length; token++, query += size, key += size) {
         set_length(query, size, 1 / sqrtf((float)size));
         set_length(key, size, 1);
@@ -171,9 +166,9 @@ static void prepare(const DeltaNet *net, const StepRows *rows, const float *proj
         Row row = row_at(rows, own, phase.task / num_units);
         long unit = phase.task % num_units, size = net->value_dim, head = unit - net->num_key_heads;
         if (unit < net->num_key_heads)
-            prepare_key_head(net, &row, unit, projected, conv_states, own, work);
+            prepare_key_head(net, &row, unit, projected, conv_states, work);
         else if (unit < num_units - 1)
-            convolve(net, &row, conv_dim(net) - output_dim(net) + head * size, size, projected, conv_states, own->taps,
+            convolve(net, &row, conv_dim(net) - output_dim(net) + head * size, size, projected, conv_states,
                      work->values + (head * work->num_tokens + row.first_token) * size);
         else
             prepare_gates(net, &row, projected, work);

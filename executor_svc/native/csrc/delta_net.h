@@ -11,7 +11,7 @@ typedef struct {
     long num_key_heads, num_value_heads, key_dim, value_dim;
     long conv_size;                // tokens that the convolution sees, the last one included
     long is_tiled;                 // the value heads of a key head are num_key_heads apart; else side by side
-    const float *conv_weight;      // [channels of the convolution][conv_size]
+    const float *conv_weight;      // [conv_size][channels of the convolution]
     const float *a_log, *dt_bias;  // [num_value_heads]
     Norm norm;                     // of each value head
 } DeltaNet;
