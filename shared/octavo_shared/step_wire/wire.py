@@ -77,6 +77,7 @@ def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.Execute
         blocks_to_swap_out=step.blocks_to_swap_out.ravel().tolist(),
         blocks_to_swap_in=step.blocks_to_swap_in.ravel().tolist(),
         blocks_to_copy=step.blocks_to_copy.ravel().tolist(),
+        states_to_save=step.states_to_save.ravel().tolist() if len(step.states_to_save) else None,
         table_digest=step.table_digest,
         feature_bits=feature_bits,
         registered_blocks=encode_registered_blocks(step.registered_blocks, step.block_names)
@@ -112,6 +113,7 @@ def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
         blocks_to_swap_out=_rows(message, "blocks_to_swap_out", 2),
         blocks_to_swap_in=_rows(message, "blocks_to_swap_in", 2),
         blocks_to_copy=_rows(message, "blocks_to_copy", 2),
+        states_to_save=_rows(message, "states_to_save", 3),
         table_digest=message.table_digest if message.HasField("table_digest") else None,
         **_registered_blocks(message),
         pooling_inputs=tuple(decode_pooling_input(text) for text in message.pooling_inputs),
@@ -140,6 +142,8 @@ def feature_bits_of(step: Step) -> int:
         bits |= 1 << Capability.VARIABLE_TOKENS
     if step.pooling_inputs:
         bits |= 1 << Capability.POOLING
+    if len(step.states_to_save) or any(a.state_block is not None for a in delta.admissions):
+        bits |= 1 << Capability.STATES
     return bits
 
 
@@ -296,6 +300,7 @@ def encode_admission(admission: Admission) -> step_pb2.Admission:
         num_prompt_logprobs=_unless(NO_LOGPROBS, admission.num_prompt_logprobs),
         traceparent=admission.traceparent,
         grammar_slot=admission.resources.grammar_slot,
+        state_block=admission.state_block,
     )
 
 
@@ -314,6 +319,7 @@ def decode_admission(message: step_pb2.Admission) -> Admission:
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
         traceparent=message.traceparent if message.HasField("traceparent") else None,
         resources=Resources(message.grammar_slot) if message.HasField("grammar_slot") else NO_RESOURCES,
+        state_block=message.state_block if message.HasField("state_block") else None,
     )
 
 
