@@ -181,25 +181,28 @@ def check_states(step: Step, table: BatchTable, info: ExecutorInfo) -> None:
     Raises: InvalidStepError: no such state, or no such block.
     """
     first, end = firsts_of(info.cache_groups)[-2:].tolist()  # the group of the states is the last one
+    are_in = f"states are in blocks {first} to {end - 1}" if end > first else "this executor saves no states"
     for admission in step.delta.admissions:
         block, where = admission.state_block, f"step {step.step_id} admits slot {admission.slot}"
         if (block is None) is (admission.num_computed_tokens > 0):
             needs = "needs the state behind them" if block is None else "begins with an empty state"
             raise InvalidStepError(f"{where} behind {admission.num_computed_tokens} tokens; it {needs}")
         if block is not None and not first <= block < end:
-            raise InvalidStepError(f"{where} with the state in block {block}; states are in blocks {first} to {end - 1}")
+            raise InvalidStepError(f"{where} with the state in block {block}; {are_in}")
     if not len(step.states_to_save):
         return
     slots, counts, blocks = step.states_to_save.T
     if len(outside := blocks[(blocks < first) | (blocks >= end)]):
-        raise InvalidStepError(f"step {step.step_id} saves a state in block {outside[0]}; they are {first} to {end - 1}")
+        raise InvalidStepError(f"step {step.step_id} saves a state in block {outside[0]}; {are_in}")
     for what, numbers in (("the state of slot", slots), ("a state in block", blocks)):
         if (repeated := find_repeated(numbers)) is not None:
             raise InvalidStepError(f"step {step.step_id} saves {what} {repeated} twice")
     for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
         has_it = 0 <= slot < len(table.live) and table.live[slot] and 0 < table.num_scheduled_tokens[slot] == count
         if not has_it:
-            raise InvalidStepError(f"step {step.step_id} saves the state of slot {slot} behind {count} tokens; it has none")
+            raise InvalidStepError(
+                f"step {step.step_id} saves the state of slot {slot} behind {count} tokens; it has no such state"
+            )
 
 
 def _check_moves(step: Step, groups: Seq[CacheGroup]) -> None:

@@ -106,5 +106,5 @@ async def test_a_scheduler_that_starts_again_finds_no_prefix_and_says_why(
             explained = await stack.admin.ExplainRequest(admin.ExplainRequestRequest(request_id="again"))
             state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
             assert await answer == expected[0]
-    assert explained.explanation.endswith("; the model has states, so no prefix is found again yet")
+    assert explained.explanation.endswith("; the executor saves no states of this model, so no prefix is found again")
     assert state.executors[0].has_states

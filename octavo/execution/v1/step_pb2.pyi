@@ -281,7 +281,7 @@ class ExecuteModelRequest(_message.Message):
     def states_to_save(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """CAPABILITY_STATES: flat (slot, number of tokens, block) triples. The state that the slot had before this
         step, also if the step releases it, goes to the block of the group of states: the state behind so many
-        tokens, which are all that earlier steps computed. No slot and no block twice, and no beam's slot.
+        tokens, which are all that earlier steps computed. No slot and no block twice.
         """
 
     def __init__(
