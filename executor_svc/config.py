@@ -258,9 +258,15 @@ class FakeConfig(_BatchConfig):
     states: bool = Field(
         False,
         description=(
-            "Be a model with a state beside its KV cache, of which none is saved: no prefix is found again, preempted "
-            "requests are computed again."
+            "Be a model with a state beside its KV cache. A prefix is found again, and a request swapped, only with a "
+            "saved state."
         ),
+    )
+    num_device_states: int = Field(
+        0, ge=0, description="Number of saved states on the device, with `--states`. 0: none is saved."
+    )
+    num_host_states: int = Field(
+        0, ge=0, description="Number of saved states on the host, for swapping, with `--states`. 0: no swapping."
     )
     pooling: bool = Field(False, description="Compute embeddings and scores too: a hash of the token ids.")
     pooling_only: bool = Field(
