@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from executor_svc.fake.cache import Histories, UInt64Array, move_blocks
+from executor_svc.fake.cache import Histories, move_blocks
 from octavo_shared.errors import StepFailedError
 from octavo_shared.step_wire.batch_table import IndexArray, StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup
@@ -26,13 +26,16 @@ class SlotStates:
         max_num_seqs: Slots of the batch.
         group: Has the pools of saved states.
         first_id: Id of its first device block.
+
+    Attributes:
+        first_id: As it was given.
     """
 
     def __init__(self, max_num_seqs: int, group: CacheGroup, first_id: int) -> None:
         self._at_slots: npt.NDArray[np.void] = np.zeros(max_num_seqs, STATE)
         self._device: npt.NDArray[np.void] = np.zeros(group.num_device_blocks, STATE)
         self._host: npt.NDArray[np.void] = np.zeros(group.num_host_blocks, STATE)
-        self._first_id = first_id
+        self.first_id = first_id
 
     def save(self, states_to_save: Int32Array) -> None:
         """Save the states of slots, [n, 3]: slot, tokens that it has taken, block.
@@ -44,7 +47,7 @@ class SlotStates:
             slot, count = slots[wrong[0]], counts[wrong[0]]
             has_taken = self._at_slots["num_tokens"][slot]
             raise StepFailedError(f"the state of slot {slot} is saved behind {count} tokens, and has taken {has_taken}")
-        self._device[blocks - self._first_id] = self._at_slots[slots]
+        self._device[blocks - self.first_id] = self._at_slots[slots]
 
     def move(self, step: Step) -> None:
         """Swap out, swap in, copy saved states; blocks are numbered as in their pools."""
@@ -59,7 +62,7 @@ class SlotStates:
             if admission.state_block is None:
                 continue
             slot, num_tokens = admission.slot, admission.num_computed_tokens
-            self._at_slots[slot] = self._device[admission.state_block - self._first_id]
+            self._at_slots[slot] = self._device[admission.state_block - self.first_id]
             begins = np.array([slot]), np.array([num_tokens])
             if len(self._with_others(*begins, histories)):
                 raise StepFailedError(
@@ -88,10 +91,10 @@ class SlotStates:
         self._at_slots["num_tokens"][slots] = ends
         self._at_slots["history"][slots] = histories.by_position[slots, ends - 1]
 
-    def content_of(self, block: int) -> bytes:
-        """Return the history that the state in a device block of its pool has taken, as bytes."""
-        history: UInt64Array = self._device["history"][block]
-        return history.tobytes()
+    def content_of(self, block_id: int) -> bytes:
+        """Return the history that the state in a device block has taken, as bytes."""
+        content: bytes = self._device["history"][block_id - self.first_id].tobytes()
+        return content
 
     def _with_others(self, slots: IndexArray, starts: Int32Array | IndexArray, histories: Histories) -> IndexArray:
         """Return the indices of slots whose state has taken other tokens than all before `starts`."""
