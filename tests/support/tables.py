@@ -42,7 +42,6 @@ def admission(
     num_computed_tokens: int = 0,
     sampling: SamplingRow | None = None,
     grammar_slot: int | None = None,
-    state_block: int | None = None,
 ) -> Admission:
     """Return an admission with tokens 100, 101, ..."""
     return Admission(
@@ -54,7 +53,6 @@ def admission(
         block_ids=np.array(blocks, np.int32),
         sampling=sampling or SamplingRow(),
         resources=Resources(grammar_slot),
-        state_block=state_block,
     )
 
 
