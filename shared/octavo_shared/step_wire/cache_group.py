@@ -63,8 +63,9 @@ def split_moves(step: Step, groups: Sequence[CacheGroup]) -> list[Step]:
 
     Both ends of a move are blocks of one cache group.
     """
-    if len(groups) == 1:
-        return [step]
+    num_moves = len(step.blocks_to_swap_out) + len(step.blocks_to_swap_in) + len(step.blocks_to_copy)
+    if len(groups) == 1 or not num_moves:
+        return [step] * len(groups)
     device, host = firsts_of(groups), firsts_of(groups, on_host=True)
     return [
         replace(
