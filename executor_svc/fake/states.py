@@ -1,7 +1,7 @@
 """What the fake executor checks of a model with a state: which tokens the state of each slot has taken.
 
 A real state is a sum over all tokens so far, and says nothing of where it is. Here it is their number and the hash of
-their history, cache salt included (`cache.py`), so that a step is refused that would go on from a state of other tokens.
+their history, cache salt included (`cache.py`). So a step is refused that would go on from a state of other tokens.
 """
 
 from collections.abc import Iterable
