@@ -100,7 +100,8 @@ class SlotStates:
         """Return the indices of slots whose state has taken other tokens than all before `starts`."""
         states = self._at_slots[slots]
         before = np.where(starts > 0, histories.by_position[slots, starts - 1], 0)
-        return ((states["num_tokens"] != starts) | (states["history"] != before)).nonzero()[0]
+        others: IndexArray = ((states["num_tokens"] != starts) | (states["history"] != before)).nonzero()[0]
+        return others
 
     def _taken(self, slot: int, num_tokens: int) -> str:
         has_taken = int(self._at_slots["num_tokens"][slot])

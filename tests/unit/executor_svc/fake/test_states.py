@@ -31,8 +31,18 @@ def released(*slots: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
     return np.array(slots, np.int32)
 
 
-def behind(tokens: str, blocks: tuple[int, ...], state_block: int, computed: int, **options: int) -> Admission:
-    return replace(admission(tokens, blocks, computed=computed, **options), state_block=state_block)
+def behind(
+    tokens: str,
+    blocks: tuple[int, ...],
+    state_block: int,
+    computed: int,
+    *,
+    slot: int = 0,
+    generation: int = 1,
+    salt: int = 0,
+) -> Admission:
+    entered = admission(tokens, blocks, slot=slot, generation=generation, computed=computed, salt=salt)
+    return replace(entered, state_block=state_block)
 
 
 def run_with_a_state(text: str = "abcdefgh") -> Run:
