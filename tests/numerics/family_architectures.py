@@ -54,4 +54,10 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
 }
 
 # Some of their layers have a recurrent state.
-WITH_STATES = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+WITH_STATES = (
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+)
