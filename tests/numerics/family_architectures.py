@@ -38,6 +38,7 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20, "num_hidden_layers": 7},
     "GptOssForCausalLM": {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2},
     "Lfm2ForCausalLM": SHORT_CONVS,
+    "Lfm2MoeForCausalLM": {**SHORT_CONVS, "num_dense_layers": 1, "num_experts": 5, "routed_scaling_factor": 1.5},
     "LlamaForCausalLM": {"rope_parameters": LLAMA3_ROPE},
     "MistralForCausalLM": {"sliding_window": 9, **ODD_SIZES},
     "MixtralForCausalLM": {},
@@ -53,4 +54,10 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
 }
 
 # Some of their layers have a recurrent state.
-WITH_STATES = ("Lfm2ForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+WITH_STATES = (
+    "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+)

@@ -185,10 +185,11 @@ class GGUFCheckpoint:
         if (part := _KEY_HEAD_PART.fullmatch(name)) is not None and self._architecture == "qwen3next":
             return self._part_of_key_heads(self._place(f"{part[1]}ba.weight").tensor, part[2])
         name = f"{name}.weight" if name.endswith((".sinks", ".A_log")) else name.replace(".dt_bias", ".dt_proj.bias")
+        name = f"{name}.bias" if name.endswith(".expert_bias") else name
         match = _EXPERT.search(name)
         expert = None if match is None else int(match[1])
         merged, suffix = _EXPERT.sub(".experts.", name).rsplit(".", 1)
-        found = self._names.get_name(merged)
+        found = self._names.get_name(merged) or self._names.get_name(merged.removeprefix("model."))
         if found is None:
             raise ModelLoadError(f"{self._path} has the architecture {self._architecture}, which has no {name}")
         suffix = "" if found.endswith(".ssm_a") else f".{suffix}"
