@@ -41,7 +41,7 @@ KV_BLOCKS = Metric(
 SAVED_STATES = Metric(
     "octavo_saved_states",
     "gauge",
-    "Blocks for states of hybrid models by state: saving (a step writes it), saved (a prefix is found up to it), or free.",
+    "Blocks for saved states of hybrids by state: saving (being written), saved (a prefix is found up to it), or free.",
     (*_EXECUTOR, "state"),
 )
 QUERIED_TOKENS = Metric(
