@@ -25,6 +25,7 @@ from executor_svc.cache.block_count import (
 )
 from executor_svc.cache.cache_engine import MAX_STAGED_BLOCKS, BlockPools, CacheEngine, CacheShape
 from executor_svc.cache.cache_groups import GroupedCacheEngine, size_groups
+from executor_svc.cache.saved_states import SavedStates, num_staged_states
 from executor_svc.checkpoint.pooling_modules import PoolingModules
 from executor_svc.device.host_memory import available_memory_bytes, states_that_fit
 from executor_svc.device.memory import GpuMemory, gpu_memory
@@ -39,7 +40,6 @@ from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.sampler.interface import DrawOnDevice
 from executor_svc.sampler.sampler import Sampler
 from executor_svc.states.live_states import LiveStates
-from executor_svc.states.saved_states import SavedStates, num_staged_states
 from executor_svc.worker.decode_graphs import (
     Capture,
     DecodeGraphs,

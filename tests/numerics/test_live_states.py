@@ -266,7 +266,7 @@ def test_a_state_comes_back_from_the_host_before_a_sequence_begins_with_it(promp
 
 
 def test_a_large_state_is_copied_as_a_small_one(prompts: SavedPrompts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor_svc.states.saved_states._LARGE_ROW_BYTES", 0)
+    monkeypatch.setattr("executor_svc.cache.saved_states._LARGE_ROW_BYTES", 0)
     test_the_state_of_a_slot_is_saved_before_the_slot_gets_another_sequence(prompts)
 
 
