@@ -104,6 +104,7 @@ class BlockManager:
         groups: The cache groups.
         allocator, prefix_cache: Of the first cache group.
         states: The saved states of a model with states; None: none is saved.
+        first_state: The id of the first one on the wire.
         nothing: No block of any cache group.
         hasher: Names blocks. The step log gives a planner another one before its first name.
     """
@@ -115,9 +116,13 @@ class BlockManager:
             first_id = sum(group.allocator.num_blocks for group in self.groups)
             self.groups.append(GroupBlocks(limits, pool, first_id, None if self.groups else holders))
         self.states: SavedStates | None = None
+        self.first_state = sum(group.allocator.num_blocks for group in self.groups)
         if limits.num_state_blocks:
-            self.states = SavedStates(limits, sum(group.allocator.num_blocks for group in self.groups))
+            self.states = SavedStates(limits, self.first_state)
             self.groups[0].allocator.dependents = self.states
+        # As their blocks are numbered.
+        self._pools: list[GroupBlocks | SavedStates] = [*self.groups]
+        self._pools += [] if self.states is None else [self.states]
         for index, group in enumerate(self.groups) if limits.more_groups else ():
             group.words = f" of cache group {index} ({f'window of {group.window}' if group.window else 'all'} tokens)"
         self.allocator, self.prefix_cache = self.groups[0].allocator, self.groups[0].prefix_cache
@@ -126,11 +131,6 @@ class BlockManager:
         self.nothing = (0,) * len(self.groups)
         self._nothing_found: Seq[IndexArray] = (NO_BLOCKS,) * len(self.groups)
         self._max_resident_tokens = min(group.max_resident_tokens for group in self.groups)
-
-    @property
-    def _pools(self) -> list[GroupBlocks | SavedStates]:
-        """All pools, as their blocks are numbered."""
-        return [*self.groups] if self.states is None else [*self.groups, self.states]
 
     @property
     def fullest(self) -> BlockAllocator:
@@ -189,18 +189,13 @@ class BlockManager:
         scarcest = self.scarcest(num_needed, [of.num_free for of in self.groups])
         return AdmissionPlan(tuple(planned), tuple(num_needed), scarcest)
 
-    def hold_states(self, plan: AdmissionPlan) -> list[int]:
+    def hold_states(self, plan: AdmissionPlan) -> tuple[int, ...]:
         """Keep the saved states that a plan begins with until the step that loads them is made; return their blocks."""
-        blocks = [planned.state_block for planned in plan.sequences if planned.state_block is not None]
+        blocks = tuple([planned.state_block for planned in plan.sequences if planned.state_block is not None])
         for block in blocks:
             assert self.states is not None
             self.states.hold(block)
         return blocks
-
-    @property
-    def first_state(self) -> int:
-        """The id of the first saved state on the wire."""
-        return 0 if self.states is None else self.states.first_id
 
     def allocate(self, plan: AdmissionPlan) -> list[list[Int32Array]]:
         """Take the blocks of a plan, which must be free; return each sequence's block tables, one a cache group."""

@@ -259,7 +259,7 @@ class ExecutorPlanner:
             and 2 * int(np.count_nonzero(decodes.slots)) <= states.allocator.num_blocks
         ):
             saves = (states.save(slot, int(positions[slot]), is_rolling=True) for slot in due.tolist())
-            plan.saves += [save for save in saves if save is not None]
+            plan.saves += tuple(save for save in saves if save is not None)
 
     def _name_blocks(self, step: Step, plan: StepPlan) -> None:
         """Tell the executor the names of newly registered blocks, as many as the step's message holds."""

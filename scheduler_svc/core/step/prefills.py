@@ -252,7 +252,7 @@ class Prefills:
         if is_place or (is_passed and start % size == 0):
             name = sequence.block_hashes[start // size - 1]
             if (save := states.save(sequence.slot, start, name, goes_first=not is_place)) is not None:
-                plan.saves.append(save)
+                plan.saves += (save,)
             prefill.num_saved_tokens, prefill.places = start, prefill.places[is_place:]
         if prefill.places and start + num_tokens >= prefill.places[0]:
             return prefill.places[0] - start

@@ -73,7 +73,7 @@ class StepPlan:
     events: list[GroupEvent] = field(default_factory=list)
     failures: list[GroupFailure] = field(default_factory=list)
     has_held_back: bool = False
-    grammar_drops: list[int] = field(default_factory=list)
+    grammar_drops: tuple[int, ...] = ()
     grammar_loads: list[GrammarLoad] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
@@ -90,9 +90,9 @@ class StepPlan:
     blocks_to_swap_out: list[tuple[int, int]] = field(default_factory=list)
     blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
     blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
-    saves: list[Save] = field(default_factory=list)
-    moved_states: list[Save] = field(default_factory=list)
-    held_states: list[int] = field(default_factory=list)
+    saves: tuple[Save, ...] = ()
+    moved_states: tuple[Save, ...] = ()
+    held_states: tuple[int, ...] = ()
     num_decodes: int = 0
     pooling_groups: tuple[SequenceGroup, ...] = ()
 
@@ -123,11 +123,10 @@ class StepPlan:
             appended_blocks = np.concatenate((appended_blocks, pairs(*self.appended_blocks_of_chunks)))
         delta = TableDelta(
             released_slots=self.released_slots,
-            grammar_drops=tuple(self.grammar_drops),
+            grammar_drops=self.grammar_drops,
             grammar_loads=tuple(self.grammar_loads),
             admissions=tuple(self.admissions),
             beam_forks=tuple(self.beam_forks),
-            appended_tokens=_pairs(self.appended_tokens),
             replaced_blocks=pairs(*self.replaced_blocks) if self.replaced_blocks else no_triples(),
             appended_blocks=appended_blocks,
             deactivated_slots=self.deactivated_slots,
@@ -135,6 +134,8 @@ class StepPlan:
             prefill_chunks=_pairs(self.prefill_chunks),
             forks=tuple(self.forks),
         )
+        if self.appended_tokens:
+            delta.appended_tokens = pairs(*self.appended_tokens)
         if self.allowances is not None:
             delta.allowances = self.allowances
         step = Step(

@@ -109,14 +109,13 @@ def step_bytes(step: Step) -> int:
         step.blocks_to_swap_out,
         step.blocks_to_swap_in,
         step.blocks_to_copy,
-        step.states_to_save,
     )
     num_forks = len(delta.forks) + len(delta.beam_forks)
     admissions = sum(_bytes_of(admission) for admission in delta.admissions)
     names = BYTES_OF_A_NAME * len(step.registered_blocks)
     grammars = _NUMBER * len(delta.grammar_drops) + sum(grammar_bytes(load.grammar) for load in delta.grammar_loads)
     texts = sum(pooling_bytes(len(text.token_ids)) for text in step.pooling_inputs)
-    numbers = _NUMBER * sum(numbers.size for numbers in lists)
+    numbers = _NUMBER * (sum(numbers.size for numbers in lists) + step.states_to_save.size)
     return _STEP + numbers + FORK_BYTES * num_forks + admissions + grammars + names + texts
 
 

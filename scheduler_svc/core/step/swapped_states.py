@@ -46,8 +46,8 @@ class SwappedStates:
             else:
                 [block], [host_block] = self._states.allocator.allocate(1).tolist(), self.host.allocate(1).tolist()
                 block_of[slot] = host_block
-                plan.held_states.append(block)
-                plan.moved_states.append(Save(slot, num_tokens, block, b""))
+                plan.held_states += (block,)
+                plan.moved_states += (Save(slot, num_tokens, block, b""),)
                 plan.blocks_to_swap_out.append((self._states.first_id + block, self._first_host_id + host_block))
             self.blocks[sequence] = block_of[slot]
 
@@ -63,7 +63,7 @@ class SwappedStates:
             host_block = self.blocks[sequence]
             if host_block not in device_of:
                 [device_of[host_block]] = self._states.allocator.allocate(1).tolist()
-                plan.held_states.append(device_of[host_block])
+                plan.held_states += (device_of[host_block],)
                 ids = self._first_host_id + host_block, self._states.first_id + device_of[host_block]
                 plan.blocks_to_swap_in.append(ids)
         found = {sequence: device_of[self.blocks[sequence]] for sequence in group.live_sequences}

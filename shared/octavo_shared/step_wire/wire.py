@@ -77,7 +77,7 @@ def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.Execute
         blocks_to_swap_out=step.blocks_to_swap_out.ravel().tolist(),
         blocks_to_swap_in=step.blocks_to_swap_in.ravel().tolist(),
         blocks_to_copy=step.blocks_to_copy.ravel().tolist(),
-        states_to_save=step.states_to_save.ravel().tolist() if len(step.states_to_save) else None,
+        states_to_save=step.states_to_save.ravel().tolist() if step.states_to_save.size else None,
         table_digest=step.table_digest,
         feature_bits=feature_bits,
         registered_blocks=encode_registered_blocks(step.registered_blocks, step.block_names)
@@ -132,18 +132,19 @@ def feature_bits_of(step: Step) -> int:
     """Return the bits of the capabilities whose fields a step has."""
     bits = 1 << Capability.NAMED_BLOCKS if step.block_names else 0
     delta = step.delta
-    if (
-        delta.grammar_loads
-        or delta.grammar_drops
-        or any(a.resources.grammar_slot is not None for a in delta.admissions)
-    ):
+    if delta.grammar_loads or delta.grammar_drops:
         bits |= 1 << Capability.GRAMMARS
+    if step.states_to_save.size:
+        bits |= 1 << Capability.STATES
+    for admission in delta.admissions:
+        if admission.resources.grammar_slot is not None:
+            bits |= 1 << Capability.GRAMMARS
+        if admission.state_block is not None:
+            bits |= 1 << Capability.STATES
     if len(delta.allowances) or step.draft_counts is not None:
         bits |= 1 << Capability.VARIABLE_TOKENS
     if step.pooling_inputs:
         bits |= 1 << Capability.POOLING
-    if len(step.states_to_save) or any(a.state_block is not None for a in delta.admissions):
-        bits |= 1 << Capability.STATES
     return bits
 
 
