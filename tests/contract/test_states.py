@@ -95,7 +95,8 @@ async def test_saved_states_are_found_again_and_swapped_and_the_steps_run_again_
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    saved: dict[str, Any] = {"cache_groups": groups, "num_device_states": 12, "num_host_states": 8}
+    # Steps of 2 ms: so the requests meet also where the machine is busy.
+    saved: dict[str, Any] = {"cache_groups": groups, "num_device_states": 12, "num_host_states": 8, "step_ms": 2}
     options: dict[str, Any] = {"preemption_mode": "swap", "step_log": tmp_path, "max_num_batched_tokens": 64}
     async with running_stack(worker(**saved), **options) as stack:
         first = await asyncio.gather(*(answer_to(stack, request) for request in REQUESTS))
