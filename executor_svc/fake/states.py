@@ -13,7 +13,7 @@ from executor_svc.fake.cache import Histories, move_blocks
 from octavo_shared.errors import StepFailedError
 from octavo_shared.step_wire.batch_table import IndexArray, StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup
-from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step
+from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, TokenCounts
 
 # The number of tokens that a state has taken, and the hash at the last of them; an empty state has zeros.
 STATE = np.dtype([("num_tokens", np.int32), ("history", np.uint64)])
@@ -75,8 +75,10 @@ class SlotStates:
         for fork in forks:
             self._at_slots[fork.slot] = self._at_slots[fork.parent_slot]
 
-    def take(self, layout: StepLayout, histories: Histories) -> None:
+    def take(self, layout: StepLayout, histories: Histories, token_counts: TokenCounts | None = None) -> None:
         """Let states take the tokens of the whole batch; a row that begins at 0 begins with an empty state.
+
+        Of a row with drafts it takes those that are right: as many tokens as the row got, `token_counts`.
 
         Raises: StepFailedError: a state has taken other tokens than those before its row.
         """
@@ -87,7 +89,7 @@ class SlotStates:
             raise StepFailedError(
                 f"slot {slot} goes on behind {start} tokens, and its state has taken {self._taken(slot, start)}"
             )
-        ends = starts + layout.lengths
+        ends = starts + (layout.lengths if token_counts is None else _right_lengths(layout, token_counts))
         self._at_slots["num_tokens"][slots] = ends
         self._at_slots["history"][slots] = histories.by_position[slots, ends - 1]
 
@@ -106,3 +108,11 @@ class SlotStates:
     def _taken(self, slot: int, num_tokens: int) -> str:
         has_taken = int(self._at_slots["num_tokens"][slot])
         return "as many, but others" if has_taken == num_tokens else str(has_taken)
+
+
+def _right_lengths(layout: StepLayout, token_counts: TokenCounts) -> Int32Array:
+    """Return how many tokens of each row are right, [num_rows]: a row gets a token behind each of them."""
+    lengths = layout.lengths.copy()
+    decodes = (layout.sample_rows < layout.num_decodes) & (layout.most_tokens > 0)
+    lengths[layout.sample_rows[decodes]] = np.maximum(token_counts[decodes], 1)
+    return lengths

@@ -35,7 +35,16 @@ from executor_svc.worker.interface import (
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, firsts_of, split_moves
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
-from octavo_shared.step_wire.step import UNKNOWN_TOKEN, BoolArray, Int32Array, PoolingTask, RowFlag, Step, StepResult
+from octavo_shared.step_wire.step import (
+    UNKNOWN_TOKEN,
+    BoolArray,
+    Int32Array,
+    PoolingTask,
+    RowFlag,
+    Step,
+    StepResult,
+    TokenCounts,
+)
 
 
 class FakeWorker:
@@ -294,16 +303,16 @@ class FakeWorker:
         result.draft_counts = draft_counts
         assert result.token_counts is not None
         with self._histories.wrong_drafts(layout, result.token_counts):
-            self._write_and_read(layout)
+            self._write_and_read(layout, result.token_counts)
         return result
 
-    def _write_and_read(self, layout: StepLayout) -> None:
+    def _write_and_read(self, layout: StepLayout, token_counts: TokenCounts | None = None) -> None:
         """Let every cache group and every state take the tokens of a step, and check what the layers see."""
         for cache, tables in zip(self._caches, self.table.groups, strict=True):
             cache.write(tables, layout, self._histories)
             cache.check_reads(tables, layout, self._histories)
         if self._states is not None:
-            self._states.take(layout, self._histories)
+            self._states.take(layout, self._histories, token_counts)
 
     def _move(self, step: Step) -> None:
         """Save states, move blocks, load states: in the order of a step."""

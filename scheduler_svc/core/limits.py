@@ -118,7 +118,7 @@ class CoreLimits:
             slides = pool.sliding_window > 0 and num_resident_tokens <= pool.num_blocks * self.block_size
             assert slides or self.max_model_len <= pool.num_blocks * self.block_size
         assert self.max_long_prefills >= 1
-        assert not (self.has_states and ((self.prefix_caching and not self.num_state_blocks) or self.max_allowance > 1))
+        assert not (self.has_states and self.prefix_caching and not self.num_state_blocks)
         assert self.has_states or not self.num_state_blocks
         assert self.max_allowance == 1 or self.max_sample_rows >= self.max_num_seqs
 

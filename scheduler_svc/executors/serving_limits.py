@@ -145,18 +145,16 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
 
 def _with_states(limits: CoreLimits, group: CacheGroup) -> CoreLimits:
     """Return the limits for a model whose layers keep a state of each sequence, of which `group` saves some."""
-    num_saved = group.num_device_blocks
-    effects = "nothing is drafted"
+    num_saved, effects = group.num_device_blocks, {}
     if not num_saved:
-        effects = f"no state is saved: no prefix is found again, preempted requests are computed again, and {effects}"
-    log.info(Event("model_has_states", num_saved_states=num_saved, cause=effects))
+        effects = {"cause": "no state is saved: no prefix is found again, and preempted requests are computed again"}
+    log.info(Event("model_has_states", num_saved_states=num_saved, **effects))
     return replace(
         limits,
         has_states=True,
         num_state_blocks=num_saved,
         num_host_state_blocks=group.num_host_blocks,
         prefix_caching=limits.prefix_caching and num_saved > 0,
-        max_allowance=1,
     )
 
 

@@ -46,6 +46,7 @@ class Example:
     has_states: bool = False
     num_states: int = 0
     """Saved states on the device; there are as many host blocks for them as for others."""
+    max_allowance: int = 1
 
     def play(self) -> Play:
         return Play(self.schedule, self.requests, self.make_worker).run()
@@ -63,6 +64,7 @@ class Example:
             cache_groups=self.groups if self.window_blocks else (),
             has_states=self.has_states,
             num_device_states=self.num_states,
+            max_allowance=self.max_allowance,
             num_host_states=self.schedule.num_host_blocks if self.num_states else 0,
             sleep=lambda _: None,
         )
@@ -79,7 +81,7 @@ class Example:
         num_blocks = MAX_SEQUENCES * -(-MAX_LENGTH // 16)
         schedule = Schedule(num_blocks, settings=PlannerSettings(prefix_caching=False))
         alone = replace(self, requests=[request], schedule=schedule, budget=100, block_size=16, window_blocks=0)
-        alone = replace(alone, has_states=False, num_states=0)
+        alone = replace(alone, has_states=False, num_states=0, max_allowance=1)
         return alone.play().outcome_of(0)
 
 
@@ -151,7 +153,8 @@ def examples(draw: st.DrawFn) -> Example:
     )
     window = 0 if uses_groups else draw(st.sampled_from([0, 0, 0, 8]))
     num_states = draw(st.sampled_from([0, 1, 3, 12, 40])) if has_states else 0
-    return Example(drawn, schedule, block_size, max_num_seqs, budget, window, window_blocks, has_states, num_states)
+    states = (has_states, num_states, draw(st.sampled_from([1, 1, 2, 5])))
+    return Example(drawn, schedule, block_size, max_num_seqs, budget, window, window_blocks, *states)
 
 
 @pytest.mark.timeout(300)

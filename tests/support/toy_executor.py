@@ -134,7 +134,7 @@ class ToyExecutor:
             self._write(slot, start, start + length)
         for slot, start, length in rows:
             self._attend(slot, start, start + length)
-            self._take_into_state(slot, start, start + length)
+            self._take_into_state(slot, start, start + len(spans.get(slot) or [0] * length))
         self._fork_states(received.delta.forks)
         sampled_token_ids, counts, candidates = self._sample(layout, spans)
         self.table.resolve(layout, sampled_token_ids, counts)

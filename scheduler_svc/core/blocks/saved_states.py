@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo_shared.step_wire.step import BoolArray
+from octavo_shared.step_wire.step import BoolArray, Int32Array
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.prefix_cache import PrefixCache
 from scheduler_svc.core.limits import CoreLimits
@@ -61,6 +61,7 @@ class SavedStates:
 
     Attributes:
         finds_prefixes: Whether prefixes are found again; if not, states are only swapped.
+        interval: Tokens of an output between two states that are saved.
         saves: The states on their way, by slot; without those whose sequence has left its slot.
     """
 
@@ -68,6 +69,7 @@ class SavedStates:
         self.first_id = first_id
         self.block_size = limits.block_size
         self.finds_prefixes = limits.prefix_caching
+        self.interval = INTERVAL_BLOCKS * limits.block_size
         self.prefix_cache = PrefixCache(limits.num_state_blocks, sends_names=limits.names_blocks)
         self.allocator = BlockAllocator(limits.num_state_blocks, self.prefix_cache)
         self.saves: dict[int, list[Save]] = {}
@@ -111,6 +113,15 @@ class SavedStates:
                 places.append(place * self.block_size)
                 before = place
         return places
+
+    def follows(self, num_outputs: int) -> bool:
+        """Return whether states of so many outputs are saved on their way: the pool has room for others beside them."""
+        return self.finds_prefixes and 2 * num_outputs <= self.allocator.num_blocks
+
+    def num_left(self, positions: Int32Array) -> Int32Array:
+        """Return how many tokens are left to the next place where the state of an output is saved, 1 to `interval`."""
+        num_left: Int32Array = self.interval - positions % self.interval
+        return num_left
 
     def drop(self, names: Iterable[bytes]) -> None:
         """Forget the saved states behind blocks that are evicted: no prefix ends there any more."""

@@ -7,6 +7,7 @@ end a sequence; drop a swapped group, which may hold shared blocks; end the grou
 import numpy as np
 
 from octavo_shared.step_wire.step import BoolArray, Int32Array
+from scheduler_svc.core.blocks.saved_states import SavedStates
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmittedGroups
@@ -34,10 +35,13 @@ class Decoding:
     def decide(self, plan: StepPlan) -> Decodes:
         """Decide which sequences decode, and give them blocks; preempt the last groups if there are too few."""
         batch, slots = self._batch, self._wanted_slots(plan)
+        states = self._states_to_follow(slots) if self._limits.max_allowance > 1 else None
+        if states is not None:
+            slots &= ~self._waits_to_save(states)
         decodes = Decodes(slots, sorted(filter(plan.computes, self._beam_batch.ready), key=BY_ORDER))
         batch.slide_windows(slots)
         if self._limits.max_allowance > 1:
-            decodes.allowances = self._allowances(plan, slots)
+            decodes.allowances = self._allowances(plan, slots, states)
         needs = self._block_appender.blocks_needed(decodes)
         if decodes.allowances is not None and not self._has_blocks_for(needs):
             decodes.allowances = np.ones_like(decodes.allowances)  # no group is preempted for drafts
@@ -71,11 +75,12 @@ class Decoding:
         slots = batch.is_decoding & ~batch.stop_checker.at_length_limit(batch.table.num_tokens)
         return slots if plan.solo is None else slots & batch.slots_of(plan.solo)
 
-    def _allowances(self, plan: StepPlan, slots: BoolArray) -> Int32Array | None:
+    def _allowances(self, plan: StepPlan, slots: BoolArray, states: SavedStates | None) -> Int32Array | None:
         """Return how many tokens each of `slots` may get, [max_num_seqs]; None: one, as before.
 
-        No sequence passes its limit by them. They leave each slot a token of the budget, so that prompts go on. Those
-        that may have drafts share what room there is, and none has any if it is less than one for each.
+        No sequence passes its limit by them, nor the next place where its state is saved. They leave each slot a token
+        of the budget, so that prompts go on. Those that may have drafts share what room there is, and none has any if
+        it is less than one for each.
         """
         limits, batch = self._limits, self._batch
         wanting = slots & batch.speculates
@@ -84,8 +89,21 @@ class Decoding:
         if each <= 0:
             return np.ones(len(slots), np.int32) if np.count_nonzero(batch.table.allowance > 1) else None
         num_left = batch.stop_checker.num_left(batch.table.num_tokens)
+        if states is not None:
+            num_left = np.minimum(num_left, states.num_left(batch.table.num_scheduled_tokens))
         allowances: Int32Array = np.where(wanting, np.clip(num_left, 1, each + 1), 1).astype(np.int32)
         return allowances
+
+    def _states_to_follow(self, slots: BoolArray) -> SavedStates | None:
+        """Return the saved states if those of the outputs in `slots` are among them; None: they are not."""
+        states = self._batch.blocks.states
+        return states if states is not None and states.follows(int(np.count_nonzero(slots))) else None
+
+    def _waits_to_save(self, states: SavedStates) -> BoolArray:
+        """Return the slots that are where their state is saved if all drafts were right: a step in flight will tell."""
+        table = self._batch.table
+        waits: BoolArray = (table.num_open_tokens > 0) & (table.num_scheduled_tokens % states.interval == 0)
+        return waits
 
     def _has_blocks_for(self, needs: BlockNeeds) -> bool:
         """Return whether the blocks suffice for the decodes, and for one more for each prefill that is stuck."""

@@ -57,7 +57,7 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Step, StepResult
 from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.blocks.block_manager import BlockManager
-from scheduler_svc.core.blocks.saved_states import INTERVAL_BLOCKS, SavedStates
+from scheduler_svc.core.blocks.saved_states import SavedStates
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.admission import Admissions
@@ -252,12 +252,9 @@ class ExecutorPlanner:
     def _save_outputs(self, plan: StepPlan, decodes: Decodes, states: SavedStates) -> None:
         """Save the states of decodes that have filled so many blocks more, if the pool is large enough for all."""
         positions = self.table.num_scheduled_tokens
-        due = (decodes.slots & (positions % (INTERVAL_BLOCKS * self.blocks.block_size) == 0)).nonzero()[0]
-        if (
-            states.finds_prefixes
-            and len(due)
-            and 2 * int(np.count_nonzero(decodes.slots)) <= states.allocator.num_blocks
-        ):
+        is_due = decodes.slots & (positions % states.interval == 0) & (self.table.num_open_tokens == 0)
+        due = is_due.nonzero()[0]
+        if len(due) and states.follows(int(np.count_nonzero(decodes.slots))):
             saves = (states.save(slot, int(positions[slot]), is_rolling=True) for slot in due.tolist())
             plan.saves += tuple(save for save in saves if save is not None)
 

@@ -7,6 +7,7 @@ that are about to fork off one slot share the state of that slot.
 
 import numpy as np
 
+from octavo_shared.step_wire.batch_table import BatchTable
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.saved_states import Save, SavedStates
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
@@ -17,6 +18,7 @@ class SwappedStates:
     """Owns the host pool of states.
 
     Args:
+        table: Says what each slot has taken.
         states: The device pool.
         num_host_blocks: Size of the host pool.
         first_host_id: The id of its first block on the wire.
@@ -26,16 +28,21 @@ class SwappedStates:
         blocks: Where the state of each swapped sequence is.
     """
 
-    def __init__(self, states: SavedStates, num_host_blocks: int, first_host_id: int) -> None:
+    def __init__(self, table: BatchTable, states: SavedStates, num_host_blocks: int, first_host_id: int) -> None:
         self.host = BlockAllocator(num_host_blocks)
+        self._table = table
         self.blocks: dict[Sequence, int] = {}
         self._states = states
         self._first_host_id = first_host_id
 
-    def has_room_for(self, members: list[tuple[Sequence, int]]) -> bool:
-        """Return whether the states of some sequences, each with its slot, can move to the host."""
-        num_states = len({slot for _, slot in members})
-        return num_states <= min(self.host.num_free_blocks, self._states.allocator.num_free_blocks)
+    def can_swap_out(self, members: list[tuple[Sequence, int]]) -> bool:
+        """Return whether the states of some sequences, each with its slot, can move to the host.
+
+        That takes room there, and in the device pool, and it must be known how many tokens each has taken.
+        """
+        slots = {slot for _, slot in members}
+        has_room = len(slots) <= min(self.host.num_free_blocks, self._states.allocator.num_free_blocks)
+        return has_room and not any(self._table.num_open_tokens[slot] for slot in slots)
 
     def swap_out(self, plan: StepPlan, members: list[tuple[Sequence, int]], num_computed: list[int]) -> None:
         """Move the states of sequences, each with its slot, to the host; there must be room."""

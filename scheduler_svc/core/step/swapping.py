@@ -108,7 +108,7 @@ class SwappedGroups:
         self.states: SwappedStates | None = None
         if (states := batch.blocks.states) is not None and limits.num_host_state_blocks:
             first_id = sum(pool.host.num_blocks for pool in self.pools)
-            self.states = SwappedStates(states, limits.num_host_state_blocks, first_id)
+            self.states = SwappedStates(batch.table, states, limits.num_host_state_blocks, first_id)
         has_room_for_states = self.states is not None or not limits.has_states
         self.is_possible = has_room_for_states and all(pool.num_host_blocks for pool in limits.groups)
         self._batch = batch
@@ -140,7 +140,7 @@ class SwappedGroups:
         planned = [pool.plan_swap_out(members, num_computed) for pool in self.pools]
         if any(len(out.moved) > pool.host.num_free_blocks for pool, out in zip(self.pools, planned, strict=True)):
             return False
-        if self.states is not None and not self.states.has_room_for(members):
+        if self.states is not None and not self.states.can_swap_out(members):
             return False
         for pool, out in zip(self.pools, planned, strict=True):
             plan.blocks_to_swap_out += pool.swap_out(out, members, num_computed)

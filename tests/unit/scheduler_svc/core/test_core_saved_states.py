@@ -88,6 +88,33 @@ def test_an_output_keeps_one_state_which_the_next_turn_begins_with() -> None:
     assert computed(bench.run()) == [48]
 
 
+@pytest.mark.parametrize("in_flight", [1, 2, 4])
+def test_spans_of_drafts_end_where_the_state_of_an_output_is_saved(in_flight: int) -> None:
+    bench = Bench(replace(limits_with_states(), max_allowance=6, max_sample_rows=64))
+    for arrival in range(2):
+        bench.add(arrival, 3 + arrival, max_tokens(60))
+    steps = bench.run(in_flight)
+    assert sorted(saves(steps)) == [16, 16, 32, 32, 48, 48]
+    assert max(len(bench.outputs[name]) for name in "ab") == 60
+    assert len(steps) < 60, "several tokens came in a step"
+    check_pools_are_free(bench.planner)
+    bench.add(2, [*range(100, 103), *bench.outputs["a"], 9, 9], max_tokens(2))
+    assert computed(bench.run()) == [48]
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+def test_sequences_with_drafts_in_flight_are_computed_again_and_those_without_are_swapped(in_flight: int) -> None:
+    limits = limits_with_states(blocks=14, host_blocks=40, host_states=6, slots=6, saved=6)
+    limits = replace(limits, preemption_mode=PreemptionMode.SWAP, max_model_len=48, max_allowance=4, max_sample_rows=64)
+    bench = Bench(limits)
+    bench.add(0, 10, max_tokens(24))
+    bench.add(1, 9, max_tokens(20), num_sequences=2)
+    bench.run(in_flight)
+    assert sum(bench.planner.preemption.num_preemptions.values()) > 0
+    assert [len(bench.outputs[name]) for name in ("a", "b0", "b1")] == [24, 20, 20]
+    check_pools_are_free(bench.planner)
+
+
 def test_many_outputs_beside_a_small_pool_save_nothing_of_themselves() -> None:
     bench = Bench(limits_with_states(saved=3))
     for arrival in range(2):
