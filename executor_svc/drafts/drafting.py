@@ -70,6 +70,15 @@ class DraftedStep:
             answer.alternative_token_ids = answer.alternative_token_ids[of_kept]
             answer.alternative_logprobs = answer.alternative_logprobs[of_kept]
 
+    def num_accepted(self, answer: StepResult) -> Int32Array:
+        """Return how many drafts of each row were right, [num_rows], by a proved answer."""
+        assert answer.token_counts is not None
+        num_accepted = np.zeros(len(self.layout.slots), np.int32)
+        num_entries = self.num_drafts + 1
+        rows = self.layout.sample_rows[num_entries.cumsum() - num_entries]
+        np.maximum.at(num_accepted, rows, np.clip(answer.token_counts.astype(np.int32) - 1, 0, self.num_drafts))
+        return num_accepted
+
 
 class RowCost:
     """What a row adds to the time of a step that only decodes: a line through the steps so far."""

@@ -289,8 +289,8 @@ def test_what_the_executor_says_of_its_states(worker: TorchWorker, directory: Pa
     assert (states.num_device_blocks, states.num_host_blocks) == (8, 4)
     assert states.bytes_per_block == STATE_BYTES[directory.name] == summarize_model(directory).state_bytes
     assert full.bytes_per_block == 4 * summarize_model(directory).token_bytes
-    assert info.max_allowance == 1  # a wrong draft could not be taken back
-    assert Capability.VARIABLE_TOKENS not in info.capabilities
+    assert info.max_allowance == 8
+    assert Capability.VARIABLE_TOKENS in info.capabilities
 
 
 @pytest.mark.parametrize(("settings", "expected"), [({}, 3), ({"max_num_seqs": 5}, 5)], ids=["unset", "set"])
