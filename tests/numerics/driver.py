@@ -63,12 +63,13 @@ class StepDriver:
     def execute(
         self,
         delta: TableDelta,
+        drafts: Sequence[Sequence[int]] | None = None,
+        /,
         *,
         blocks_to_copy: Int32Array = NO_MOVES,
         blocks_to_swap_out: Int32Array = NO_MOVES,
         blocks_to_swap_in: Int32Array = NO_MOVES,
         states_to_save: Sequence[tuple[int, int, int]] = (),
-        drafts: Sequence[Sequence[int]] | None = None,
     ) -> StepResult:
         """Run a step; `drafts` are those of each sample row."""
         self.last_step_id += 1

@@ -182,7 +182,7 @@ def test_a_state_takes_the_drafts_that_were_right(driver: StepDriver) -> None:
                 tokens, place = alone[slot][0], int(worker.table.num_tokens[slot])
                 wrong = [token_id ^ 1 for token_id in tokens[place + right :]]
                 drafts.append([*tokens[place : place + right], *wrong][:count])
-            result = driver.execute(TableDelta(prefill_chunks=pairs((6, 2))), drafts=drafts)
+            result = driver.execute(TableDelta(prefill_chunks=pairs((6, 2))), drafts)
 
             assert result.token_counts is not None
             assert result.token_counts.tolist() == [num_right + 1, 1, num_drafts - num_right + 1]
@@ -191,7 +191,7 @@ def test_a_state_takes_the_drafts_that_were_right(driver: StepDriver) -> None:
                 assert found == tokens[: len(found)]
                 for ours, theirs in zip(states_of(worker, slot), states[len(found) - 1], strict=True):
                     assert torch.equal(ours, theirs), (slot, num_drafts, num_right)
-    driver.execute(TableDelta(allowances=pairs((0, 1)), forks=(fork_of(0, 7),)), drafts=[[], [], [], []])
+    driver.execute(TableDelta(allowances=pairs((0, 1)), forks=(fork_of(0, 7),)), [[], [], [], []])
     for ours, theirs in zip(states_of(worker, 7), alone[0][1][int(worker.table.num_tokens[0]) - 1], strict=True):
         assert torch.equal(ours, theirs)
 

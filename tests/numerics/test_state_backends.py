@@ -190,13 +190,14 @@ def test_chunks_neighbours_and_threads_change_no_bit(lanes: str, config: StateCo
 def test_a_state_takes_no_more_than_the_committed_tokens(lanes: str, config: StateConfig) -> None:
     """Those behind them, of which the last ones are wrong, are computed; then the right ones are taken."""
     case = Case.of(config)
-    one_by_one, outs, convs, states = case.unread_state(), [], [], []
+    one_by_one, outs, convs, states = case.unread_state(), list[torch.Tensor](), [], []
     for position in range(60):
         outs += case.run(native(lanes), one_by_one, [1], [position], [1])
         convs.append(one_by_one.conv[1].clone())
         states.append(one_by_one.recurrent[1].clone())
 
-    for backend, num_drafts in product((native(lanes), native(lanes, 2), TorchStateBackend()), (1, 3, 7)):
+    backends: list[StateBackend] = [native(lanes), native(lanes, 2), TorchStateBackend()]
+    for backend, num_drafts in product(backends, (1, 3, 7)):
         tolerance = 1e-4 if isinstance(backend, TorchStateBackend) else 0.0
 
         def check(found: torch.Tensor, expected: torch.Tensor, tolerance: float = tolerance) -> None:
@@ -208,9 +209,7 @@ def test_a_state_takes_no_more_than_the_committed_tokens(lanes: str, config: Sta
             wrong = replace(case, projected=case.projected.clone())
             wrong.projected[start + num_right + 1 :] = torch.nan
             # Between a prompt, and a sequence that begins with drafts.
-            _, found, _ = wrong.run(
-                backend, state, [0, 3, 2], [0, start, 0], [4, 1 + num_drafts, 3], commits=[4, 1, 1]
-            )
+            _, found, _ = wrong.run(backend, state, [0, 3, 2], [0, start, 0], [4, 1 + num_drafts, 3], commits=[4, 1, 1])
             check(found[: num_right + 1], torch.cat(outs[start : start + num_right + 1]))
             for slot, last in ((0, 3), (3, start), (2, 0)):
                 check(state.conv[slot], convs[last])
