@@ -2,7 +2,8 @@
 
 Each row of a step draws as always: from its seed, its output and its position, with the penalties, rules and bits that
 it has alone. So a draft that equals the draw before it is the token that would have come, and what is drawn behind it
-is what would have been drawn. The others are thrown away; their keys and values are written over.
+is what would have been drawn. The others are thrown away: their keys and values are written over, and no state takes
+them.
 """
 
 from dataclasses import dataclass, replace

@@ -70,7 +70,7 @@ class Runner(Protocol):
     def accept_drafts(self, num_accepted: Int32Array) -> None:
         """Let the states take drafts of the last step, which had some.
 
-        `run` takes the first token of a row of an active slot alone into the states, of what lies behind it none.
+        Of a row of an active slot `run` lets the states take the first token only: what lies behind it are drafts.
 
         Args:
             num_accepted: How many of each row were right, the first ones, [num_rows].
