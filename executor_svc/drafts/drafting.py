@@ -2,7 +2,8 @@
 
 Each row of a step draws as always: from its seed, its output and its position, with the penalties, rules and bits that
 it has alone. So a draft that equals the draw before it is the token that would have come, and what is drawn behind it
-is what would have been drawn. The others are thrown away; their keys and values are written over.
+is what would have been drawn. The others are thrown away: their keys and values are written over, and no state takes
+them.
 """
 
 from dataclasses import dataclass, replace
@@ -69,6 +70,15 @@ class DraftedStep:
             of_kept = kept.repeat(self.layout.num_alternatives)
             answer.alternative_token_ids = answer.alternative_token_ids[of_kept]
             answer.alternative_logprobs = answer.alternative_logprobs[of_kept]
+
+    def num_accepted(self, answer: StepResult) -> Int32Array:
+        """Return how many drafts of each row were right, [num_rows], by a proved answer."""
+        assert answer.token_counts is not None
+        num_accepted = np.zeros(len(self.layout.slots), np.int32)
+        num_entries = self.num_drafts + 1
+        rows = self.layout.sample_rows[num_entries.cumsum() - num_entries]
+        np.maximum.at(num_accepted, rows, np.clip(answer.token_counts.astype(np.int32) - 1, 0, self.num_drafts))
+        return num_accepted
 
 
 class RowCost:

@@ -23,7 +23,7 @@ from executor_svc.models.rotary_embedding import inverse_frequencies
 from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.states.interface import StateBackend
-from executor_svc.states.live_states import StepStates
+from executor_svc.states.live_states import AcceptedDrafts, StepStates
 from executor_svc.states.torch_states import TorchStateBackend
 
 
@@ -117,6 +117,7 @@ class Decoder:
             if (weights := self.weights.states[index]) is not None:
                 assert states is not None, "a model with states is run on some"
                 attended = weights.run_on(self._states, projected, states.rows, next(next_state))
+                states.keep(projected)
                 continue
             num_gates = self._shard.num_heads(layer) * layer.head_dim if layer.has_output_gate else 0
             num_projected = projected.shape[1] - num_gates
@@ -130,6 +131,13 @@ class Decoder:
         residual = residual[wanted]
         self.weights.last_segment(attended[wanted], residual)
         return residual
+
+    @torch.inference_mode()
+    def accept_drafts(self, step: StepStates, accepted: AcceptedDrafts) -> None:
+        """Let the states take drafts that `forward` has computed; `step` has what it took for them."""
+        weights = [each for each in self.weights.states if each is not None]
+        for of_layer, inputs, state in zip(weights, step.draft_inputs, step.layers, strict=True):
+            of_layer.run_on(self._states, accepted.inputs_of(inputs), accepted.rows, state)
 
     def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """Norm hidden states as the head does it."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from executor_svc.attention.cache_format import FORMAT_NUMBERS
 from executor_svc.attention.interface import AttentionBackend, LayerCache
@@ -20,6 +21,7 @@ from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_dense import NativeEmbedding, NativeLastSegment, NativeSegment
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.structs import (
+    AcceptedDraftsStruct,
     AttentionKindStruct,
     BatchStruct,
     DeltaNetStruct,
@@ -27,9 +29,11 @@ from executor_svc.native.structs import (
     ModelStruct,
     RotationStruct,
     ShortConvStruct,
+    StepRowsStruct,
     StepStruct,
 )
 from executor_svc.states.interface import DeltaNetWeights, LayerState
+from executor_svc.states.live_states import AcceptedDrafts
 from executor_svc.states.native_states import delta_net_struct, short_conv_struct
 
 
@@ -73,6 +77,7 @@ class NativeForward:
     ) -> None:
         self.hidden_size = model.config.hidden_size
         self.vocab_size = model.config.vocab_size
+        self.draft_width = sum(state.projected_dim for state in model.shape.states.values())  # kept of a draft
         self._library = library
         self._parts = parts  # the structs have pointers into them, and into what follows
         self._attention_layers = model.attention_layers
@@ -133,6 +138,20 @@ class NativeForward:
     def __call__(self, batch: BatchStruct) -> None:
         """Run a step; what it has pointers to must live as long."""
         self._library.forward(self._model, batch)
+
+    def accept_drafts(self, accepted: AcceptedDrafts, draft_inputs: torch.Tensor) -> None:
+        """Let the states take drafts of the last step, which has kept `draft_inputs`, [num_drafts * draft_width]."""
+        rows = accepted.rows
+        columns = [np.ascontiguousarray(column, np.int32) for column in (rows.slots, rows.starts, rows.lengths)]
+        self._library.accept_drafts(
+            self._model,
+            AcceptedDraftsStruct(
+                rows=StepRowsStruct(len(rows.slots), *(column.ctypes.data for column in columns)),
+                first_drafts=accepted.first_drafts.ctypes.data,
+                num_drafts=accepted.num_drafts,
+                inputs=draft_inputs.data_ptr(),
+            ),
+        )
 
 
 def native_forward(

@@ -13,6 +13,7 @@ import torch
 from executor_svc.native.binding import FLOAT, INT, LONG, POINTER, Function, ScratchMemory, bind
 from executor_svc.native.build import find_library
 from executor_svc.native.structs import (
+    AcceptedDraftsStruct,
     BatchStruct,
     DeltaNetStruct,
     EmbeddingStruct,
@@ -71,6 +72,7 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_delta_net", None, (POINTER,) * 8),
     ("octavo_short_conv", None, (POINTER,) * 6),
     ("octavo_forward", LONG, (POINTER, POINTER, POINTER, LONG, POINTER)),
+    ("octavo_accept_drafts", LONG, (POINTER, POINTER, POINTER, LONG, POINTER)),
 )
 
 
@@ -308,6 +310,17 @@ class NativeLibrary:
             memory = self._scratch.address(missing)
             missing = self._library.octavo_forward(
                 byref(model), byref(batch), memory, self._scratch.num_bytes, byref(self._team)
+            )
+            if not missing:
+                return
+
+    def accept_drafts(self, model: ModelStruct, accepted: AcceptedDraftsStruct) -> None:
+        """Let the states of a model take drafts of its last step; see octavo_accept_drafts in forward.c."""
+        missing = 0
+        while True:
+            memory = self._scratch.address(missing)
+            missing = self._library.octavo_accept_drafts(
+                byref(model), byref(accepted), memory, self._scratch.num_bytes, byref(self._team)
             )
             if not missing:
                 return

@@ -147,7 +147,7 @@ class StepStruct(ctypes.Structure):
 class StepRowsStruct(ctypes.Structure):
     """`StepRows` of plan.h."""
 
-    _fields_ = (("num_rows", LONG), *_of(POINTER, "tables", "starts", "lengths"))
+    _fields_ = (("num_rows", LONG), *_of(POINTER, "tables", "starts", "lengths", "commits"))
 
 
 class DeltaNetStruct(ctypes.Structure):
@@ -225,7 +225,18 @@ class BatchStruct(ctypes.Structure):
     _fields_ = (
         *_of(POINTER, "token_ids", "tables"),
         *_of(LONG, "max_model_len", "num_groups", "num_rows"),
-        *_of(POINTER, "slots", "starts", "lengths", "wanted"),
+        *_of(POINTER, "slots", "starts", "lengths", "commits", "wanted"),
         *_of(LONG, "num_wanted", "num_logit_rows"),
-        *_of(POINTER, "hidden", "logits", "likeliest"),
+        *_of(POINTER, "hidden", "logits", "likeliest", "draft_inputs"),
+    )
+
+
+class AcceptedDraftsStruct(ctypes.Structure):
+    """`AcceptedDrafts` of forward.c."""
+
+    _fields_ = (
+        ("rows", StepRowsStruct),
+        ("first_drafts", POINTER),
+        ("num_drafts", LONG),
+        ("inputs", POINTER),
     )

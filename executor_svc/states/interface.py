@@ -23,6 +23,7 @@ class StateRows:
     slots: Int32Array  # [num_rows] of the batch table
     starts: Int32Array  # [num_rows] position of the row's first token
     lengths: Int32Array  # [num_rows] tokens of the row in this step, 1 or more
+    commits: Int32Array | None = None  # [num_rows] tokens, 1 or more, behind which the state is kept; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class StateBackend(Protocol):
         Args:
             projected: Queries, keys, values, gates, b and a side by side, [num_tokens, projected_dim].
             rows: Where the tokens are.
-            state: Of this layer; that of the rows is read and written.
+            state: Of this layer; that of the rows is read, and written behind the committed tokens.
             weights: Of this layer.
 
         Returns:
@@ -96,7 +97,7 @@ class StateBackend(Protocol):
         Args:
             projected: b, c and x side by side, [num_tokens, projected_dim].
             rows: Where the tokens are.
-            state: Of this layer; that of the rows is read and written.
+            state: Of this layer; that of the rows is read, and written behind the committed tokens.
             weights: Of this layer.
 
         Returns:

@@ -74,7 +74,8 @@ def _empty_output(projected: torch.Tensor, weights: StateWeights) -> torch.Tenso
 
 
 def _columns(rows: StateRows) -> list[Int32Array]:
-    return [np.ascontiguousarray(column, np.int32) for column in (rows.slots, rows.starts, rows.lengths)]
+    commits = rows.lengths if rows.commits is None else rows.commits
+    return [np.ascontiguousarray(column, np.int32) for column in (rows.slots, rows.starts, rows.lengths, commits)]
 
 
 def _rows_struct(columns: list[Int32Array]) -> StepRowsStruct:

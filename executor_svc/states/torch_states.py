@@ -51,16 +51,18 @@ class TorchStateBackend:
 
 
 def _convolve(mixed: torch.Tensor, rows: StateRows, conv: torch.Tensor, taps: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the convolved inputs, [num_tokens, conv_dim]; keep the last inputs of each row."""
+    """Return the convolved inputs, [num_tokens, conv_dim]; keep the last committed inputs of each row."""
     parts = []
-    for inputs, slot, start in zip(torch.split(mixed, rows.lengths.tolist()), rows.slots, rows.starts, strict=True):
+    commits = rows.lengths if rows.commits is None else rows.commits
+    inputs_of = torch.split(mixed, rows.lengths.tolist())
+    for inputs, slot, start, num_committed in zip(inputs_of, rows.slots, rows.starts, commits, strict=True):
         before = conv[slot] if start else torch.zeros_like(conv[slot])
         window = torch.cat((before, inputs))
         total = window[: len(inputs)] * taps[0]
         for index, tap in enumerate(taps[1:], 1):
             total = total + window[index : index + len(inputs)] * tap
         parts.append(total)
-        conv[slot] = window[len(inputs) :]
+        conv[slot] = window[num_committed:][: len(before)]
     return torch.cat(parts)
 
 
@@ -86,6 +88,7 @@ def _recur(
     """Return what the states say to the queries, as `value`, [num_tokens, num_value_heads, value_dim]."""
     order = np.argsort(-rows.lengths, kind="stable")  # so the rows that have a next token are the first ones
     lengths = rows.lengths[order]
+    commits = lengths if rows.commits is None else rows.commits[order]
     slots = torch.from_numpy(rows.slots[order].astype(np.int64)).to(recurrent.device)
     first_tokens = (np.cumsum(rows.lengths) - rows.lengths)[order]
     is_later = torch.from_numpy(rows.starts[order] > 0).to(recurrent.device)
@@ -100,5 +103,7 @@ def _recur(
         change = (value[tokens] - known) * beta[tokens][..., None]
         state += k * change[..., None, :]
         out[tokens] = (state * query[tokens][..., None]).sum(-2)
-    recurrent[slots] = states
+        if len(committed := (commits == index + 1).nonzero()[0]):
+            of_rows = torch.from_numpy(committed).to(recurrent.device)
+            recurrent[slots[of_rows]] = states[of_rows]
     return out

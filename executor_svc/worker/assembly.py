@@ -334,7 +334,6 @@ class _Parts:
             or sampler.samples_on_device
             or not config.max_draft_tokens
             or not self.identity.is_generative
-            or self.chosen.model.shape.states  # a state cannot take a wrong draft back
         ):
             return None
         proposer = PromptLookup(library.path)

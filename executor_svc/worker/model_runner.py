@@ -20,8 +20,9 @@ from executor_svc.attention.interface import (
     join_plans,
 )
 from executor_svc.device.transfer import index_to_device
+from executor_svc.models.decoder import Decoder
 from executor_svc.models.language_model import LanguageModel
-from executor_svc.states.live_states import LiveStates
+from executor_svc.states.live_states import AcceptedDrafts, LiveStates, StepStates
 from executor_svc.worker.decode_graphs import DecodeGraphs
 from executor_svc.worker.last_tokens import LastTokens
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
@@ -66,6 +67,15 @@ class Runner(Protocol):
             finds_likeliest: Whether the likeliest token of each row is looked for too, if this runner can.
         """
 
+    def accept_drafts(self, num_accepted: Int32Array) -> None:
+        """Let the states take drafts of the last step, which had some.
+
+        Of a row of an active slot `run` lets the states take the first token only: what lies behind it are drafts.
+
+        Args:
+            num_accepted: How many of each row were right, the first ones, [num_rows].
+        """
+
 
 class ModelRunner:
     """Runs the model on the caches. Both are owned elsewhere.
@@ -95,6 +105,7 @@ class ModelRunner:
         self._backend = backend
         self._graphs = graphs
         self._states = states
+        self._step_states: StepStates | None = None  # of the last step
 
     @torch.inference_mode()
     def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
@@ -106,17 +117,24 @@ class ModelRunner:
         groups = zip(inputs.attention, self._first_caches, strict=True)
         plan = join_plans([self._backend.plan(metadata, cache) for metadata, cache in groups])
         wanted, num_logit_rows, logit_rows = wanted_tokens(layout)
+        self._step_states = None if self._states is None else self._states.of_step(layout)
         hidden = self.model.forward(
             inputs.token_ids,
             inputs.positions,
             self._caches,
             plan,
             index_to_device(wanted, self.model.device),
-            None if self._states is None else self._states.of_step(layout),
+            self._step_states,
         )
         logits = self.model.logits(hidden[:num_logit_rows])
         prompt_hidden = None if layout.num_prompt_logprobs is None else hidden[num_logit_rows:]
         return SampleLogits(logits, logit_rows, prompt_hidden)
+
+    def accept_drafts(self, num_accepted: Int32Array) -> None:
+        """Let the states take the first drafts of each row; see `Runner.accept_drafts`."""
+        if self._step_states is not None and num_accepted.any():
+            assert isinstance(self.model, Decoder), "no other model has states"
+            self.model.accept_drafts(self._step_states, AcceptedDrafts.of(self._step_states.rows, num_accepted))
 
 
 def wanted_tokens(layout: StepLayout) -> tuple[Int32Array, int, Int32Array]:

@@ -12,8 +12,11 @@ import torch
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_forward import NativeForward
 from executor_svc.native.structs import BatchStruct, BlockTablesStruct
+from executor_svc.states.interface import StateRows
+from executor_svc.states.live_states import AcceptedDrafts, state_rows
 from executor_svc.worker.model_runner import SampleLogits, wanted_tokens
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
+from octavo_shared.step_wire.step import Int32Array
 
 
 class NativeRunner:
@@ -39,6 +42,8 @@ class NativeRunner:
         self._logits = torch.empty(0, forward.vocab_size)
         self._likeliest = np.empty(max_num_seqs, np.int32)
         self._starts = np.empty(max_num_seqs, np.int32)
+        self._draft_inputs = torch.empty(0)
+        self._rows: StateRows | None = None  # of the last step, if the model has states
 
     def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
         """Compute the tokens of a step; see `Runner.run`."""
@@ -47,6 +52,11 @@ class NativeRunner:
         self._starts[: len(layout.starts)] = layout.starts
         self._forward(self._batch)
         return self._computed
+
+    def accept_drafts(self, num_accepted: Int32Array) -> None:
+        """Let the states take the first drafts of each row; see `Runner.accept_drafts`."""
+        if self._rows is not None and num_accepted.any():
+            self._forward.accept_drafts(AcceptedDrafts.of(self._rows, num_accepted), self._draft_inputs)
 
     def _is_prepared(self, table: BatchTable, layout: StepLayout, finds_likeliest: bool) -> bool:
         """Return whether the step decodes the same sequences as the last one: then nothing in the batch changes."""
@@ -71,6 +81,7 @@ class NativeRunner:
         for struct, group in zip(self._tables, table.groups, strict=True):
             struct.block_ids, struct.width = _address(group.block_ids), group.block_ids.shape[1]
             struct.block_size = group.block_size
+        commits, draft_inputs = self._prepare_drafts(layout)
         self._batch = BatchStruct(
             token_ids=_address(table.token_ids),
             tables=addressof(self._tables),
@@ -80,12 +91,14 @@ class NativeRunner:
             slots=_address(layout.slots),
             starts=_address(self._starts),
             lengths=_address(layout.lengths),
+            commits=commits,
             wanted=_address(self._wanted),
             num_wanted=num_wanted,
             num_logit_rows=num_logit_rows,
             hidden=self._hidden.data_ptr(),
             logits=self._logits.data_ptr(),
             likeliest=_address(self._likeliest) if finds_likeliest else None,
+            draft_inputs=draft_inputs,
         )
         self._computed = SampleLogits(
             self._logits[:num_logit_rows],
@@ -93,6 +106,17 @@ class NativeRunner:
             None if layout.num_prompt_logprobs is None else self._hidden[num_logit_rows:num_wanted],
             self._likeliest[:num_logit_rows] if finds_likeliest else None,
         )
+
+    def _prepare_drafts(self, layout: StepLayout) -> tuple[int | None, int | None]:
+        """Point to what the states take of each row, and to where the inputs of drafts are kept, if there are any."""
+        width = self._forward.draft_width
+        self._rows = rows = state_rows(layout) if width else None
+        if rows is None or rows.commits is None:
+            return None, None
+        size = int((rows.lengths - rows.commits).sum()) * width
+        if len(self._draft_inputs) < size:
+            self._draft_inputs = torch.empty(size)
+        return _address(rows.commits), self._draft_inputs.data_ptr()
 
 
 def _address(array: npt.NDArray[np.int32]) -> int:

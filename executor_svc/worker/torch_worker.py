@@ -194,6 +194,7 @@ class TorchWorker:
             answer.row_flags = flags.astype(np.uint8) if flags.any() else None
         if drafted is not None and self._drafting is not None:
             drafted.prove(answer)
+            self._runner.accept_drafts(drafted.num_accepted(answer))
             self._drafting.learn(layout, drafted, answer)
         return answer, computes
 

@@ -25,7 +25,7 @@ from executor_svc.models.native_forward import NativeForward, native_forward
 from executor_svc.models.selection import choose_model
 from executor_svc.native.structs import BatchStruct, BlockTablesStruct
 from executor_svc.states.interface import StateRows
-from executor_svc.states.live_states import LiveStates, StepStates
+from executor_svc.states.live_states import AcceptedDrafts, LiveStates, StepStates
 from octavo_shared.step_wire.step import Int32Array
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 
@@ -294,21 +294,47 @@ class PagedRun:
         num_blocks = -(-num_tokens // self.block_size)
         return self.take_blocks(num_rows * num_blocks).reshape(num_rows, num_blocks)
 
+    def states_of(self, table: Int32Array) -> Iterator[torch.Tensor]:
+        """Yield the states of a sequence, flat: convolution and recurrence by layer."""
+        for layer in self._states:
+            yield layer.conv[table[0]].flatten()
+            yield layer.recurrent[table[0]].flatten()
+
+    def accept_drafts(self, num_accepted: Sequence[int]) -> None:
+        """Let the states take so many drafts of each row of the last step."""
+        if self._states and any(num_accepted):
+            assert self._forward is not None
+            accepted = AcceptedDrafts.of(self._rows, np.array(num_accepted, np.int32))
+            self._forward.accept_drafts(accepted, self._draft_inputs)
+
     @torch.inference_mode()
     def step(
-        self, chunks: Sequence[Sequence[int]], starts: Sequence[int], tables: Int32Array, *, only_last: bool = False
+        self,
+        chunks: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        tables: Int32Array,
+        *,
+        only_last: bool = False,
+        commits: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Run a chunk of each row; return the logits of their tokens, each [chunk_len, vocab_size].
 
-        With `only_last` those of the last token of each row, each [1, vocab_size].
+        With `only_last` those of the last token of each row, each [1, vocab_size]. With `commits` the states take so
+        many tokens of each row.
         """
         lengths = [len(chunk) for chunk in chunks]
         ends = np.cumsum(lengths)
         if self._forward is not None:
             # Sequences that share their first block have no states.
-            own = tables[:, 0] if self._states else np.arange(len(chunks), dtype=np.int32)
+            own = np.ascontiguousarray(tables[:, 0]) if self._states else np.arange(len(chunks), dtype=np.int32)
             indices = (ends - 1 if only_last else np.arange(ends[-1])).astype(np.int32)
-            in_one_call = _run_in_one_call(self._forward, chunks, starts, own, (tables, self.block_size), indices)
+            columns = [np.array(column, np.int32) for column in (starts, lengths, commits or lengths)]
+            self._rows = StateRows(own, *columns)
+            num_drafts = int((columns[1] - columns[2]).sum())
+            self._draft_inputs = torch.full((num_drafts * self._forward.draft_width,), torch.nan)
+            in_one_call = _run_in_one_call(
+                self._forward, chunks, self._rows, self._draft_inputs, (tables, self.block_size), indices
+            )
             return torch.split(in_one_call, 1 if only_last else lengths)
         positions = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         slots = [
@@ -338,20 +364,20 @@ class PagedRun:
 def _run_in_one_call(
     forward: NativeForward,
     chunks: Sequence[Sequence[int]],
-    starts: Sequence[int],
-    slots: Int32Array,
+    rows: StateRows,
+    draft_inputs: torch.Tensor,
     tables_of_size: tuple[Int32Array, int],
     wanted: Int32Array,
 ) -> torch.Tensor:
     """Return the logits of the wanted tokens of a step, [num_wanted, vocab_size]."""
-    tables, block_size = tables_of_size
-    longest = max(start + len(chunk) for start, chunk in zip(starts, chunks, strict=True))
+    assert rows.commits is not None
+    (tables, block_size), slots, starts = tables_of_size, rows.slots, rows.starts
+    longest = int((starts + rows.lengths).max())
     token_ids = np.zeros((slots.max() + 1, longest), np.int32)
     block_tables = np.zeros((slots.max() + 1, tables.shape[1]), np.int32)
     block_tables[slots] = tables
     for slot, start, chunk in zip(slots, starts, chunks, strict=True):
         token_ids[slot, start : start + len(chunk)] = chunk
-    rows = [np.array(column, np.int32) for column in (slots, starts, [len(chunk) for chunk in chunks])]
     hidden, logits = (torch.empty(len(wanted), size) for size in (forward.hidden_size, forward.vocab_size))
     of_group = BlockTablesStruct(block_tables.ctypes.data, block_tables.shape[1], block_size)
     batch = BatchStruct(
@@ -360,14 +386,16 @@ def _run_in_one_call(
         max_model_len=token_ids.shape[1],
         num_groups=1,
         num_rows=len(chunks),
-        slots=rows[0].ctypes.data,
-        starts=rows[1].ctypes.data,
-        lengths=rows[2].ctypes.data,
+        slots=slots.ctypes.data,
+        starts=starts.ctypes.data,
+        lengths=rows.lengths.ctypes.data,
+        commits=rows.commits.ctypes.data,
         wanted=wanted.ctypes.data,
         num_wanted=len(wanted),
         num_logit_rows=len(wanted),
         hidden=hidden.data_ptr(),
         logits=logits.data_ptr(),
+        draft_inputs=draft_inputs.data_ptr() if len(draft_inputs) else None,
     )
     forward(batch)
     return logits

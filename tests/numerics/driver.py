@@ -63,13 +63,17 @@ class StepDriver:
     def execute(
         self,
         delta: TableDelta,
+        drafts: Sequence[Sequence[int]] | None = None,
+        /,
         *,
         blocks_to_copy: Int32Array = NO_MOVES,
         blocks_to_swap_out: Int32Array = NO_MOVES,
         blocks_to_swap_in: Int32Array = NO_MOVES,
         states_to_save: Sequence[tuple[int, int, int]] = (),
     ) -> StepResult:
+        """Run a step; `drafts` are those of each sample row."""
         self.last_step_id += 1
+        flat = [token_id for of_row in drafts or () for token_id in of_row]
         step = Step(
             epoch=1,
             step_id=self.last_step_id,
@@ -78,6 +82,8 @@ class StepDriver:
             blocks_to_swap_in=blocks_to_swap_in,
             blocks_to_copy=blocks_to_copy,
             states_to_save=np.array(states_to_save, np.int32).reshape(-1, 3),
+            draft_counts=None if drafts is None else np.array([len(of_row) for of_row in drafts], np.uint8),
+            draft_token_ids=None if drafts is None else np.array(flat, np.int32),
         )
         return execute(self.worker, step)
 

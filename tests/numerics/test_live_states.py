@@ -147,6 +147,55 @@ def test_a_sequence_that_is_computed_again_begins_anew(driver: StepDriver) -> No
     assert driver.worker.table.token_ids[3, len(PROMPT) : len(PROMPT) + NUM_NEW].tolist() == expected
 
 
+def states_of(worker: Worker, slot: int) -> list[torch.Tensor]:
+    """Return the states of a slot, of all layers and ranks."""
+    layers = [layer for rank in ranks_of(worker) if rank._states is not None for layer in rank._states.layers]
+    return [tensor[slot].clone() for layer in layers for tensor in (layer.conv, layer.recurrent)]
+
+
+@pytest.mark.parametrize("worker", ["native", "composed", "two ranks"], indirect=True)
+def test_a_state_takes_the_drafts_that_were_right(driver: StepDriver) -> None:
+    """Beside a prompt and a row without drafts: as a token a step leaves it, also to a fork."""
+    worker, num_new = driver.worker, 60
+    prompts = {0: random_prompt(8), 3: random_prompt(5, seed=1), 5: random_prompt(11, seed=2)}
+    alone: dict[int, tuple[list[int], list[list[torch.Tensor]]]] = {}
+    for slot, prompt in prompts.items():
+        driver.prefill([prompt], num_new)
+        states: list[list[torch.Tensor]] = [[]] * len(prompt)
+        while True:
+            states.append(states_of(worker, 0))  # without the last token
+            if len(states) == len(prompt) + num_new:
+                break
+            driver.execute(TableDelta())
+        alone[slot] = worker.table.tokens_of(0).tolist(), states
+        worker.reset(uses_groups=True)
+        driver = StepDriver(worker)
+
+    admissions = [driver.admission(slot, prompt, num_new) for slot, prompt in prompts.items()]
+    late = driver.admission(6, random_prompt(100, seed=3), 1)
+    chunks = pairs(*((slot, len(prompt)) for slot, prompt in prompts.items()))
+    driver.execute(TableDelta(admissions=(*admissions, late), prefill_chunks=chunks, allowances=pairs((0, 8), (5, 8))))
+    for num_drafts in (1, 3, 7):
+        for num_right in range(num_drafts + 1):
+            drafts = []
+            for slot, right, count in ((0, num_right, num_drafts), (3, 0, 0), (5, num_drafts - num_right, num_drafts)):
+                tokens, place = alone[slot][0], int(worker.table.num_tokens[slot])
+                wrong = [token_id ^ 1 for token_id in tokens[place + right :]]
+                drafts.append([*tokens[place : place + right], *wrong][:count])
+            result = driver.execute(TableDelta(prefill_chunks=pairs((6, 2))), drafts)
+
+            assert result.token_counts is not None
+            assert result.token_counts.tolist() == [num_right + 1, 1, num_drafts - num_right + 1]
+            for slot, (tokens, states) in alone.items():
+                found = worker.table.tokens_of(slot).tolist()
+                assert found == tokens[: len(found)]
+                for ours, theirs in zip(states_of(worker, slot), states[len(found) - 1], strict=True):
+                    assert torch.equal(ours, theirs), (slot, num_drafts, num_right)
+    driver.execute(TableDelta(allowances=pairs((0, 1)), forks=(fork_of(0, 7),)), [[], [], [], []])
+    for ours, theirs in zip(states_of(worker, 7), alone[0][1][int(worker.table.num_tokens[0]) - 1], strict=True):
+        assert torch.equal(ours, theirs)
+
+
 LONG_PROMPT = random_prompt(19)
 
 
@@ -289,8 +338,8 @@ def test_what_the_executor_says_of_its_states(worker: TorchWorker, directory: Pa
     assert (states.num_device_blocks, states.num_host_blocks) == (8, 4)
     assert states.bytes_per_block == STATE_BYTES[directory.name] == summarize_model(directory).state_bytes
     assert full.bytes_per_block == 4 * summarize_model(directory).token_bytes
-    assert info.max_allowance == 1  # a wrong draft could not be taken back
-    assert Capability.VARIABLE_TOKENS not in info.capabilities
+    assert info.max_allowance == 8
+    assert Capability.VARIABLE_TOKENS in info.capabilities
 
 
 @pytest.mark.parametrize(("settings", "expected"), [({}, 3), ({"max_num_seqs": 5}, 5)], ids=["unset", "set"])

@@ -90,12 +90,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "shared_expert_intermediate_size": 41},
     ),
 }
-# Windows, short with soft caps and long; ALiBi.
+# Windows, short with soft caps and long; ALiBi; states, which must not take a wrong draft.
 WITH_EDGES = (
     "Gemma 2: windows, soft caps, heads of 48",
     "Mistral: a window of 300",
     "gpt-oss: sinks, windows, experts with biases, heads of 64",
     "MPT: ALiBi, 12 heads of 4",
+    "LFM2: short convolutions of 48 channels, 5 taps, biases",
+    "LFM2 MoE: experts of which a bias chooses 3 of 7",
+    "Qwen 3 Next: delta nets by key head, shared experts",
+    "Qwen 3.5: 3 value heads of 24 for a key head of 20, gates",
 )
 assert {name for name, _ in VARIANTS.values()} == set(FAMILY_ARCHITECTURES)
 
@@ -180,7 +184,7 @@ class Drafted:
 def drafted_sequences(draw: st.DrawFn, edges: Sequence[int]) -> Drafted:
     """Draw a sequence whose first span is about an edge."""
     edge = draw(st.sampled_from(edges)) * draw(st.sampled_from([1, 1, 2]))
-    most = st.sampled_from([1, 3, 7])
+    most = st.sampled_from([0, 1, 3, 7])
     spans = draw(
         st.lists(most.flatmap(lambda num: st.tuples(st.just(num), st.integers(0, num))), min_size=2, max_size=4)
     )
@@ -188,15 +192,18 @@ def drafted_sequences(draw: st.DrawFn, edges: Sequence[int]) -> Drafted:
 
 
 def check_drafted(model: Loaded, block_size: int, sequences: Sequence[Drafted], num_threads: int) -> None:
-    """Compare rows with drafts, all sequences in each step, with a token a step of each alone: logits and cache."""
+    """Compare rows with drafts, all sequences in each step, with a token a step of each alone: all that is left.
+
+    A prompt is computed in each of these steps too.
+    """
     random = np.random.default_rng(5)
     texts = [random.integers(3, VOCAB_SIZE, sequence.num_tokens).tolist() for sequence in sequences]
     num_blocks = (MAX_TOKENS + 2 * MAX_ROW) // block_size + 1
-    drafted = PagedRun(*model.by_threads[num_threads], block_size, len(texts) * num_blocks)
-    tables = drafted.take_blocks(len(texts) * num_blocks).reshape(len(texts), num_blocks)
+    drafted = PagedRun(*model.by_threads[num_threads], block_size, (len(texts) + 1) * num_blocks)
+    tables = drafted.take_blocks((len(texts) + 1) * num_blocks).reshape(len(texts) + 1, num_blocks)
     logits: list[list[torch.Tensor]] = [[] for _ in texts]
     places = [sequence.begin for sequence in sequences]
-    drafted.step([text[:place] for text, place in zip(texts, places, strict=True)], [0] * len(texts), tables)
+    drafted.step([text[:place] for text, place in zip(texts, places, strict=True)], [0] * len(texts), tables[:-1])
     for number in range(max(len(sequence.spans) for sequence in sequences)):
         rows = [row for row, sequence in enumerate(sequences) if number < len(sequence.spans)]
         spans = [sequences[row].spans[number] for row in rows]
@@ -204,12 +211,14 @@ def check_drafted(model: Loaded, block_size: int, sequences: Sequence[Drafted], 
             [*texts[row][places[row] :][: num_right + 1], *random.integers(3, VOCAB_SIZE, num_drafts - num_right)]
             for row, (num_drafts, num_right) in zip(rows, spans, strict=True)
         ]
-        found = drafted.step(chunks, [places[row] for row in rows], tables[rows])
-        for row, (_, num_right), of_row in zip(rows, spans, found, strict=True):
+        starts, commits = [*(places[row] for row in rows), 0], [*([1] * len(rows)), 5]
+        found = drafted.step([*chunks, texts[0][:5]], starts, tables[[*rows, -1]], commits=commits)
+        drafted.accept_drafts([*(num_right for _, num_right in spans), 0])
+        for row, (_, num_right), of_row in zip(rows, spans, found[:-1], strict=True):
             logits[row].append(of_row[: num_right + 1])
             places[row] += num_right + 1
 
-    for text, table, sequence, found_of in zip(texts, tables, sequences, logits, strict=True):
+    for text, table, sequence, found_of in zip(texts, tables[:-1], sequences, logits, strict=True):
         alone = PagedRun(*model.by_threads[1], block_size, num_blocks)
         own = alone.take_blocks(num_blocks)[None]
         alone.step([text[: sequence.begin]], [0], own)
@@ -217,6 +226,8 @@ def check_drafted(model: Loaded, block_size: int, sequences: Sequence[Drafted], 
         assert_same_bits(torch.cat(found_of), torch.cat(expected), f"{sequence}")
         for layer, (ours, theirs) in enumerate(zip(drafted.cached(table), alone.cached(own[0]), strict=True)):
             assert_same_bits(ours[: len(text)], theirs[: len(text)], f"{sequence}, cache {layer}")
+        for layer, (ours, theirs) in enumerate(zip(drafted.states_of(table), alone.states_of(own[0]), strict=True)):
+            assert_same_bits(ours, theirs, f"{sequence}, state {layer}")
 
 
 def check_random_plans(models: Sequence[Loaded], profile: settings, max_tokens: int) -> None:

@@ -110,10 +110,11 @@ class Case:
         slots: Sequence[int],
         starts: Sequence[int],
         lengths: Sequence[int],
+        commits: Sequence[int] | None = None,
     ) -> Sequence[torch.Tensor]:
         """Run a step; each row has its tokens of the sequence. Return what each row gets."""
         tokens = np.concatenate([start + np.arange(length) for start, length in zip(starts, lengths, strict=True)])
-        rows = StateRows(*(np.array(column, np.int32) for column in (slots, starts, lengths)))
+        rows = StateRows(*(np.array(column, np.int32) for column in (slots, starts, lengths, commits or lengths)))
         return torch.split(self.weights.run_on(backend, self.projected[tokens], rows, state), list(lengths))
 
 
@@ -183,6 +184,41 @@ def test_chunks_neighbours_and_threads_change_no_bit(lanes: str, config: StateCo
         assert torch.equal(torch.cat(parts), whole), (num_threads, lengths)
         assert torch.equal(state.conv[3], alone.conv[1])
         assert torch.equal(state.recurrent[3], alone.recurrent[1])
+
+
+@each_row(*product(LANES, STATES))
+def test_a_state_takes_no_more_than_the_committed_tokens(lanes: str, config: StateConfig) -> None:
+    """Those behind them, of which the last ones are wrong, are computed; then the right ones are taken."""
+    case = Case.of(config)
+    one_by_one, outs, convs, states = case.unread_state(), list[torch.Tensor](), [], []
+    for position in range(60):
+        outs += case.run(native(lanes), one_by_one, [1], [position], [1])
+        convs.append(one_by_one.conv[1].clone())
+        states.append(one_by_one.recurrent[1].clone())
+
+    backends: list[StateBackend] = [native(lanes), native(lanes, 2), TorchStateBackend()]
+    for backend, num_drafts in product(backends, (1, 3, 7)):
+        tolerance = 1e-4 if isinstance(backend, TorchStateBackend) else 0.0
+
+        def check(found: torch.Tensor, expected: torch.Tensor, tolerance: float = tolerance) -> None:
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+        state, start = case.unread_state(), 9
+        case.run(backend, state, [3], [0], [start])
+        for num_right in range(num_drafts + 1):
+            wrong = replace(case, projected=case.projected.clone())
+            wrong.projected[start + num_right + 1 :] = torch.nan
+            # Between a prompt, and a sequence that begins with drafts.
+            _, found, _ = wrong.run(backend, state, [0, 3, 2], [0, start, 0], [4, 1 + num_drafts, 3], commits=[4, 1, 1])
+            check(found[: num_right + 1], torch.cat(outs[start : start + num_right + 1]))
+            for slot, last in ((0, 3), (3, start), (2, 0)):
+                check(state.conv[slot], convs[last])
+                check(state.recurrent[slot], states[last])
+            if num_right:
+                case.run(backend, state, [3], [start + 1], [num_right])
+            start += num_right + 1
+            check(state.conv[3], convs[start - 1])
+            check(state.recurrent[3], states[start - 1])
 
 
 # Of the state, the first input of each kind: q, the last of v, b and a; b, c and x.

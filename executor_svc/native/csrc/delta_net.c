@@ -35,6 +35,7 @@ typedef struct {
 // A row of the step.
 typedef struct {
     long slot, start, length, first_token;
+    long num_committed;  // tokens behind which the state is kept
 } Row;
 
 static long take_work(const DeltaNet *net, long num_tokens, uintptr_t address, Work *work) {
@@ -68,7 +69,8 @@ static long find_own_work(const DeltaNet *net, const StepRows *rows, OwnWork *ow
 }
 
 static Row row_at(const StepRows *rows, const OwnWork *own, long index) {
-    return (Row){rows->tables[index], rows->starts[index], rows->lengths[index], own->first_tokens[index]};
+    return (Row){rows->tables[index], rows->starts[index], rows->lengths[index], own->first_tokens[index],
+                 committed_tokens(rows, index)};
 }
 
 static long projected_dim(const DeltaNet *net) {
@@ -76,7 +78,7 @@ static long projected_dim(const DeltaNet *net) {
 }
 
 // out[length][size] = the depthwise convolution and SiLU of `size` channels from `channel`, for the tokens of a row;
-// keeps its last inputs.
+// keeps the last inputs of the committed ones.
 static void convolve(const DeltaNet *net, const Row *row, long channel, long size, const float *projected,
                      float *conv_states, float *out) {
     long dim = conv_dim(net), width = projected_dim(net), conv_size = net->conv_size, num_kept = conv_size - 1;
@@ -98,7 +100,7 @@ static void convolve(const DeltaNet *net, const Row *row, long channel, long siz
         }
     }
     for (long index = 0; index < num_kept; index++)  // from the first one on: each comes from behind its new place
-        memcpy(kept + index * dim, INPUT(row->length + index), (size_t)size * sizeof(float));
+        memcpy(kept + index * dim, INPUT(row->num_committed + index), (size_t)size * sizeof(float));
 #undef INPUT
 }
 
@@ -221,7 +223,7 @@ INLINE void decay_state(const bool has_before, const bool is_whole, const float 
     memcpy(told, tolds, sizeof tolds);
 }
 
-// state = tile, and the change of the last token.
+// state = tile, and the change of the last committed token.
 INLINE void keep_state(const bool is_whole, const float *tile, long key_dim, const Token *last, long count,
                        float *state, long stride) {
     for (long i = 0; i < key_dim; i++, tile += COLUMNS, state += stride) {
@@ -243,8 +245,10 @@ INLINE void recur(const bool is_whole, const DeltaNet *net, const Row *row, long
     long count = least(COLUMNS, value_dim - column);
     float *state = states + (row->slot * num_heads + head) * key_dim * value_dim + column;
     Token token = {0};
-    for (long t = row->first_token; t < row->first_token + row->length; t++) {
+    long committed = row->first_token + row->num_committed, end = row->first_token + row->length;
+    for (long t = row->first_token; t < end; t++) {
         Token before = token;
+        if (t == committed) keep_state(is_whole, tile, key_dim, &before, count, state, value_dim);
         token.query = work->queries + (key_head * work->num_tokens + t) * key_dim;
         token.key = work->keys + (key_head * work->num_tokens + t) * key_dim;
         token.decay = work->decays[t * num_heads + head];
@@ -265,7 +269,7 @@ INLINE void recur(const bool is_whole, const DeltaNet *net, const Row *row, long
         }
         store_columns(place, is_whole, count, told);
     }
-    keep_state(is_whole, tile, key_dim, &token, count, state, value_dim);
+    if (committed == end) keep_state(is_whole, tile, key_dim, &token, count, state, value_dim);
 }
 
 void run_delta_net(const DeltaNet *net, const StepRows *rows, const float *projected, float *conv_states, float *states,
@@ -285,6 +289,7 @@ void run_delta_net(const DeltaNet *net, const StepRows *rows, const float *proje
         else
             recur(false, net, &row, head, column, states, own.tile, &work);
     }
+    if (!out) return;
     phase = begin_phase(member, num_tokens * num_heads, ONCE);
     while (next_task(&phase)) {
         long token = phase.task / num_heads, head = phase.task % num_heads;
@@ -320,8 +325,9 @@ static void run_delta_net_call(const Member *member, void *argument) {
 //
 // projected [num_tokens]: queries, keys, values and gates [heads][dimensions], then b and a [num_value_heads]. A row has
 // its state at the slot that rows->tables names: conv_states [slots][conv_size - 1][conv_dim], the last inputs of the
-// convolution, and states [slots][num_value_heads][key_dim][value_dim]. What they hold before a row that starts at 0 is
-// not read. out [num_tokens][num_value_heads][value_dim]; memory has octavo_delta_net_scratch_bytes(net, num_tokens).
+// convolution, and states [slots][num_value_heads][key_dim][value_dim], written behind the committed tokens. What they
+// hold before a row that starts at 0 is not read. out [num_tokens][num_value_heads][value_dim], NULL: not wanted; memory
+// has octavo_delta_net_scratch_bytes(net, num_tokens).
 void octavo_delta_net(const DeltaNet *net, const StepRows *rows, const float *projected, float *conv_states,
                       float *states, float *out, void *memory, Team *team) {
     run_region(team, run_delta_net_call, &(DeltaNetCall){net, rows, projected, conv_states, states, out, memory});

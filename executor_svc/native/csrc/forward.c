@@ -69,13 +69,25 @@ typedef struct {
     float *hidden;                    // [num_wanted][hidden_size]
     float *logits;                    // [num_logit_rows][size of the vocabulary]
     int32_t *likeliest;               // [num_logit_rows] first of the largest logits, or NOT_FINITE; NULL: not wanted
+    // What each layer with a state takes for each token that is not committed, layer by layer; NULL: all are committed.
+    float *draft_inputs;
 } Batch;
+
+// The drafts of a step that were right.
+typedef struct {
+    StepRows rows;                // that have some: the position of the first one, and how many they are
+    const int32_t *first_drafts;  // [num_rows] which of the drafts of the step that is
+    long num_drafts;              // of the step
+    float *inputs;                // as the step has kept them
+} AcceptedDrafts;
 
 // Where the tokens of a step are, and all that it computes on the way.
 typedef struct {
     long num_tokens;
     int32_t *slots, *positions;       // of each token
     char *is_wanted;                  // of each token
+    int32_t *drafts;                  // tokens that are not committed
+    long num_drafts;
     Task *last_tasks;                 // of the last layer
     int64_t *slot_mapping;            // of each cache group, one after the other
     float *residual;
@@ -108,6 +120,24 @@ static long attended_width(const Layer *layer) {
     return layer->delta_net ? output_dim(layer->delta_net) : layer->short_conv->size;
 }
 
+// Numbers that a layer takes for a token.
+static long taken_width(const Layer *layer) { return all_outputs(&layer->segment->projection); }
+
+// Tokens of rows that are not committed.
+static long count_drafts(const StepRows *rows) {
+    long num_drafts = 0;
+    for (long row = 0; row < rows->num_rows; row++) num_drafts += rows->lengths[row] - committed_tokens(rows, row);
+    return num_drafts;
+}
+
+// Memory of any layer with a state, for so many tokens.
+static long state_scratch_bytes(const Model *model, long num_tokens) {
+    long bytes = 0;
+    for (const Layer *layer = model->layers; layer <= last_layer(model); layer++)
+        if (layer->delta_net) bytes = most(bytes, octavo_delta_net_scratch_bytes(layer->delta_net, num_tokens));
+    return bytes;
+}
+
 // Plan the attention of every kind of layer.
 static void plan(const Model *model, const Batch *batch, int num_threads, Arena *arena) {
     long longest = 0;
@@ -129,6 +159,8 @@ static void lay_out(const Model *model, const Batch *batch, int num_threads, Are
     work->positions = take(arena, num_tokens * (long)sizeof(int32_t));
     work->slot_mapping = take(arena, batch->num_groups * num_tokens * (long)sizeof(int64_t));
     work->is_wanted = take(arena, num_tokens);
+    work->num_drafts = batch->draft_inputs ? count_drafts(&batch->rows) : 0;
+    work->drafts = take(arena, work->num_drafts * (long)sizeof(int32_t));
     const AttentionKind *last_kind = last_layer(model)->kind;
     work->last_tasks = take(arena, last_kind ? last_kind->step.num_tasks * (long)sizeof(Task) : 0);
     for (Rotation *rotation = model->rotations; rotation < model->rotations + model->num_rotations; rotation++) {
@@ -137,7 +169,7 @@ static void lay_out(const Model *model, const Batch *batch, int num_threads, Are
     }
     work->residual = take_floats(arena, num_tokens, model->embedding.hidden_size);
     for (const Layer *layer = model->layers; layer <= last_layer(model); layer++) {
-        qkv_width = most(qkv_width, all_outputs(&layer->segment->projection));
+        qkv_width = most(qkv_width, taken_width(layer));
         width = most(width, attended_width(layer));
     }
     work->qkv = take_floats(arena, num_tokens, qkv_width);
@@ -151,21 +183,21 @@ static void lay_out(const Model *model, const Batch *batch, int num_threads, Are
     bytes = 0;
     for (long i = 0; i < model->num_kinds; i++)
         bytes = most(bytes, octavo_attention_scratch_bytes(&model->kinds[i].step, num_threads));
-    for (const Layer *layer = model->layers; layer <= last_layer(model); layer++)
-        if (layer->delta_net) bytes = most(bytes, octavo_delta_net_scratch_bytes(layer->delta_net, num_tokens));
-    work->attention_memory = take(arena, bytes);
+    work->attention_memory = take(arena, most(bytes, state_scratch_bytes(model, num_tokens)));
     Logits logits = logits_of(model, batch);
     work->likeliest_memory = take(arena, likeliest_scratch_bytes(&logits));
 }
 
 // Fill in what all kinds of layers share.
 static void place_tokens(const Model *model, const Batch *batch, const Work *work) {
-    long token = 0;
+    long token = 0, draft = 0;
     for (long row = 0; row < batch->rows.num_rows; row++) {
         long slot = batch->rows.tables[row], position = batch->rows.starts[row];
+        long num_committed = committed_tokens(&batch->rows, row);
         for (long i = 0; i < batch->rows.lengths[row]; i++, token++, position++) {
             work->slots[token] = (int32_t)slot;
             work->positions[token] = (int32_t)position;
+            if (work->num_drafts && i >= num_committed) work->drafts[draft++] = (int32_t)token;
         }
     }
     for (long group = 0; group < batch->num_groups; group++) {
@@ -233,15 +265,27 @@ static void take_wanted(const Model *model, const Batch *batch, const Work *work
     }
 }
 
+// What a layer with a state does for the tokens of some rows; out NULL: only the state is wanted.
+static void run_state(const Layer *layer, const StepRows *rows, const float *taken, float *out, void *memory,
+                      const Member *member) {
+    if (layer->delta_net)
+        run_delta_net(layer->delta_net, rows, taken, layer->conv_states, layer->states, out, memory, member);
+    else
+        run_short_conv(layer->short_conv, rows, taken, layer->conv_states, out, member);
+}
+
+// kept [num_drafts] = what a layer takes for the drafts.
+static void keep_inputs(const Layer *layer, const Work *work, float *kept, const Member *member) {
+    long width = taken_width(layer);
+    Phase phase = begin_phase(member, work->num_drafts, ONCE);
+    while (next_task(&phase))
+        memcpy(kept + phase.task * width, work->qkv + work->drafts[phase.task] * width, (size_t)width * sizeof(float));
+}
+
 // The attention of a layer, or what it has in its place.
 static void attend(const Model *model, const Batch *batch, const Work *work, const Layer *layer, const Member *member) {
-    if (layer->delta_net) {
-        run_delta_net(layer->delta_net, &batch->rows, work->qkv, layer->conv_states, layer->states, work->attended,
-                      work->attention_memory, member);
-        return;
-    }
-    if (layer->short_conv) {
-        run_short_conv(layer->short_conv, &batch->rows, work->qkv, layer->conv_states, work->attended, member);
+    if (!layer->kind) {
+        run_state(layer, &batch->rows, work->qkv, work->attended, work->attention_memory, member);
         return;
     }
     const Step *step = layer == last_layer(model) ? &model->last_step : &layer->kind->step;
@@ -264,10 +308,15 @@ static void run_model(const Member *member, void *argument) {
     const Model *model = call->model;
     const Batch *batch = call->batch;
     const Work *work = call->work;
+    float *draft_inputs = batch->draft_inputs;
     embed(model, batch, work, member);
     for (const Layer *layer = model->layers; layer <= last_layer(model); layer++) {
         run_segment(layer->segment, work->num_tokens, work->attended, work->residual, work->qkv, work->segment_memory,
                     member);
+        if (work->num_drafts && !layer->kind) {
+            keep_inputs(layer, work, draft_inputs, member);
+            draft_inputs += work->num_drafts * taken_width(layer);
+        }
         attend(model, batch, work, layer, member);
     }
     if (!batch->num_wanted) return;
@@ -297,5 +346,47 @@ long octavo_forward(Model *model, const Batch *batch, char *memory, long num_byt
     place_tokens(model, batch, &work);
     plan_last_layer(model, batch, &work);
     run_region(team, run_model, &(ForwardCall){model, batch, &work});
+    return 0;
+}
+
+typedef struct {
+    const Model *model;
+    const AcceptedDrafts *accepted;
+    void *memory;
+} AcceptCall;
+
+// Put what a layer took for the accepted drafts side by side, in front of what it took for all.
+static void gather_accepted(const AcceptedDrafts *accepted, long width, float *inputs) {
+    float *next = inputs;
+    for (long row = 0; row < accepted->rows.num_rows; row++) {
+        long size = accepted->rows.lengths[row] * width;
+        memmove(next, inputs + accepted->first_drafts[row] * width, (size_t)size * sizeof(float));
+        next += size;
+    }
+}
+
+static void accept_drafts(const Member *member, void *argument) {
+    const AcceptCall *call = argument;
+    const AcceptedDrafts *accepted = call->accepted;
+    float *inputs = accepted->inputs;
+    for (const Layer *layer = call->model->layers; layer <= last_layer(call->model); layer++) {
+        if (layer->kind) continue;
+        Phase phase = begin_phase(member, 1, ONCE);
+        while (next_task(&phase)) gather_accepted(accepted, taken_width(layer), inputs);
+        run_state(layer, &accepted->rows, inputs, NULL, call->memory, member);
+        inputs += accepted->num_drafts * taken_width(layer);
+    }
+}
+
+// Let the states take the drafts of the last step that were right, in the order and with the bits of a token a step.
+//
+// memory has num_bytes, aligned to 64 bytes. Returns 0, or if that is too little, the bytes that are needed; nothing is
+// written then. What the step has kept is overwritten.
+long octavo_accept_drafts(const Model *model, const AcceptedDrafts *accepted, char *memory, long num_bytes, Team *team) {
+    long num_tokens = 0;
+    for (long row = 0; row < accepted->rows.num_rows; row++) num_tokens += accepted->rows.lengths[row];
+    long needed = state_scratch_bytes(model, num_tokens);
+    if (needed > num_bytes) return needed;
+    run_region(team, accept_drafts, &(AcceptCall){model, accepted, memory});
     return 0;
 }

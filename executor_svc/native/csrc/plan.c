@@ -141,7 +141,7 @@ void plan_attention(const StepRows *rows, int num_threads, Step *step, Arena *ar
 // plan_attention for rows of `tables`; memory has as many bytes as this returns, aligned to 64 bytes; NULL: only measure.
 long octavo_plan_attention(Step *step, long num_rows, const int32_t *tables, const int32_t *starts,
                            const int32_t *lengths, int num_threads, char *memory) {
-    StepRows rows = {num_rows, tables, starts, lengths};
+    StepRows rows = {num_rows, tables, starts, lengths, NULL};
     Arena arena = {(uintptr_t)memory, (uintptr_t)memory};
     plan_attention(&rows, num_threads, step, &arena);
     return used_bytes(&arena);

@@ -17,13 +17,13 @@ INLINE vfloat input_at(const ShortConv *conv, const float *kept, const float *pr
     return vf_mul(vf_load_part(b, count), vf_load_part(b + 2 * conv->size, count));
 }
 
-// The tokens of a row, for the channels from `begin` to `end`; keeps their last inputs.
-static void convolve(const ShortConv *conv, long begin, long end, long start, long length, const float *projected,
-                     float *kept, float *out) {
+// The tokens of a row, for the channels from `begin` to `end`; keeps the last inputs of the committed ones.
+static void convolve(const ShortConv *conv, long begin, long end, long start, long length, long num_committed,
+                     const float *projected, float *kept, float *out) {
     long size = conv->size, num_kept = conv->conv_size - 1;
     for (long index = 0; index < num_kept && !start; index++)
         memset(kept + index * size + begin, 0, (size_t)(end - begin) * sizeof(float));
-    for (long token = 0; token < length; token++)
+    for (long token = 0; token < length && out; token++)
         for (long i = begin; i < end; i += LANES) {
             long count = end - i;
             vfloat sum = conv->bias ? vf_load_part(conv->bias + i, count) : vf_zero();
@@ -35,7 +35,8 @@ static void convolve(const ShortConv *conv, long begin, long end, long start, lo
         }
     for (long index = 0; index < num_kept; index++)  // from the first one on: each comes from behind its new place
         for (long i = begin; i < end; i += LANES)
-            vf_store_part(kept + index * size + i, input_at(conv, kept, projected, length + index, i, end - i), end - i);
+            vf_store_part(kept + index * size + i,
+                          input_at(conv, kept, projected, num_committed + index, i, end - i), end - i);
 }
 
 void run_short_conv(const ShortConv *conv, const StepRows *rows, const float *projected, float *conv_states, float *out,
@@ -45,8 +46,9 @@ void run_short_conv(const ShortConv *conv, const StepRows *rows, const float *pr
     while (next_task(&phase)) {
         long begin = phase.task * CHANNELS, end = least(begin + CHANNELS, size), token = 0;
         for (long row = 0; row < rows->num_rows; token += rows->lengths[row++])
-            convolve(conv, begin, end, rows->starts[row], rows->lengths[row], projected + token * 3 * size,
-                     conv_states + rows->tables[row] * (conv->conv_size - 1) * size, out + token * size);
+            convolve(conv, begin, end, rows->starts[row], rows->lengths[row], committed_tokens(rows, row),
+                     projected + token * 3 * size, conv_states + rows->tables[row] * (conv->conv_size - 1) * size,
+                     out ? out + token * size : NULL);
     }
 }
 
@@ -65,8 +67,8 @@ static void run_short_conv_call(const Member *member, void *argument) {
 // A short convolution over the tokens of a step.
 //
 // projected [num_tokens]: b, c and x [size]. A row has its state at the slot that rows->tables names: conv_states
-// [slots][conv_size - 1][size], the last b * x. What it holds before a row that starts at 0 is not read.
-// out [num_tokens][size].
+// [slots][conv_size - 1][size], the last b * x, written behind the committed tokens. What it holds before a row
+// that starts at 0 is not read. out [num_tokens][size]; NULL: not wanted.
 void octavo_short_conv(const ShortConv *conv, const StepRows *rows, const float *projected, float *conv_states,
                        float *out, Team *team) {
     run_region(team, run_short_conv_call, &(ShortConvCall){conv, rows, projected, conv_states, out});
