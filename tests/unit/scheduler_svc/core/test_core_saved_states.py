@@ -138,6 +138,21 @@ def test_a_state_goes_with_the_block_that_has_its_name() -> None:
     assert states.allocator.num_cached_blocks == 1
 
 
+def test_a_prefix_that_is_computed_again_is_as_new_as_its_state() -> None:
+    bench = Bench(limits_with_states(blocks=24, saved=1))
+    bench.add(0, SHARED, max_tokens(1))
+    bench.run()
+    bench.add(1, 20, max_tokens(1))  # its state takes the place of the first one
+    bench.run()
+    bench.add(2, SHARED, max_tokens(1))
+    assert (saves(again := bench.run()), computed(again)) == ([36], [0])
+    for arrival in range(3, 8):  # 15 blocks of others, without a state
+        bench.add(arrival, 12, max_tokens(1))
+        bench.run()
+    bench.add(8, SHARED, max_tokens(1))
+    assert computed(bench.run()) == [36]
+
+
 def test_another_salt_finds_no_state() -> None:
     bench = Bench(limits_with_states())
     bench.add(0, SHARED, max_tokens(1), cache_salt=1)
