@@ -156,7 +156,7 @@ class ExecutorSession:
         except InvalidStepError as error:
             raise ExecutorFaultError(f"its list of kept blocks is invalid: {error}") from error
         kept = np.concatenate(block_ids)
-        inside = (kept >= 0) & (kept < firsts_of(self.info.groups(agreed=True))[-1])
+        inside = (kept >= 0) & (kept < firsts_of(self.info.pools(agreed=True))[-1])
         if find_repeated(kept) is not None or not inside.all():
             raise ExecutorFaultError("its list of kept blocks has unknown or duplicate blocks")
         self.kept_blocks = kept, b"".join(names)

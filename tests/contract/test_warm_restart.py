@@ -47,8 +47,15 @@ async def num_cached(stack: Stack, num_prompt_tokens: int = NUM_PROMPT_TOKENS, *
     return answer.finished.usage.num_cached_tokens
 
 
-async def test_a_scheduler_of_the_same_name_and_key_finds_what_was_cached(key_file: Path) -> None:
-    async with executor() as one:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"has_states": True, "num_device_states": 8, "block_size_tokens": 8}],
+    ids=["blocks", "saved states too"],
+)
+async def test_a_scheduler_of_the_same_name_and_key_finds_what_was_cached(
+    options: dict[str, Any], key_file: Path
+) -> None:
+    async with executor(**options) as one:
         async with running_scheduler(one, scheduler_id="one", prefix_key_file=key_file) as first:
             assert await num_cached(first) == 0
             cached = await num_cached(first)

@@ -107,6 +107,9 @@ _UNGROUPED_SHARE = 0.15
 _STATES_SHARE = 0.25
 _DEVICE_STATES = (0, 1, 2, 3, 4, 8, 32, 100)
 _HOST_STATES = (0, 2, 8, 32)
+# Of them swap their sequences, out of pools that hold little more than the longest one, and states with them.
+_STATES_SWAP_SHARE = 0.6
+_SWAPPED_BLOCKS = (24, 48, 96)
 # Of them have blocks as small as can be: states are saved some blocks apart, and sequences are short here.
 _SMALL_BLOCKS_SHARE = 0.7
 _SMALL_BLOCK = 4
@@ -241,15 +244,27 @@ def _with_groups(plan: Plan, draw: random.Random) -> Plan:
 def _with_states(plan: Plan, draw: random.Random) -> Plan:
     """Return a plan whose model has states, of which each executor saves some, few or none."""
     has_small_blocks = draw.random() < _SMALL_BLOCKS_SHARE
+    settings, executors = dict(plan.settings), plan.executors
+    if draw.random() < _STATES_SWAP_SHARE:
+        settings |= {"preemption_mode": "swap", "prefix_caching": True, "watermark": 0.0}
+        executors = tuple(
+            replace(
+                executor,
+                num_device_blocks=min(executor.num_device_blocks, MAX_MODEL_LEN // executor.block_size_tokens + 3),
+                num_host_blocks=draw.choice(_SWAPPED_BLOCKS),
+                max_num_seqs=max(8, executor.max_num_seqs),
+            )
+            for executor in executors
+        )
     executors = tuple(
         replace(
             _with_small_blocks(executor) if has_small_blocks else executor,
             num_device_states=draw.choice(_DEVICE_STATES),
             num_host_states=draw.choice(_HOST_STATES) if executor.num_host_blocks else 0,
         )
-        for executor in plan.executors
+        for executor in executors
     )
-    return replace(plan, has_states=True, executors=executors)
+    return replace(plan, has_states=True, executors=executors, settings=settings)
 
 
 def _with_small_blocks(executor: ExecutorPlan) -> ExecutorPlan:

@@ -147,6 +147,16 @@ class BlockAllocator:
             self.prefix_cache.forget(index)
             self._push(index)
 
+    def register(self, hashes: list[bytes], block_ids: list[int]) -> None:
+        """Name used blocks that were computed; the lists are parallel, and there must be a prefix cache.
+
+        A cached block with the same content gives its name up: it would be evicted by the age of its former use.
+        """
+        assert self.prefix_cache is not None
+        if others := self.prefix_cache.others_of(hashes, block_ids):
+            self.drop([block for block in others if not self.ref_counts[block]])
+        self.prefix_cache.register(hashes, block_ids)
+
     def _push(self, block_ids: IndexArray) -> None:
         top = self._num_uncached_free_blocks
         self._free_blocks[top : top + len(block_ids)] = block_ids

@@ -369,8 +369,7 @@ class BlockManager:
         self.hasher.extend(sequence.block_hashes, token_ids, sequence.group.cache_salt)
         names = sequence.block_hashes[first:num_full_blocks]
         for group, block_ids in zip(self.groups, tables, strict=True):
-            assert group.prefix_cache is not None
-            group.prefix_cache.register(names, block_ids[first:num_full_blocks].tolist())
+            group.allocator.register(names, block_ids[first:num_full_blocks].tolist())
         return num_full_blocks
 
 

@@ -138,8 +138,13 @@ class PrefixCache:
         block_of_hash = self._block_of_hash
         return np.array([block_of_hash.get(block_hash, -1) for block_hash in hashes], np.intp)
 
+    def others_of(self, hashes: list[bytes], block_ids: list[int]) -> list[int]:
+        """Return the other blocks that are registered under hashes of `block_ids`; the lists are parallel."""
+        get = self._block_of_hash.get
+        return [held for key, own in zip(hashes, block_ids, strict=True) if (held := get(key, own)) != own]
+
     def register(self, hashes: list[bytes], block_ids: list[int]) -> None:
-        """Name blocks that were computed; the lists are parallel. Content that is registered already stays so."""
+        """Name blocks that were computed; the lists are parallel. Content of another block stays registered there."""
         block_of_hash, hash_of_block, flags = self._block_of_hash, self._hash_of_block, self._flags
         holders_of, bit, unsent = self._holders.holders_of, self.bit, self._unsent
         for block_hash, block_id in zip(hashes, block_ids, strict=True):

@@ -159,8 +159,8 @@ class SavedStates:
         if is_here:
             save.name = save.name or name_of(save.slot, save.num_tokens)
             self._remove(save)
-        if save.name:
-            self.prefix_cache.register([save.name], [save.block])
+        if save.name and not (save.goes_first and self.prefix_cache.holds(save.name)):
+            self.allocator.register([save.name], [save.block])
         self.allocator.free(np.array([save.block], np.int32), goes_first=save.goes_first)
         if is_here:
             self._meet(save.slot, save.name)

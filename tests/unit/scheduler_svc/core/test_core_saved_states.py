@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from octavo_shared.step_wire.step import Step
-from scheduler_svc.core.limits import CoreLimits, PreemptionMode
+from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import Bench, check_pools_are_free, max_tokens, only_admission, small_limits
 
@@ -64,6 +64,44 @@ def test_a_request_that_leaves_a_cached_prefix_saves_the_state_there_for_the_oth
         steps = bench.run()
         # The first one computes, the second one computes it again and saves the branch, the others find it.
         assert (computed(steps), saves(steps)) == (([0], [44]), ([0], [40]), ([40], []), ([40], []))[arrival]
+
+
+@pytest.mark.parametrize("mode", PrefillMode)
+@pytest.mark.parametrize(("budget", "threshold"), [(3, 0), (64, 3), (64, 1)])
+def test_chunks_shorter_than_a_block_end_where_a_state_is_saved(budget: int, threshold: int, mode: PrefillMode) -> None:
+    limits = limits_with_states(budget=budget, slots=3)
+    bench = Bench(replace(limits, long_prefill_threshold=threshold, prefill_mode=mode))
+    bench.add(0, SHARED, max_tokens(2))
+    assert saves(bench.run(num_steps_in_flight=2)) == [36]
+    bench.add(1, SHARED, max_tokens(2))
+    assert computed(bench.run(num_steps_in_flight=2)) == [36]
+
+
+def test_a_state_is_found_although_its_request_was_aborted_while_it_was_saved() -> None:
+    bench = Bench(limits_with_states(budget=36))
+    first = bench.add(0, SHARED, max_tokens(8))
+    bench.step()
+    assert bench.schedule().states_to_save.tolist()
+    bench.planner.abort(first)
+    bench.process()
+    bench.add(1, SHARED, max_tokens(8))
+    assert computed(bench.run()) == [36]
+    check_pools_are_free(bench.planner)
+
+
+def test_a_lost_executor_gives_its_groups_back_while_states_are_saved_and_swapped_out() -> None:
+    limits = limits_with_states(blocks=14, host_blocks=40, host_states=6, slots=6, saved=6)
+    bench = Bench(replace(limits, preemption_mode=PreemptionMode.SWAP, max_model_len=48))
+    groups = [bench.add(0, 10, max_tokens(24)), bench.add(1, 9, max_tokens(20), num_sequences=2)]
+    states = bench.planner.blocks.states
+    assert states is not None
+    while not (bench.planner.swapped.groups and states.saves):
+        bench.schedule()
+        if not states.saves:
+            bench.process()
+    assert bench.planner.evacuate() == groups
+    assert not states.saves
+    assert not any(sequence.has_slot for group in groups for sequence in group.sequences)
 
 
 def test_requests_that_come_together_wait_for_the_state_that_one_of_them_saves() -> None:
@@ -164,6 +202,21 @@ def test_a_state_goes_with_the_block_that_has_its_name() -> None:
     bench.run()
     assert states.longest(bench.planner.blocks.hash_tokens(bench.planner.table.token_ids[0, :28], 0)) == 7
     assert states.allocator.num_cached_blocks == 1
+
+
+def test_a_prefix_that_is_computed_again_is_as_new_as_its_state() -> None:
+    bench = Bench(limits_with_states(blocks=24, saved=1))
+    bench.add(0, SHARED, max_tokens(1))
+    bench.run()
+    bench.add(1, 20, max_tokens(1))  # its state takes the place of the first one
+    bench.run()
+    bench.add(2, SHARED, max_tokens(1))
+    assert (saves(again := bench.run()), computed(again)) == ([36], [0])
+    for arrival in range(3, 8):  # 15 blocks of others, without a state
+        bench.add(arrival, 12, max_tokens(1))
+        bench.run()
+    bench.add(8, SHARED, max_tokens(1))
+    assert computed(bench.run()) == [36]
 
 
 def test_another_salt_finds_no_state() -> None:
