@@ -65,6 +65,8 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "BLOOM: ALiBi, bfloat16": ("BloomForCausalLM", {}, {"compute_dtype": "bfloat16"}),
     "Mixtral: experts, a cache in int8": ("MixtralForCausalLM", {}, {"kv_cache_dtype": "int8"}),
     "Llama in a file of GGUF": ("LlamaForCausalLM", {"intermediate_size": 64}, {}),
+    "Qwen 3.5: delta nets, states": ("Qwen3_5ForCausalLM", {}, {}),
+    "LFM2: short convolutions, states": ("Lfm2ForCausalLM", {}, {}),
 }
 
 
@@ -171,6 +173,7 @@ class Campaign:
     model: RealModel
     lookup: PromptLookup
     text: list[int]
+    has_states: bool = False
     num_right: int = 0
     num_wrong: int = 0
     num_cached_tokens: int = 0
@@ -195,6 +198,10 @@ class Campaign:
         block_size = int(random.choice(BLOCK_SIZES))
         settings = {"block_size_tokens": block_size, "num_threads": int(random.choice([1, 2]))}
         proposer = knowing(scene) if random.random() < 0.8 else self.lookup
+        schedule = random_waves(random, scene, block_size)
+        if self.has_states:  # the scheduler counts the blocks of groups as the worker has them
+            schedule = replace(schedule, uses_groups=True)
+            settings |= {"num_device_blocks": schedule.num_blocks, "num_host_blocks": schedule.num_host_blocks}
 
         def make_worker() -> Worker:
             worker = self.model.worker(max_draft_tokens=most_drafts, **settings)
@@ -202,7 +209,6 @@ class Campaign:
             worker._drafting._proposer = proposer
             return worker
 
-        schedule = random_waves(random, scene, block_size)
         play = scene.play(schedule, scene.requests, make_worker)
         self.num_cached_tokens += play.num_cached_tokens
         self.preempted |= {preempted.mode for preempted in play.preemptions if preempted.num_output_tokens}
@@ -244,7 +250,7 @@ def tiny(name: str, lookup: PromptLookup, tmp_path: Path) -> Campaign:
     if "GGUF" in name:
         path = write_gguf_of(path, tmp_path / "model.gguf", of_type(FileType.Q8_0))
     text = np.random.default_rng(3).integers(3, VOCAB_SIZE, 200).tolist()
-    return Campaign(RealModel(path, BLOCK_SIZE, NUM_BLOCKS, **settings), lookup, text)
+    return Campaign(RealModel(path, BLOCK_SIZE, NUM_BLOCKS, **settings), lookup, text, "states" in name)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
