@@ -89,6 +89,23 @@ def test_a_state_is_found_although_its_request_was_aborted_while_it_was_saved() 
     check_pools_are_free(bench.planner)
 
 
+def test_a_sequence_that_is_preempted_while_its_state_is_saved_begins_with_it_again() -> None:
+    bench = Bench(limits_with_states(blocks=14, budget=16))
+    bench.add(0, 18, max_tokens(8))
+    second, were_saved = bench.add(1, 31, max_tokens(4)), []
+    steps = [bench.schedule()]
+    while not second.num_preemptions:
+        states = bench.planner.blocks.states
+        assert states is not None
+        were_saved = [save.num_tokens for save in states.saves.get(second.sequences[0].slot, ())]
+        if len(bench.results) == 3:
+            bench.process()
+        steps.append(bench.schedule())
+    assert were_saved == [28]
+    assert computed(steps + bench.run(num_steps_in_flight=3)) == [0, 0, 28]
+    check_pools_are_free(bench.planner)
+
+
 def test_a_lost_executor_gives_its_groups_back_while_states_are_saved_and_swapped_out() -> None:
     limits = limits_with_states(blocks=14, host_blocks=40, host_states=6, slots=6, saved=6)
     bench = Bench(replace(limits, preemption_mode=PreemptionMode.SWAP, max_model_len=48))
