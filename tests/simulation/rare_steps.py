@@ -82,13 +82,6 @@ RARE_DECISIONS: tuple[Rare[Decided], ...] = (
         lambda it: len(it.step.blocks_to_swap_in) > 0 and any(_state_blocks(it.step)),
     ),
     Rare(
-        "state saved as its slot is given away",
-        "a step saved the state of a slot and gave the slot to another sequence",
-        lambda it: bool(
-            {*it.step.states_to_save[:, 0].tolist()} & {admission.slot for admission in it.step.delta.admissions}
-        ),
-    ),
-    Rare(
         "states kept",
         "an executor had saved states of before its attachment",
         lambda it: (
