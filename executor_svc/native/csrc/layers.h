@@ -16,7 +16,8 @@ typedef struct {
     Mlp mlp;          // used if there are no experts
     Experts experts;
     Norm mlp_output_norm;
-    long activation;  // an Activation
+    long activation;       // an Activation
+    float residual_scale;  // of what joins the residual stream
 } LayerEnd;
 
 // Norms over each query head and each key head of a projection.

@@ -41,7 +41,7 @@ typedef struct {
     long num_chosen;
     long is_normalized;  // whether the weights of the chosen ones are scaled to a sum of 1
     Mlp shared;          // for every row, times the sigmoid of its gate; no outputs: there is none
-    Matrix shared_gate;  // float32, one output
+    Matrix shared_gate;  // float32, one output; none: the factor is 1
 } Experts;
 
 // The rows of each expert, with their inputs and results.
