@@ -41,9 +41,9 @@ MAMBA2 = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "num_hidden_layers": 3,
     "mamba_n_heads": 8,
-    "mamba_d_head": 9,
+    "mamba_d_head": 10,
     "mamba_d_state": 11,
-    "hidden_size": 36,
+    "hidden_size": 40,
     "shared_intermediate_size": 20,
 }
 
