@@ -193,7 +193,9 @@ class TorchLastSegment:
         residual += finish_output(output, layer.mlp_output_norm, layer.residual_scale)
 
 
-def finish_output(output: torch.Tensor, norm: Callable[[torch.Tensor], torch.Tensor] | None, scale: float) -> torch.Tensor:
+def finish_output(
+    output: torch.Tensor, norm: Callable[[torch.Tensor], torch.Tensor] | None, scale: float
+) -> torch.Tensor:
     """Return what joins the residual stream."""
     output = output if norm is None else norm(output)
     return output if scale == 1.0 else output * scale

@@ -210,7 +210,7 @@ class NativeLibrary:
         )
 
     def add_parts(self, norm: NormStruct, scale: float, parts: torch.Tensor, residual: torch.Tensor) -> None:
-        """Add the scaled norm of the sum of `parts`, [num_parts, num_rows, size], to `residual`; see octavo_add_parts."""
+        """Add the scaled norm of the sum of `parts`, [num_parts, num_rows, size], to `residual`: octavo_add_parts."""
         assert residual.is_contiguous(), "rows lie one after the other"
         self._library.octavo_add_parts(
             byref(norm), scale, *parts.shape, parts.data_ptr(), residual.data_ptr(), self.num_threads

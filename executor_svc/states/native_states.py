@@ -87,8 +87,8 @@ def short_conv_struct(weights: ShortConvWeights) -> ShortConvStruct:
 def mamba2_struct(weights: Mamba2Weights) -> Mamba2Struct:
     """Return a Mamba-2 layer as C has it, with pointers into `weights`."""
     config, bias = weights.config, weights.conv_bias
-    tensors = (weights.conv_weight, weights.a_log, weights.dt_bias, weights.d, weights.norm_weight)
-    tensors = tensors if bias is None else (*tensors, bias)
+    vectors = (weights.a_log, weights.dt_bias, weights.d, weights.norm_weight)
+    tensors = (weights.conv_weight, *vectors, *(() if bias is None else (bias,)))
     assert all(each.dtype == torch.float32 and each.is_contiguous() for each in tensors), "C reads float32"
     norm_weight = None if weights.is_normed_apart else weights.norm_weight.data_ptr()
     return Mamba2Struct(

@@ -36,7 +36,8 @@ class TorchStateBackend:
             states *= decay[tokens][..., None, None]
             change = (value[tokens] - (states * k).sum(-2)) * beta[tokens][..., None]
             states += k * change[..., None, :]
-            return (states * queries[tokens][..., None]).sum(-2)
+            told: torch.Tensor = (states * queries[tokens][..., None]).sum(-2)
+            return told
 
         out = _recur(take, rows, state.recurrent, value.shape)
         normed = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + weights.epsilon) * weights.norm_weight
@@ -81,7 +82,7 @@ class TorchStateBackend:
         gated = out.flatten(1) * F.silu(gate)
         if weights.is_normed_apart:
             return gated.to(projected.dtype)
-        groups = gated.unflatten(1, (config.num_groups, -1))
+        groups = gated.view(len(gated), config.num_groups, -1)
         normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + weights.epsilon)
         return (normed.flatten(1) * weights.norm_weight).to(projected.dtype)
 
@@ -118,8 +119,8 @@ def _recur(
     """Return what the states say to the tokens, of this shape: [num_tokens, ...].
 
     Args:
-        take: Changes the states of some rows, [num_rows, ...], by a token each, whose numbers are [num_rows], and returns
-            what they say then.
+        take: Changes the states of some rows, [num_rows, ...], by a token each, whose numbers are [num_rows], and
+            returns what they say then.
         rows: Where the tokens are.
         recurrent: Read and written, [max_num_seqs, ...].
         shape: Of the result.

@@ -54,6 +54,21 @@ def test_bad_input_is_refused_by_name(
         load_worker(ExecutorConfig.model_validate({"model": str(file), "num_device_blocks": 8}))
 
 
+@each_row(
+    ({"granitehybrid.attention.head_count_kv": [0, 2]}, "it must be 0 or the same number for each layer"),
+    ({"granitehybrid.attention.head_count_kv": [0, 2, 4]}, "it must be 0 or the same number for each layer"),
+    ({"granitehybrid.attention.head_count_kv": 2}, "it must be a list of whole numbers"),
+    ({"granitehybrid.ssm.state_size": 12}, r"ssm_in.weight has the shape \[180, 32\]; its metadata require"),
+)
+def test_a_bad_granite_is_refused_by_name(changes: dict[str, Any], message: str, *, tmp_path: Path) -> None:
+    name = "GraniteMoeHybridForCausalLM"
+    directory = save(tmp_path / "model", name, FAMILIES[name], FileType.F32)
+    file = write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.F32), changes=changes)
+
+    with pytest.raises(ModelLoadError, match=message):
+        load_worker(ExecutorConfig.model_validate({"model": str(file), "num_device_blocks": 8}))
+
+
 def test_a_part_of_key_heads_that_lacks_a_row_is_refused(tmp_path: Path) -> None:
     directory = save(tmp_path / "model", "Qwen3NextForCausalLM", FAMILIES["Qwen3NextForCausalLM"], FileType.F32)
     short = {"blk.0.ssm_ba.weight": np.zeros((15, 32), np.float32)}

@@ -156,7 +156,9 @@ class Case:
         return torch.split(self.weights.run_on(backend, self.projected[tokens], rows, state), list(lengths))
 
 
-def output_of(module: Lfm2ShortConv | Qwen3_5GatedDeltaNet | GraniteMoeHybridMambaLayer, hidden: torch.Tensor) -> torch.Tensor:
+def output_of(
+    module: Lfm2ShortConv | Qwen3_5GatedDeltaNet | GraniteMoeHybridMambaLayer, hidden: torch.Tensor
+) -> torch.Tensor:
     """Return what a layer of transformers has before its last projection."""
     found: list[torch.Tensor] = []
     module.out_proj.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))

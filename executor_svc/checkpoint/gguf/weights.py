@@ -187,7 +187,9 @@ class GGUFCheckpoint:
         """Return where a tensor is; experts are slices of one tensor, or in older files tensors of their own."""
         if (part := _KEY_HEAD_PART.fullmatch(name)) is not None and self._architecture == "qwen3next":
             return self._part_of_key_heads(self._place(f"{part[1]}ba.weight").tensor, part[2])
-        name = f"{name}.weight" if name.endswith((".sinks", ".A_log", ".D")) else name.replace(".dt_bias", ".dt_proj.bias")
+        name = (
+            f"{name}.weight" if name.endswith((".sinks", ".A_log", ".D")) else name.replace(".dt_bias", ".dt_proj.bias")
+        )
         match = _EXPERT.search(name)
         expert = None if match is None else int(match[1])
         merged, suffix = _EXPERT.sub(".experts.", name).rsplit(".", 1)

@@ -33,21 +33,22 @@ _KINDS: Final = {"mamba": "linear_attention", "attention": "full_attention"}
 
 def read_granite_hybrid(fields: ConfigFields) -> ModelConfig:
     """Read a Granite 4.0 config.json, with Mamba-2 layers or without."""
-    fields.refuse({"hidden_act": "silu"})
+    fields.refuse({"hidden_act": "silu", "normalization_function": "rmsnorm"})
     config = read_decoder(fields)
     has_bias, has_rope = fields.flag("attention_bias"), _read_has_rope(fields)
     scale = fields.number("attention_multiplier", 1.0)
-    mlp = _read_mlp(fields, config)
-    mamba = _read_mamba2(fields, config.hidden_size) if fields.values.get("mamba_n_heads") is not None else None
+    mlp, kinds = _read_mlp(fields, config), _read_kinds(fields)
+    mamba = _read_mamba2(fields, config.hidden_size) if "linear_attention" in kinds else None
 
     def layer_of(layer: LayerConfig, kind: str) -> LayerConfig:
+        if kind == "linear_attention":
+            return replace(layer, rope=None, mlp=mlp, state=mamba)
         attention = replace(layer.attention, scale=scale)
-        rope = layer.rope if has_rope and kind == "full_attention" else None
-        return replace(layer, attention=attention, rope=rope, mlp=mlp, state=mamba if kind != "full_attention" else None)
+        return replace(layer, attention=attention, rope=layer.rope if has_rope else None, mlp=mlp)
 
     return replace(
         config,
-        layers=tuple(layer_of(*pair) for pair in zip(config.layers, _read_kinds(fields), strict=True)),
+        layers=tuple(layer_of(*pair) for pair in zip(config.layers, kinds, strict=True)),
         names=_NAMES_APART if fields.flag("has_gates_apart") else _NAMES,
         qkv_bias=has_bias,
         attention_output_bias=has_bias,
@@ -87,7 +88,7 @@ def _read_mamba2(fields: ConfigFields, hidden_size: int) -> Mamba2Config:
     limits = fields.values.get("time_step_limit")
     if limits is not None and not _is_unlimited(limits):
         raise UnsupportedModelError(f"{fields.source} has time_step_limit {limits!r}, which is not supported")
-    num_heads, num_groups = fields.integer("mamba_n_heads"), fields.integer("mamba_n_groups", 1)
+    num_heads, num_groups = fields.integer("mamba_n_heads", 128), fields.integer("mamba_n_groups", 1)
     if num_heads % num_groups:
         raise ModelLoadError(
             f"{fields.source} has {num_heads} heads in a Mamba-2 layer, not a multiple of {num_groups} groups"
