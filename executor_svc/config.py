@@ -175,8 +175,18 @@ class ExecutorConfig(_BatchConfig):
         gt=0,
         allow_inf_nan=False,
         description=(
-            "KV cache size per rank, in GiB. By default, on a CPU: a quarter of the machine's memory, or less if less "
-            "is free. On a GPU: what gpu_memory_utilization leaves."
+            "KV cache size per rank, in GiB, saved states included. By default, on a CPU: a quarter of the machine's "
+            "memory, or less if less is free. On a GPU: what gpu_memory_utilization leaves."
+        ),
+    )
+    state_cache_gib: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description=(
+            "How much of the KV cache, in GiB per rank, is for saved states of a model whose layers keep states. By "
+            "default a quarter, and no more states than blocks. With num_device_blocks it comes on top. 0: none is "
+            "saved."
         ),
     )
     gpu_memory_utilization: float = Field(
@@ -189,15 +199,17 @@ class ExecutorConfig(_BatchConfig):
         ),
     )
     num_device_blocks: int | None = Field(
-        None, ge=1, description="Number of KV cache blocks. By default as many as fit in kv_cache_gib."
+        None,
+        ge=1,
+        description="Number of KV cache blocks. By default as many as fit in kv_cache_gib beside saved states.",
     )
     host_cache_gib: float = Field(
         0.5,
         ge=0,
         allow_inf_nan=False,
         description=(
-            "Host cache for the blocks of preempted sequences, in GiB. On a CPU it is allocated on first use. 0: no "
-            "swapping; preempted sequences are recomputed."
+            "Host cache for the blocks and saved states of preempted sequences, in GiB. On a CPU it is allocated on "
+            "first use. 0: no swapping; preempted sequences are recomputed."
         ),
     )
     num_host_blocks: int | None = Field(
@@ -258,9 +270,15 @@ class FakeConfig(_BatchConfig):
     states: bool = Field(
         False,
         description=(
-            "Be a model with a state beside its KV cache, of which none is saved: no prefix is found again, preempted "
-            "requests are computed again."
+            "Be a model with a state beside its KV cache. A prefix is found again, and a request swapped, only with a "
+            "saved state."
         ),
+    )
+    num_device_states: int = Field(
+        0, ge=0, description="Number of saved states on the device, with `--states`. 0: none is saved."
+    )
+    num_host_states: int = Field(
+        0, ge=0, description="Number of saved states on the host, for swapping, with `--states`. 0: no swapping."
     )
     pooling: bool = Field(False, description="Compute embeddings and scores too: a hash of the token ids.")
     pooling_only: bool = Field(

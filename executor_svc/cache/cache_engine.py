@@ -26,7 +26,7 @@ CopyBlocks = Callable[[Int32Array], None]
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one block is, over all layers.
+    """What one block is, over all layers that attend; and the size of a saved state, over all layers with one.
 
     With `is_one_piece` a block is one piece of memory, keys and values of each layer side by side: decodes
     read scattered blocks faster so. Without, each layer has pools of its own. Scales of int8 lie behind the elements
@@ -39,6 +39,7 @@ class CacheShape:
     head_dim: int
     dtype: torch.dtype
     is_one_piece: bool = False
+    state_bytes: int = 0
 
     @property
     def bytes_per_block(self) -> int:
@@ -93,44 +94,34 @@ class CacheShape:
         return int(cache_gib * 2**30) // self.bytes_per_block
 
 
-class CacheEngine:
-    """Owns the block pools of all layers, on the device and, for swapped sequences, on the host.
+class BlockPools:
+    """Pools of blocks on the device and one on the host, and the moves between them.
 
-    On a CPU memory comes unwritten: the operating system commits it as blocks are first used, and whatever it
-    holds, NaN included, attention must not see. On a GPU it holds zeros: flash-attn 3 multiplies what it hides by
-    0, which NaN would survive. The host pool beside a GPU is pinned where the system allows it, so that blocks
-    move without a stop on the way; that commits all of it at once.
+    The host pool beside a GPU is pinned where the system allows it, so that blocks move without a stop on the way; that
+    commits all of it at once.
 
     Args:
-        shape: What one block is.
-        num_blocks: Blocks of the device pool that sequences get. One more, the last, is for rows that pad a batch.
+        pools: On the device, each [num_blocks, *block_shape], equal in shape and dtype.
         num_host_blocks: Blocks of the host pool.
+        max_staged_blocks: Blocks of a swap that are gathered on the device at once.
         device: Where the model runs.
-        scales: Of FP8: what the elements of keys and of values are multiplied by, for each layer; empty: 1.
     """
 
     def __init__(
-        self,
-        shape: CacheShape,
-        num_blocks: int,
-        num_host_blocks: int,
-        device: torch.device,
-        scales: Sequence[tuple[float, float]] = (),
+        self, pools: Sequence[torch.Tensor], num_host_blocks: int, max_staged_blocks: int, device: torch.device
     ) -> None:
         self._device = device
         self._swaps = swap_stream(device)
-        self._pools = _make_pools(shape, num_blocks + 1, device)
-        layers = zip(self._pools[::2], self._pools[1::2], scales or repeat((1.0, 1.0), shape.num_layers), strict=True)
-        self.layers = tuple(shape.layer_cache(*layer) for layer in layers)
-        self._copy_blocks = _copier_of(self._pools)
-        # A host block is one piece of memory over all layers: one transfer a block.
-        block_shape = (len(self._pools), *shape.pool_shape)
-        self.host_blocks = torch.empty((num_host_blocks, *block_shape), dtype=shape.pool_dtype)
+        self._pools = pools
+        self._copy_blocks = _copier_of(pools)
+        # A host block is one piece of memory over all pools: one transfer a block.
+        block_shape, dtype = (len(pools), *pools[0].shape[1:]), pools[0].dtype
+        self.host_blocks = torch.empty((num_host_blocks, *block_shape), dtype=dtype)
         if device.type == "cuda":
             pin(self.host_blocks, device, self)
-        num_staged = min(MAX_STAGED_BLOCKS, num_host_blocks)
+        num_staged = min(max_staged_blocks, num_host_blocks)
         # Kept: what is made anew for each part of a swap would pile up until the device has come to it.
-        self._staging = torch.empty((num_staged, *block_shape), dtype=shape.pool_dtype, device=device)
+        self._staging = torch.empty((num_staged, *block_shape), dtype=dtype, device=device)
 
     def move(self, step: Step) -> None:
         """Swap out, swap in, copy: in this order. The blocks exist; see `executor_svc.worker.interface.check_step`."""
@@ -170,6 +161,35 @@ class CacheEngine:
         self._swaps.hold_swaps()  # from here on staging may be written
 
 
+class CacheEngine(BlockPools):
+    """Owns the block pools of all layers, on the device and, for swapped sequences, on the host.
+
+    On a CPU memory comes unwritten: the operating system commits it as blocks are first used, and whatever it
+    holds, NaN included, attention must not see. On a GPU it holds zeros: flash-attn 3 multiplies what it hides by
+    0, which NaN would survive.
+
+    Args:
+        shape: What one block is.
+        num_blocks: Blocks of the device pool that sequences get. One more, the last, is for rows that pad a batch.
+        num_host_blocks: Blocks of the host pool.
+        device: Where the model runs.
+        scales: Of FP8: what the elements of keys and of values are multiplied by, for each layer; empty: 1.
+    """
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        num_blocks: int,
+        num_host_blocks: int,
+        device: torch.device,
+        scales: Sequence[tuple[float, float]] = (),
+    ) -> None:
+        pools = _make_pools(shape, num_blocks + 1, device)
+        super().__init__(pools, num_host_blocks, MAX_STAGED_BLOCKS, device)
+        layers = zip(pools[::2], pools[1::2], scales or repeat((1.0, 1.0), shape.num_layers), strict=True)
+        self.layers = tuple(shape.layer_cache(*layer) for layer in layers)
+
+
 def _make_pools(shape: CacheShape, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
     num_pools, block_shape = 2 * shape.num_layers, shape.pool_shape
     if shape.is_one_piece:
@@ -182,7 +202,7 @@ def _make_pools(shape: CacheShape, num_blocks: int, device: torch.device) -> lis
 
 def _copier_of(pools: Sequence[torch.Tensor]) -> CopyBlocks:
     """Return what copies blocks in some pools: on a GPU one launch for all, where blocks have whole 16 bytes."""
-    if pools[0].is_cuda and pools[0][0].nbytes % 16 == 0:
+    if pools[0].is_cuda and pools[0].shape[1:].numel() * pools[0].itemsize % 16 == 0:
         from executor_svc.triton_kernels.block_copy import BlockCopier  # Triton takes seconds to import
 
         return BlockCopier(pools).copy_blocks

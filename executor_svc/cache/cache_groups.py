@@ -1,8 +1,9 @@
 """Layers with a window among layers without one: groups with pools of their own, in the memory that one pool has.
 
-Layers with a recurrent state are a group without blocks, the last one: their states lie at the slots of the batch
-table. A window's group needs the blocks of the windows of all sequences, and of what one step computes; as many again
-keep windows of earlier sequences for sequences that begin alike. The other layers get what is left.
+Layers with a recurrent state are the last group: the states of sequences lie at the slots of the batch table, and its
+blocks are saved states. A window's group needs the blocks of the windows of all sequences, and of what one step
+computes; as many again keep windows of earlier sequences for sequences that begin alike. The other layers get what is
+left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from types import MappingProxyType
 
 from executor_svc.attention.interface import LayerCache
 from executor_svc.cache.block_count import BlockCounts
-from executor_svc.cache.cache_engine import CacheEngine, CacheShape
+from executor_svc.cache.cache_engine import BlockPools, CacheEngine, CacheShape
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, split_moves
 from octavo_shared.step_wire.step import Step
 
@@ -30,7 +31,7 @@ def size_groups(
     Args:
         shape: What a block of all layers is.
         windows: Of each layer with attention, in tokens; None: it sees all.
-        blocks: That one pool would have.
+        blocks: That one pool would have, and saved states.
         max_num_seqs: Most sequences that run at a time.
         max_num_batched_tokens: Most tokens of a step.
         state_bytes: Of a sequence in each layer with a state, by the number of the layer; the others attend.
@@ -66,8 +67,8 @@ def size_groups(
             )
         )
     if state_bytes:
-        num_bytes = sum(state_bytes.values())
-        groups.append(CacheGroup(CacheKind.STATE, tuple(state_bytes), shape.block_size, 0, bytes_per_block=num_bytes))
+        num_bytes, sizes = sum(state_bytes.values()), (shape.block_size, blocks.states, blocks.host_states)
+        groups.append(CacheGroup(CacheKind.STATE, tuple(state_bytes), *sizes, bytes_per_block=num_bytes))
     return tuple(groups)
 
 
@@ -75,20 +76,24 @@ class GroupedCacheEngine:
     """Moves blocks of several groups, each in its own pools; see `CacheEngine`.
 
     Args:
-        groups: Of the model, but for that of the states.
-        engines: One a group.
+        groups: Of the model.
+        engines: One a group; that of a group with states holds saved ones.
     """
 
-    def __init__(self, groups: Sequence[CacheGroup], engines: Sequence[CacheEngine]) -> None:
+    def __init__(self, groups: Sequence[CacheGroup], engines: Sequence[BlockPools]) -> None:
         self._groups, self._engines = groups, engines
         cache_of = {
             layer: replace(cache, group=index)
             for index, (group, engine) in enumerate(zip(groups, engines, strict=True))
+            if isinstance(engine, CacheEngine)
             for layer, cache in zip(group.layers, engine.layers, strict=True)
         }
         self.layers: tuple[LayerCache, ...] = tuple(cache_of[layer] for layer in sorted(cache_of))
 
     def move(self, step: Step) -> None:
-        """Swap out, swap in, copy: in this order. Both ends of a move are blocks of one group."""
+        """Save states, swap out, swap in, copy, load states: in this order.
+
+        Both ends of a move are blocks of one group.
+        """
         for engine, own in zip(self._engines, split_moves(step, self._groups), strict=True):
             engine.move(own)

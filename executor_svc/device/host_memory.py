@@ -13,6 +13,8 @@ CACHE_SHARE = 0.25
 LARGEST_SHARE_OF_FREE = 0.5
 # Of what is free beside the weights, where --max-num-seqs is not set.
 STATES_SHARE = 0.25
+# Of a KV cache, where --state-cache-gib is not set: one part of so many is for saved states.
+PARTS_OF_CACHE = 4
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int | None:
@@ -38,6 +40,30 @@ def cache_share_bytes(available: int, total: int) -> int:
 def states_that_fit(state_bytes: int, available: int, most: int) -> int:
     """Return how many sequences have room for their recurrent states in a share of what is free, from 1 to `most`."""
     return max(1, min(most, int(available * STATES_SHARE) // state_bytes))
+
+
+def saved_states_in(cache_bytes: int, block_bytes: int, state_bytes: int, state_cache_gib: float | None) -> int:
+    """Return how many saved states a KV cache of so many bytes has beside its blocks.
+
+    Args:
+        cache_bytes: Of blocks and saved states together.
+        block_bytes: Of a block of all layers that attend.
+        state_bytes: Of a state of all layers that have one; 0: none has.
+        state_cache_gib: The setting; None: a quarter of the cache, and no more states than blocks.
+    """
+    if not state_bytes:
+        return 0
+    if state_cache_gib is not None:
+        return int(state_cache_gib * 2**30) // state_bytes
+    return max(0, min(cache_bytes // PARTS_OF_CACHE // state_bytes, cache_bytes // (block_bytes + state_bytes)))
+
+
+def cache_bytes_for(num_blocks: int, block_bytes: int, state_bytes: int, state_cache_gib: float | None) -> int:
+    """Return the size of a KV cache that has so many blocks beside its saved states; see `saved_states_in`."""
+    of_blocks = num_blocks * block_bytes
+    if state_bytes and state_cache_gib is not None:
+        return of_blocks + int(state_cache_gib * 2**30)
+    return min(-(-of_blocks * PARTS_OF_CACHE // (PARTS_OF_CACHE - 1)), num_blocks * (block_bytes + state_bytes))
 
 
 def total_memory_bytes() -> int | None:

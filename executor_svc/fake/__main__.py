@@ -39,6 +39,8 @@ def make_worker(config: FakeConfig) -> FakeWorker:
         eos_probability=config.eos_probability,
         sliding_window_tokens=config.sliding_window_tokens,
         has_states=config.states,
+        num_device_states=config.num_device_states,
+        num_host_states=config.num_host_states,
         nan_token_id=config.nan_token_id,
         max_grammar_slots=config.max_grammar_slots,
         has_grammar_threads=True,

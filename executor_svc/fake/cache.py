@@ -10,6 +10,7 @@ All work is in arrays: no Python loop over tokens.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -115,15 +116,8 @@ class HistoryCache:
         self._window_tokens = group.window_tokens
 
     def move(self, step: Step) -> None:
-        """Swap out, swap in, copy: in this order."""
-        for target, source, moves in (
-            (self._host, self._device, step.blocks_to_swap_out),
-            (self._device, self._host, step.blocks_to_swap_in),
-            (self._device, self._device, step.blocks_to_copy),
-        ):
-            if len(moves):
-                sources, targets = moves.T
-                target[targets] = source[sources]
+        """Swap out, swap in, copy."""
+        move_blocks(step, self._device, self._host)
 
     def write(self, tables: BlockTables, layout: StepLayout, histories: Histories) -> None:
         """Write the tokens of the whole batch.
@@ -188,6 +182,18 @@ class HistoryCache:
         """Return the histories that a device block holds, as bytes."""
         content: bytes = self._device[block_id].tobytes()
         return content
+
+
+def move_blocks(step: Step, device: npt.NDArray[Any], host: npt.NDArray[Any]) -> None:
+    """Swap out, swap in, copy the blocks of two pools, [num_blocks, ...] each: in this order."""
+    for target, source, moves in (
+        (host, device, step.blocks_to_swap_out),
+        (device, host, step.blocks_to_swap_in),
+        (device, device, step.blocks_to_copy),
+    ):
+        if len(moves):
+            sources, targets = moves.T
+            target[targets] = source[sources]
 
 
 def _counting_up(lengths: Int32Array | IndexArray) -> IndexArray:

@@ -23,9 +23,17 @@ from executor_svc.fake.states import SlotStates
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.worker.grammar_masks import GrammarMasks, grammar_support
-from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step, num_pooled_tokens, table_of
+from executor_svc.worker.interface import (
+    DoneStep,
+    RunningStep,
+    check_layout,
+    check_states,
+    check_step,
+    num_pooled_tokens,
+    table_of,
+)
 from octavo_shared.step_wire.batch_table import StepLayout
-from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, split_moves
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, firsts_of, split_moves
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import UNKNOWN_TOKEN, BoolArray, Int32Array, PoolingTask, RowFlag, Step, StepResult
 
@@ -47,6 +55,8 @@ class FakeWorker:
         sliding_window_tokens: Last tokens that attention reads, the token itself included; 0: all.
         cache_groups: The cache groups with block tables that it offers; empty: it has one table.
         has_states: Whether the last layer keeps a state of each sequence.
+        num_device_states: States that it can save on the device.
+        num_host_states: States that can be swapped out.
         nan_token_id: Behind it logits are NaN; -1: behind none.
         max_allowance: Most tokens that a row may get in a step; 1: it drafts none.
         max_grammar_slots: Grammar slots; 0: it follows no grammars, as without llguidance.
@@ -83,6 +93,8 @@ class FakeWorker:
         sliding_window_tokens: int = 0,
         cache_groups: tuple[CacheGroup, ...] = (),
         has_states: bool = False,
+        num_device_states: int = 0,
+        num_host_states: int = 0,
         nan_token_id: int = -1,
         max_allowance: int = 1,
         max_grammar_slots: int = 256,
@@ -110,7 +122,8 @@ class FakeWorker:
                 pools = num_device_blocks, num_host_blocks
                 cache_groups = (CacheGroup(kind, (0,), block_size_tokens, *pools, window_tokens=sliding_window_tokens),)
             num_layers = sum(len(group.layers) for group in cache_groups)
-            cache_groups += (CacheGroup(CacheKind.STATE, (num_layers,), block_size_tokens, 0),)
+            saved = num_device_states, num_host_states
+            cache_groups += (CacheGroup(CacheKind.STATE, (num_layers,), block_size_tokens, *saved),)
         if not is_generative:
             num_device_blocks = num_host_blocks = max_grammar_slots = 0
         digest = hashlib.sha256(f"fake {LANGUAGE_VERSION}, {parameters}".encode()).hexdigest()
@@ -180,9 +193,11 @@ class FakeWorker:
 
     def _lay_out(self) -> None:
         """Make empty pools, of each cache group or of all layers together."""
-        self._groups = self.info.groups(agreed=self._uses_groups)
-        self._caches = [HistoryCache(group) for group in self._groups]
-        self._states = SlotStates(self.info.max_num_seqs) if self.info.has_states else None
+        self._pools = self.info.pools(agreed=self._uses_groups)
+        self._caches = [HistoryCache(group) for group in self._pools if group.has_block_tables]
+        self._states: SlotStates | None = None
+        if len(self._caches) < len(self._pools):
+            self._states = SlotStates(self.info.max_num_seqs, self._pools[-1], int(firsts_of(self._pools)[-2]))
 
     def execute(self, step: Step) -> StepResult:
         """Apply the step to the table, check it, record and return the sampled tokens.
@@ -195,16 +210,14 @@ class FakeWorker:
         if self._faults is not None:
             self._faults.begin_step()
         check_step(step, self.info, uses_groups=self._uses_groups)
+        if self._states is not None:
+            check_states(step, self.table, self.info)
         layout = self.table.apply(step.delta)
         self._grammar_masks.follow(step.delta)
         loaded = self._grammar_masks.take_loaded()
         digest = check_layout(step, layout, self.table, self.info)
         self._histories.follow(self.table, step.delta, layout)
-        if self._states is not None:
-            self._states.fork(step.delta.beam_forks)
-        moves = split_moves(step, self._groups)
-        for cache, own in zip(self._caches, moves, strict=True):
-            cache.move(own)
+        self._move(step)
         if layout.allowances is None:
             self._write_and_read(layout)
             result = self._answer(step, layout)
@@ -291,6 +304,18 @@ class FakeWorker:
             cache.check_reads(tables, layout, self._histories)
         if self._states is not None:
             self._states.take(layout, self._histories)
+
+    def _move(self, step: Step) -> None:
+        """Save states, move blocks, load states: in the order of a step."""
+        moves = split_moves(step, self._pools)
+        if self._states is not None:
+            self._states.save(step.states_to_save)
+            self._states.move(moves.pop())
+        for cache, own in zip(self._caches, moves, strict=True):
+            cache.move(own)
+        if self._states is not None:
+            self._states.load(step.delta.admissions, self._histories)
+            self._states.fork(step.delta.beam_forks)
 
     def _replace_samples(self, step: Step, rows: SampleRows, result: StepResult) -> None:
         """Put other tokens in place of the sampled ones; this model samples them all."""

@@ -13,6 +13,9 @@ from executor_svc.attention.interface import AttentionLayer
 # "swiglu_oai" is the gated one of gpt-oss: x sigmoid(1.702 x) (y + 1), x at most 7 and y from -7 to 7.
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "swiglu_oai"]
 
+# What makes scores of a router's outputs: the softmax over all experts, or the sigmoid of each one.
+Scoring = Literal["softmax", "sigmoid"]
+
 # How one tensor holds q, k and v: "merged" is all queries, all keys, all values; "interleaved" is, head by head, a
 # query, a key and a value.
 QkvLayout = Literal["apart", "merged", "interleaved"]
@@ -101,7 +104,7 @@ class MlpConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A mixture of experts, each an MLP; the router's softmax weighs the experts that it chooses for a token."""
+    """A mixture of experts, each an MLP; the scores of the experts that the router chooses for a token weigh them."""
 
     num_experts: int
     num_chosen: int
@@ -109,6 +112,14 @@ class ExpertsConfig:
     is_normalized: bool
     mlp: MlpConfig  # of each
     has_router_bias: bool = False
+    scoring: Scoring = "softmax"
+    # A bias is added to the scores for the choice, and not in the weights. Source: Wang et al. 2024,
+    # "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts".
+    has_correction_bias: bool = False
+    # Added to the sum that scales the weights to 1.
+    sum_epsilon: float = 0.0
+    # Multiplies the weights at last.
+    scale: float = 1.0
     # An expert that every token goes to; None: there is none.
     shared: MlpConfig | None = None
     has_shared_gate: bool = True  # that one is weighed by the sigmoid of a gate of its own
@@ -286,6 +297,7 @@ class WeightNames:
     delta_net_layout: DeltaNetLayout = "apart"
     mlp_norm: str = "model.layers.{layer}.post_attention_layernorm"
     router: str = "model.layers.{layer}.mlp.gate"
+    correction_bias: str = "model.layers.{layer}.mlp.gate.e_score_correction_bias"  # without a suffix
     # Gate, then up; one name: one tensor holds both, in this order; without a gate: up alone.
     gate_up: tuple[str, ...] = ("model.layers.{layer}.mlp.gate_proj", "model.layers.{layer}.mlp.up_proj")
     down: str = "model.layers.{layer}.mlp.down_proj"

@@ -150,7 +150,11 @@ class DecoderWeights(Generic[MatrixT]):
             self._mlp(experts.mlp, names.expert_gate_up, names.expert_down, layer=index, expert=expert)
             for expert in range(experts.num_experts)
         )
-        mixture = Experts(router, mlps, experts.num_chosen, experts.is_normalized)
+        correction_bias = None
+        if experts.has_correction_bias:
+            correction_bias = self._tensor(experts.num_experts, dtype=torch.float32)
+            self.map.add(names.correction_bias.format(layer=index), (experts.num_experts,), correction_bias)
+        mixture = Experts(router, mlps, experts, correction_bias)
         if experts.shared is None:
             return mixture
         return replace(

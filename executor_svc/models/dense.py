@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812 -- the usual name
 
 from executor_svc.attention.interface import Rotation
 from executor_svc.checkpoint.weight_map import Range, WeightTarget
-from executor_svc.models.config import Activation
+from executor_svc.models.config import Activation, ExpertsConfig
 from executor_svc.native.structs import NumberFormat
 
 # "vocabulary": the embedding or the head, whose rows are looked up; "router": it chooses experts, and is not quantized;
@@ -96,8 +96,8 @@ class Experts(Generic[MatrixT]):
 
     router: MatrixT  # to a score of each expert
     experts: tuple[Mlp[MatrixT], ...]
-    num_chosen: int  # experts that a token goes to
-    is_normalized: bool  # whether their weights are scaled to a sum of 1
+    config: ExpertsConfig
+    correction_bias: torch.Tensor | None = None  # [num_experts] float32, as the configuration says
     shared: Mlp[MatrixT] | None = None  # for every token, times sigmoid(shared_gate(x))
     shared_gate: MatrixT | None = None  # one output; None: the factor is 1
 

@@ -55,6 +55,8 @@ FORMAT_NAMES: Final[Mapping[NumberFormat, str]] = MappingProxyType(
 # Of an MLP or of experts: gates and what they gate take the same inputs, as all experts do.
 _OF_MLP: Final = re.compile(r"(blk\.\d+)\.ffn_(gate|up|down)(?!_inp)")
 
+_ALWAYS_FLOATS: Final = {"ffn_gate_inp": "router", "ssm_conv1d": "convolution", "shortconv.conv": "convolution"}
+
 # What weights of other types are rounded to.
 _ROUNDED = (NumberFormat.INT8_A8, NumberFormat.INT8)
 _FLOATS = (NumberFormat.FLOAT32, NumberFormat.BFLOAT16)
@@ -114,8 +116,9 @@ class FileFormats:
 
 
 def _holders(tensor: GGUFTensor, has_long_inputs: bool) -> list[NumberFormat]:
-    if "ffn_gate_inp" in tensor.name and tensor.type not in FLOATS:
-        raise ModelLoadError(f"{tensor} is {tensor.type.name}; a router must be F32, F16 or BF16")
+    what = next((what for part, what in _ALWAYS_FLOATS.items() if part in tensor.name), None)
+    if what is not None and tensor.type not in FLOATS:
+        raise ModelLoadError(f"{tensor} is {tensor.type.name}; a {what} must be F32, F16 or BF16")
     if (len(tensor.shape) == 1 or tensor.name.endswith(".bias")) and tensor.type not in FLOATS:
         raise ModelLoadError(f"{tensor} is {tensor.type.name}; a vector must be F32, F16 or BF16")
     holders = [each for each in HOLDERS.get(tensor.type, _ROUNDED) if not (has_long_inputs and each in _SHORT)]

@@ -24,6 +24,7 @@ from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.model_files import refuse_quantized
 from executor_svc.device.host_memory import (
     available_memory_bytes,
+    cache_bytes_for,
     cache_share_bytes,
     states_that_fit,
     total_memory_bytes,
@@ -168,7 +169,9 @@ def check_memory(model: Path | GGUFModel, config: ExecutorConfig, num_executors:
     summary = replace(summary, token_bytes=int(summary.token_bytes * cache_bits / (8 * float_bytes)))
     cache_bytes = None if config.kv_cache_gib is None else int(config.kv_cache_gib * 2**30) * config.tp
     if config.num_device_blocks is not None:
-        cache_bytes = summary.token_bytes * config.num_device_blocks * (config.block_size_tokens or _BLOCK_TOKENS)
+        block_bytes = summary.token_bytes * (config.block_size_tokens or _BLOCK_TOKENS)
+        state_gib = None if config.state_cache_gib is None else config.state_cache_gib * config.tp
+        cache_bytes = cache_bytes_for(config.num_device_blocks, block_bytes, summary.state_bytes, state_gib)
     max_num_seqs, available = config.max_num_seqs, available_memory_bytes()
     if summary.state_bytes and available is not None and "max_num_seqs" not in config.model_fields_set:
         others = summary.needed_bytes(0, max_num_seqs=0)

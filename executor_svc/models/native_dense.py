@@ -288,7 +288,15 @@ class NativeLayerEnd:
         )
         if isinstance(mlp, Experts):
             self.struct.experts = ExpertsStruct(
-                mlp.router.struct, addressof(self._mlps), len(mlps), mlp.num_chosen, mlp.is_normalized
+                router=mlp.router.struct,
+                mlps=addressof(self._mlps),
+                num_experts=len(mlps),
+                num_chosen=mlp.config.num_chosen,
+                is_normalized=mlp.config.is_normalized,
+                is_sigmoid=mlp.config.scoring == "sigmoid",
+                correction_bias=None if mlp.correction_bias is None else mlp.correction_bias.data_ptr(),
+                sum_epsilon=mlp.config.sum_epsilon,
+                scale=mlp.config.scale,
             )
             if mlp.shared is not None:
                 self.struct.experts.shared = _mlp_struct(mlp.shared)

@@ -245,11 +245,14 @@ def _run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
 
 def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
     """Send each row of [num_rows, hidden_size] to the experts that the router chooses; return their weighted sum."""
-    scores = mixture.router(x).float().softmax(-1)
-    weights, chosen = scores.topk(mixture.num_chosen)  # [num_rows, num_chosen]
-    if mixture.is_normalized:
-        weights /= weights.sum(-1, keepdim=True)
-    weights = weights.to(x.dtype)
+    config, scores = mixture.config, mixture.router(x).float()
+    scores = scores.sigmoid() if config.scoring == "sigmoid" else scores.softmax(-1)
+    corrected = scores if mixture.correction_bias is None else scores + mixture.correction_bias
+    chosen = corrected.topk(config.num_chosen).indices  # [num_rows, num_chosen]
+    weights = scores.gather(1, chosen)
+    if config.is_normalized:
+        weights /= weights.sum(-1, keepdim=True) + config.sum_epsilon
+    weights = (weights * config.scale).to(x.dtype)
     result = torch.zeros_like(x)
     for expert in np.unique(chosen.cpu().numpy()).tolist():
         rows, choices = (chosen == expert).nonzero(as_tuple=True)

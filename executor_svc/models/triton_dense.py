@@ -188,7 +188,16 @@ def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor
 
     A row adds up its experts in their order, whichever other rows go to them.
     """
-    weights, chosen = route(mixture.router(x), mixture.num_chosen, is_normalized=mixture.is_normalized)
+    config = mixture.config
+    weights, chosen = route(
+        mixture.router(x),
+        config.num_chosen,
+        is_normalized=config.is_normalized,
+        is_sigmoid=config.scoring == "sigmoid",
+        correction_bias=mixture.correction_bias,
+        sum_epsilon=config.sum_epsilon,
+        scale=config.scale,
+    )
     result = torch.zeros_like(x)
     for expert in np.unique(chosen.cpu().numpy()).tolist():
         rows, choices = (chosen == expert).nonzero(as_tuple=True)

@@ -79,7 +79,9 @@ class ExpertsStruct(ctypes.Structure):
     _fields_ = (
         ("router", MatrixStruct),
         ("mlps", POINTER),
-        *_of(LONG, "num_experts", "num_chosen", "is_normalized"),
+        *_of(LONG, "num_experts", "num_chosen", "is_normalized", "is_sigmoid"),
+        ("correction_bias", POINTER),
+        *_of(FLOAT, "sum_epsilon", "scale"),
         ("shared", MlpStruct),
         ("shared_gate", MatrixStruct),
     )

@@ -205,6 +205,7 @@ _NAMES = WeightNames(
     position_embedding="model.positions",
     attention_output_norm="model.layers.{layer}.attention_output_norm",
     router="model.layers.{layer}.router",
+    correction_bias="model.layers.{layer}.correction_bias",
     expert_gate_up=("model.layers.{layer}.{expert}.gate", "model.layers.{layer}.{expert}.up"),
     expert_down="model.layers.{layer}.{expert}.down",
     mlp_output_norm="model.layers.{layer}.mlp_output_norm",
@@ -267,9 +268,17 @@ def probe_models_of(config: ModelConfig) -> Mapping[str, ModelConfig]:
         models["short_convolutions"] = _with_short_convolutions()
     if any(isinstance(layer.state, DeltaNetConfig) for layer in config.layers):
         models["delta_nets_and_shared_experts"] = _with_delta_nets()
+    if any(isinstance(layer.mlp, ExpertsConfig) and layer.mlp.scoring == "sigmoid" for layer in config.layers):
+        models["corrected_experts"] = _with_corrected_experts()
     if any(isinstance(layer.state, Mamba2Config) for layer in config.layers):
         models["mamba2_and_scales"] = _with_mamba2()
     return models
+
+
+def _with_corrected_experts() -> ModelConfig:
+    routing: Any = {"scoring": "sigmoid", "has_correction_bias": True, "sum_epsilon": 1e-6, "scale": 1.5}
+    experts = ExpertsConfig(num_experts=5, num_chosen=2, is_normalized=True, mlp=_MLP, **routing)
+    return _model(_layer((4, 2), 12, _PLAIN, experts))
 
 
 def _with_sinks() -> ModelConfig:

@@ -27,6 +27,7 @@ from octavo.execution.v1 import step_pb2
 from octavo_shared.errors import DeviceLostError, FencedError, InvalidStepError, StepFailedError, UnavailableError
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire import wire
+from octavo_shared.step_wire.cache_group import firsts_of
 from octavo_shared.step_wire.executor_info import Capability, ExecutorInfo
 from octavo_shared.step_wire.step import BoolArray, Step, StepResult, TableDelta
 from octavo_shared.step_wire.wire_agreement import WireAgreement
@@ -165,7 +166,7 @@ class StepRunner:
                 raise
             # A step that failed may have written anything.
             if not (keeps_names and is_laid_out) or self._failure is not None:
-                self._names = BlockNames(worker.table.num_block_ids)
+                self._names = BlockNames(int(firsts_of(worker.info.pools(agreed=uses_groups))[-1]))
             self._log = KeptResponses()
             self._next_step_id = 1
             self._agreement = agreement

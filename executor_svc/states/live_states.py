@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from executor_svc.states.interface import LayerState, StateRows, make_layer_state
-from octavo_shared.errors import InvalidStepError
-from octavo_shared.step_wire.step import Fork, Step, StepLayout
+from octavo_shared.step_wire.step import Fork, StepLayout
 
 if TYPE_CHECKING:  # models stand on this package
     from executor_svc.models.config import StateConfig
@@ -27,8 +26,8 @@ class StepStates:
 class LiveStates:
     """One state a slot and layer.
 
-    Nothing else clears them: a row that begins at position 0 begins anew, so whatever a slot held, of an earlier
-    sequence or of a step that failed half way, is never read.
+    Nothing else clears them: a row that begins at position 0 begins anew, and one that begins behind it has loaded a
+    saved state, so whatever a slot held, of an earlier sequence or of a step that failed half way, is never read.
 
     Args:
         configs: Of the layers with a state, of this rank.
@@ -49,16 +48,3 @@ class LiveStates:
             for layer in self.layers:
                 layer.conv[fork.slot] = layer.conv[fork.parent_slot]
                 layer.recurrent[fork.slot] = layer.recurrent[fork.parent_slot]
-
-
-def check_begins(step: Step) -> None:
-    """Check that each sequence begins at position 0: there is no state of tokens that were computed before.
-
-    Raises: InvalidStepError: one does not.
-    """
-    for admission in step.delta.admissions:
-        if admission.num_computed_tokens:
-            raise InvalidStepError(
-                f"step {step.step_id} admits slot {admission.slot} at position {admission.num_computed_tokens}; the "
-                "model has a recurrent state, which begins at position 0"
-            )

@@ -14,20 +14,34 @@ def route_kernel(
     scores,
     weights,
     chosen,
+    correction_bias,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_PADDED: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
     CHOSEN_PADDED: tl.constexpr,
     IS_NORMALIZED: tl.constexpr,
+    IS_SIGMOID: tl.constexpr,
+    SUM_EPSILON: tl.constexpr,
+    SCALE: tl.constexpr,
 ):
-    """Write the likeliest experts of a token, likeliest first, of equal ones the first, and their probabilities."""
+    """Write the experts of a token with the highest scores, highest first, of equal ones the first, and their weights.
+
+    `correction_bias`, [NUM_EXPERTS], is added to the scores for the choice; None: there is none.
+    """
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS_PADDED)
     places = tl.arange(0, CHOSEN_PADDED)
     is_expert = experts < NUM_EXPERTS
     x = tl.load(scores + row * NUM_EXPERTS + experts, mask=is_expert, other=-float("inf")).to(tl.float32)
-    powers = tl.exp(x - tl.max(x, 0))
-    left = tl.where(is_expert, powers / tl.sum(powers, 0), -1.0)
+    if IS_SIGMOID:
+        probabilities = 1.0 / (1.0 + tl.exp(-x))
+    else:
+        powers = tl.exp(x - tl.max(x, 0))
+        probabilities = powers / tl.sum(powers, 0)
+    corrected = probabilities
+    if correction_bias is not None:
+        corrected += tl.load(correction_bias + experts, mask=is_expert, other=0.0)
+    left = tl.where(is_expert, corrected, -float("inf"))
     best = tl.full([CHOSEN_PADDED], 0.0, tl.float32)
     best_experts = tl.full([CHOSEN_PADDED], 0, tl.int32)
     total = 0.0
@@ -35,24 +49,41 @@ def route_kernel(
         largest = tl.max(left, 0)
         # Of a row of NaN, the last one.
         expert = tl.min(tl.where(left == largest, experts, NUM_EXPERTS - 1), 0)
-        best = tl.where(places == place, largest, best)
+        weight = largest
+        if correction_bias is not None:
+            weight = tl.sum(tl.where(experts == expert, probabilities, 0.0), 0)
+        best = tl.where(places == place, weight, best)
         best_experts = tl.where(places == place, expert, best_experts)
-        total += largest
-        left = tl.where(experts == expert, -1.0, left)
+        total += weight
+        left = tl.where(experts == expert, -float("inf"), left)
     if IS_NORMALIZED:
-        best = best / total
+        best = best / (total + SUM_EPSILON)
+    best *= SCALE
     is_place = places < NUM_CHOSEN
     tl.store(weights + row * NUM_CHOSEN + places, best.to(weights.dtype.element_ty), mask=is_place)
     tl.store(chosen + row * NUM_CHOSEN + places, best_experts, mask=is_place)
 
 
-def route(scores: torch.Tensor, num_chosen: int, *, is_normalized: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    scores: torch.Tensor,
+    num_chosen: int,
+    *,
+    is_normalized: bool,
+    is_sigmoid: bool = False,
+    correction_bias: torch.Tensor | None = None,
+    sum_epsilon: float = 0.0,
+    scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the weights of each token's experts, of the number format of the scores, and the experts, int32.
 
     Args:
         scores: Of the router, [num_tokens, num_experts].
         num_chosen: Experts of a token.
         is_normalized: Whether the weights are scaled to a sum of 1.
+        is_sigmoid: Whether weights are sigmoids; else the softmax.
+        correction_bias: Added for the choice alone, [num_experts] float32; None: there is none.
+        sum_epsilon: Added to the sum that the weights are divided by.
+        scale: Multiplies the weights at last.
 
     Returns:
         [num_tokens, num_chosen] both.
@@ -66,11 +97,15 @@ def route(scores: torch.Tensor, num_chosen: int, *, is_normalized: bool) -> tupl
             scores,
             weights,
             chosen,
+            correction_bias,
             NUM_EXPERTS=num_experts,
             EXPERTS_PADDED=triton.next_power_of_2(num_experts),
             NUM_CHOSEN=num_chosen,
             CHOSEN_PADDED=triton.next_power_of_2(num_chosen),
             IS_NORMALIZED=is_normalized,
+            IS_SIGMOID=is_sigmoid,
+            SUM_EPSILON=sum_epsilon,
+            SCALE=scale,
             num_warps=1,
         )
     return weights, chosen

@@ -23,8 +23,9 @@ from executor_svc.cache.block_count import (
     gpu_cache_bytes,
     why_short,
 )
-from executor_svc.cache.cache_engine import MAX_STAGED_BLOCKS, CacheEngine, CacheShape
+from executor_svc.cache.cache_engine import MAX_STAGED_BLOCKS, BlockPools, CacheEngine, CacheShape
 from executor_svc.cache.cache_groups import GroupedCacheEngine, size_groups
+from executor_svc.cache.saved_states import SavedStates, num_staged_states
 from executor_svc.checkpoint.pooling_modules import PoolingModules
 from executor_svc.device.host_memory import available_memory_bytes, states_that_fit
 from executor_svc.device.memory import GpuMemory, gpu_memory
@@ -54,7 +55,7 @@ from executor_svc.worker.native_runner import NativeRunner
 from executor_svc.worker.torch_worker import MovesBlocks, TorchWorker
 from executor_svc.worker.warm_up import warm_up
 from octavo_shared.process.events import Event
-from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, firsts_of
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import PoolingTask
 
@@ -96,6 +97,7 @@ def cache_shape_of(chosen: ChosenModel) -> CacheShape:
         head_dim=shape.head_dim,
         dtype=chosen.cache_dtype,
         is_one_piece=isinstance(chosen.attention, NativeAttentionBackend),
+        state_bytes=shape.state_bytes,
     )
 
 
@@ -142,7 +144,7 @@ def assemble_worker(
         )
 
     blocks = count_blocks(config, cache_shape_of(chosen), free_cache_bytes, local_size)
-    counts = BlockCounts(group.least(blocks.device), group.least(blocks.host))
+    counts = BlockCounts(*map(group.least, (blocks.device, blocks.host, blocks.states, blocks.host_states)))
     _logger.info(
         Event(
             "kv_cache",
@@ -153,7 +155,13 @@ def assemble_worker(
             gib=round(counts.device * cache_shape_of(chosen).bytes_per_block / 2**30, 2),
         )
     )
-    short = why_short(cache_shape_of(chosen), counts.device, identity.max_model_len)
+    if shape.states:
+        gib = round(counts.states * shape.state_bytes / 2**30, 2)
+        sizes = {"num_states": counts.states, "num_host_states": counts.host_states}
+        _logger.info(Event("saved_states", **sizes, gib=gib))
+    short = why_short(
+        cache_shape_of(chosen), counts.device, identity.max_model_len, counts.states, config.state_cache_gib
+    )
     if short is not None and not chosen.model.shape.sliding_window_tokens and group.rank == 0:
         _logger.warning(Event("kv_cache_is_short", reason=short))
     worker = parts.make_worker(counts, has_graphs=True)
@@ -190,8 +198,12 @@ class _Parts:
     graph_sizes: Sequence[int]
 
     def run_largest_steps(self) -> None:
-        num_host_blocks = min(MAX_STAGED_BLOCKS, count_host_blocks(self.config, cache_shape_of(self.chosen)))
-        run_largest_steps(self.make_worker(BlockCounts(NUM_DEVICE_BLOCKS, num_host_blocks), has_graphs=False))
+        shape = cache_shape_of(self.chosen)
+        num_host_blocks = min(MAX_STAGED_BLOCKS, count_host_blocks(self.config, shape))
+        swaps_states = num_host_blocks and shape.state_bytes and self.config.state_cache_gib != 0
+        num_host_states = num_staged_states(shape.state_bytes) if swaps_states else 0
+        counts = BlockCounts(NUM_DEVICE_BLOCKS, num_host_blocks, host_states=num_host_states)
+        run_largest_steps(self.make_worker(counts, has_graphs=False))
 
     def measure_graph_bytes(self, memory: GpuMemory) -> int:
         capture, sizes = graph_capture(self.device), self.graph_sizes
@@ -259,7 +271,7 @@ class _Parts:
         )
 
         def lay_out(uses_groups: bool) -> tuple[Runner, MovesBlocks]:
-            caches = self._make_caches(shape, blocks, groups if uses_groups else ())
+            caches = self._make_caches(shape, blocks, groups if uses_groups else (), states)
             for group in groups if uses_groups else ():
                 sizes = {"num_blocks": group.num_device_blocks, "num_host_blocks": group.num_host_blocks}
                 _logger.info(Event("cache_group", kind=group.kind.name, layers=len(group.layers), **sizes))
@@ -284,23 +296,24 @@ class _Parts:
             states,
         )
 
-    def _make_caches(self, shape: CacheShape, blocks: BlockCounts, groups: Sequence[CacheGroup]) -> MovesBlocks:
+    def _make_caches(
+        self, shape: CacheShape, blocks: BlockCounts, groups: Sequence[CacheGroup], states: LiveStates | None
+    ) -> MovesBlocks:
         """Return pools for each group, or for all layers together if there are none."""
         scales = self.chosen.cache_scales
         if not groups:
             return CacheEngine(shape, blocks.device, blocks.host, self.device, scales)
-        groups = [group for group in groups if group.kind is not CacheKind.STATE]
         place_of = {layer: place for place, layer in enumerate(self.chosen.model.shape.cached_layers)}
-        engines = [
-            CacheEngine(
-                replace(shape, num_layers=len(group.layers)),
-                group.num_device_blocks,
-                group.num_host_blocks,
-                self.device,
-                [scales[place_of[layer]] for layer in group.layers] if scales else (),
-            )
-            for group in groups
-        ]
+        engines: list[BlockPools] = []
+        for group, first_block in zip(groups, firsts_of(groups).tolist(), strict=False):
+            sizes = group.num_device_blocks, group.num_host_blocks
+            if group.kind is CacheKind.STATE:
+                assert states is not None, "a group of them is of a model that has them"
+                engines.append(SavedStates(states, *sizes, first_block, self.device))
+                continue
+            own_scales = [scales[place_of[layer]] for layer in group.layers] if scales else ()
+            own_shape = replace(shape, num_layers=len(group.layers))
+            engines.append(CacheEngine(own_shape, *sizes, self.device, own_scales))
         return GroupedCacheEngine(groups, engines)
 
     def _capture_graphs(self, caches: Sequence[LayerCache], last_tokens: LastTokens) -> DecodeGraphs | None:

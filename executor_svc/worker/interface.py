@@ -16,7 +16,7 @@ from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup, firsts_of
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.request_check import check_known_ids, check_number, check_pooled, check_rules
-from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, StepResult
+from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, StepResult, find_repeated
 
 
 class RunningStep(Protocol):
@@ -151,7 +151,7 @@ def check_step(step: Step, info: ExecutorInfo, *, uses_groups: bool = False) -> 
     Raises: InvalidStepError: they do not.
     """
     if len(step.blocks_to_copy) or len(step.blocks_to_swap_out) or len(step.blocks_to_swap_in):
-        _check_moves(step, info.groups(agreed=uses_groups))
+        _check_moves(step, info.pools(agreed=uses_groups))
     if not info.is_generative and step.delta.admissions:
         raise InvalidStepError(f"step {step.step_id} admits a sequence; the model computes vectors or scores alone")
     if step.pooling_inputs:
@@ -167,6 +167,41 @@ def check_step(step: Step, info: ExecutorInfo, *, uses_groups: bool = False) -> 
             raise InvalidStepError(
                 f"the grammar for grammar slot {load.slot} has {len(load.grammar.body)} bytes; the limit is "
                 f"{info.max_grammar_bytes}"
+            )
+
+
+def check_states(step: Step, table: BatchTable, info: ExecutorInfo) -> None:
+    """Check the states that a step saves and begins with, of a model that has states.
+
+    Args:
+        step: Not yet applied to the table.
+        table: As the last step has left it.
+        info: Of the executor.
+
+    Raises: InvalidStepError: no such state, or no such block.
+    """
+    first, end = firsts_of(info.cache_groups)[-2:].tolist()  # the group of the states is the last one
+    are_in = f"states are in blocks {first} to {end - 1}" if end > first else "this executor saves no states"
+    for admission in step.delta.admissions:
+        block, where = admission.state_block, f"step {step.step_id} admits slot {admission.slot}"
+        if (block is None) is (admission.num_computed_tokens > 0):
+            needs = "needs the state behind them" if block is None else "begins with an empty state"
+            raise InvalidStepError(f"{where} behind {admission.num_computed_tokens} tokens; it {needs}")
+        if block is not None and not first <= block < end:
+            raise InvalidStepError(f"{where} with the state in block {block}; {are_in}")
+    if not len(step.states_to_save):
+        return
+    slots, counts, blocks = step.states_to_save.T
+    if len(outside := blocks[(blocks < first) | (blocks >= end)]):
+        raise InvalidStepError(f"step {step.step_id} saves a state in block {outside[0]}; {are_in}")
+    for what, numbers in (("the state of slot", slots), ("a state in block", blocks)):
+        if (repeated := find_repeated(numbers)) is not None:
+            raise InvalidStepError(f"step {step.step_id} saves {what} {repeated} twice")
+    for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+        has_it = 0 <= slot < len(table.live) and table.live[slot] and 0 < table.num_scheduled_tokens[slot] == count
+        if not has_it:
+            raise InvalidStepError(
+                f"step {step.step_id} saves the state of slot {slot} behind {count} tokens; it has no such state"
             )
 
 

@@ -23,9 +23,9 @@ from executor_svc.models.pooling import Pooler
 from executor_svc.parallel.group import TensorParallelGroup
 from executor_svc.sampler.sample_rows import RowLookup, SampleRows
 from executor_svc.sampler.sampler import Sampler
-from executor_svc.states.live_states import LiveStates, check_begins
+from executor_svc.states.live_states import LiveStates
 from executor_svc.worker.grammar_masks import FinishMasks, GrammarMasks
-from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_step, table_of
+from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_states, check_step, table_of
 from executor_svc.worker.last_tokens import LastTokens
 from executor_svc.worker.launched_step import LaunchedStep
 from executor_svc.worker.model_runner import Runner, SampleLogits
@@ -45,7 +45,7 @@ class MovesBlocks(Protocol):
         """The pools of each layer."""
 
     def move(self, step: Step) -> None:
-        """Swap out, swap in, copy: in this order. The blocks exist."""
+        """Save states, swap out, swap in, copy, load states: in this order. The blocks exist."""
 
 
 # Makes pools, for each cache group or for all layers together, and what runs the model on them.
@@ -116,7 +116,7 @@ class TorchWorker:
         """Apply the step to the table and start it; see `Worker.launch`."""
         check_step(step, self.info, uses_groups=self._uses_groups)
         if self._states is not None:
-            check_begins(step)
+            check_states(step, self.table, self.info)
         try:
             return self._launch(step)
         except (InvalidStepError, StepFailedError):

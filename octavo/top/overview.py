@@ -57,9 +57,12 @@ def overview_lines(picture: Picture, address: str, width: int) -> list[Text]:
 
 
 def _cache_hits_text(state: pb.GetSchedulerStateResponse) -> str:
-    if any(executor.has_states for executor in state.executors):
-        return "no cache hits yet: the model has states"
-    return f"cache hits {share_text(state.num_hit_tokens, state.num_queried_tokens)}"
+    if any(executor.has_states and not executor.num_state_blocks for executor in state.executors):
+        return "no cache hits: no states are saved"
+    hits = f"cache hits {share_text(state.num_hit_tokens, state.num_queried_tokens)}"
+    num_blocks = sum(executor.num_state_blocks for executor in state.executors)
+    num_saved = sum(executor.num_saved_states for executor in state.executors)
+    return f"{hits}, {num_saved} of {num_blocks} states saved" if num_blocks else hits
 
 
 def executor_lines(picture: Picture, width: int, max_lines: int) -> list[Text]:

@@ -24,7 +24,7 @@ MAX_JUDGED_AHEAD = 200
 
 FITS = "fits, and waits for token budget in a step"
 FITS_BEHIND = "will fit once the requests ahead of it are admitted"
-HAS_STATES = "the model has states, so no prefix is found again yet"
+SAVES_NO_STATES = "the executor saves no states of this model, so no prefix is found again"
 
 
 def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainRequestResponse:
@@ -50,8 +50,8 @@ def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainReq
             explained.explanation += f"; {placed_text(group.placed)}"
     if planner is not None and planner.is_draining:
         explained.explanation += f"; {DRAINING}: it moves to another executor once one has capacity"
-    if planner is not None and planner.limits.has_states:
-        explained.explanation += f"; {HAS_STATES}"
+    if planner is not None and planner.limits.has_states and not planner.limits.num_state_blocks:
+        explained.explanation += f"; {SAVES_NO_STATES}"
     if location.planner is not None and (trouble := _troubles(engine, now_s).get(location.planner)):
         explained.explanation += f"; on its executor {trouble}"
     return explained

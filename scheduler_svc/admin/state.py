@@ -120,6 +120,9 @@ def set_planner_state(state: admin_pb2.ExecutorState, planner: ExecutorPlanner, 
     state.num_used_host_blocks = host.num_used_blocks
     state.num_slots = planner.limits.max_num_seqs
     state.has_states = planner.limits.has_states
+    if (states := planner.blocks.states) is not None:
+        state.num_state_blocks = states.allocator.num_blocks
+        state.num_saved_states = states.allocator.num_cached_blocks
     state.num_free_slots = planner.batch.num_free_slots
     state.num_steps_in_flight = len(planner.in_flight)
     if planner.in_flight:

@@ -41,6 +41,8 @@ def _check_blocks(planner: ExecutorPlanner) -> None:
             named.update(block for block in table.device_blocks.tolist() if block != NO_BLOCK)
         counted = {block: int(count) for block, count in enumerate(of.allocator.ref_counts.tolist()) if count}
         assert dict(named) == counted, f"block tables name {dict(named)}, reference counts are {counted}"
+    if planner.blocks.states is not None:
+        planner.blocks.states.check_integrity(save for sent in planner.in_flight for save in sent.saves)
 
 
 def _check_host_blocks(planner: ExecutorPlanner) -> None:
@@ -53,6 +55,12 @@ def _check_host_blocks(planner: ExecutorPlanner) -> None:
         counted = {block: int(count) for block, count in enumerate(pool.host.ref_counts.tolist()) if count}
         assert dict(named) == counted, f"swapped groups name {dict(named)}, reference counts are {counted}"
         assert pool.tables.keys() == planner.swapped.tables.keys(), "a sequence is swapped out of some groups only"
+    if (states := planner.swapped.states) is not None:
+        states.host.check_integrity()
+        assert states.blocks.keys() == planner.swapped.tables.keys(), "a sequence is swapped without its state"
+        named = Counter(states.blocks.values())
+        counted = {block: int(count) for block, count in enumerate(states.host.ref_counts.tolist()) if count}
+        assert dict(named) == counted, f"swapped sequences name states {dict(named)}, reference counts are {counted}"
 
 
 def _check_slots(planner: ExecutorPlanner) -> None:

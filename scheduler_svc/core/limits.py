@@ -59,8 +59,10 @@ class CoreLimits:
         long_prefill_threshold: A sequence with more tokens to compute is a long prefill: it gets at
             most so many a step, and `max_long_prefills` of them run at once; 0: nothing is long.
         prefix_caching: Whether full blocks are found again by their content.
-        has_states: Whether layers keep a state of each sequence, of which nothing is saved: each sequence is computed
-            from its first token on, unless it is a fork, and none is swapped.
+        has_states: Whether layers keep a state of each sequence.
+        num_state_blocks: States that can be saved; 0: none. Then each sequence is computed from its first token on,
+            unless it is a fork, and none is swapped.
+        num_host_state_blocks: States that can be in the executor's host pool.
         names_blocks: Whether the executor is told the names of cached blocks, so that the cache outlives the planner.
         flags_rows: Whether the executor says which outputs cannot go on.
         num_grammar_slots: Grammars that outputs can follow at a time; 0: the executor follows none.
@@ -95,6 +97,8 @@ class CoreLimits:
     max_long_prefills: int = 1
     prefix_caching: bool = True
     has_states: bool = False
+    num_state_blocks: int = 0
+    num_host_state_blocks: int = 0
     names_blocks: bool = False
     flags_rows: bool = False
     num_grammar_slots: int = 0
@@ -114,7 +118,8 @@ class CoreLimits:
             slides = pool.sliding_window > 0 and num_resident_tokens <= pool.num_blocks * self.block_size
             assert slides or self.max_model_len <= pool.num_blocks * self.block_size
         assert self.max_long_prefills >= 1
-        assert not (self.has_states and (self.prefix_caching or self.max_allowance > 1))
+        assert not (self.has_states and ((self.prefix_caching and not self.num_state_blocks) or self.max_allowance > 1))
+        assert self.has_states or not self.num_state_blocks
         assert self.max_allowance == 1 or self.max_sample_rows >= self.max_num_seqs
 
     @property

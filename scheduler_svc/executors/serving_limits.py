@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.process.events import Event
+from octavo_shared.step_wire.cache_group import CacheGroup
 from octavo_shared.step_wire.delta_check import MAX_ALLOWANCE
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.token_rules import (
@@ -91,7 +92,7 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
     num_other_bytes = other_bytes(
         num_slots=max_num_seqs,
         num_block_appends=len(groups) * (max_num_seqs * (2 + most_drafts) + token_budget // info.block_size_tokens),
-        num_block_moves=sum(group.num_host_blocks for group in groups),
+        num_block_moves=sum(group.num_host_blocks for group in info.pools(agreed=True)),
         num_allowances=max_num_seqs * min(1, most_drafts),
     )
     num_blocks = len(groups) * (max_model_len // info.block_size_tokens + 2)
@@ -139,14 +140,24 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         max_grammar_bytes=max(0, min(info.max_grammar_bytes, max_message_bytes - largest_step - GRAMMAR_LOAD_BYTES)),
         max_admitted_bytes=max_message_bytes - num_other_bytes,
     )
-    return _with_states(limits) if info.has_states else limits
+    return _with_states(limits, info.cache_groups[-1]) if info.has_states else limits
 
 
-def _with_states(limits: CoreLimits) -> CoreLimits:
-    """Return the limits for a model with states, of which none is saved: a sequence begins at its first token."""
-    effects = "no prefix is found again, preempted requests are computed again, and nothing is drafted"
-    log.info(Event("model_has_states", cause=f"no state is saved: {effects}"))
-    return replace(limits, has_states=True, prefix_caching=False, max_allowance=1)
+def _with_states(limits: CoreLimits, group: CacheGroup) -> CoreLimits:
+    """Return the limits for a model whose layers keep a state of each sequence, of which `group` saves some."""
+    num_saved = group.num_device_blocks
+    effects = "nothing is drafted"
+    if not num_saved:
+        effects = f"no state is saved: no prefix is found again, preempted requests are computed again, and {effects}"
+    log.info(Event("model_has_states", num_saved_states=num_saved, cause=effects))
+    return replace(
+        limits,
+        has_states=True,
+        num_state_blocks=num_saved,
+        num_host_state_blocks=group.num_host_blocks,
+        prefix_caching=limits.prefix_caching and num_saved > 0,
+        max_allowance=1,
+    )
 
 
 def largest_rules_bytes(info: ExecutorInfo) -> int:

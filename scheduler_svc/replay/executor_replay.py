@@ -24,7 +24,7 @@ from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Step, StepResult
 from octavo_shared.step_wire.wire import decode_result
-from scheduler_svc.core.limits import PoolLimits
+from scheduler_svc.core.limits import CoreLimits, PoolLimits
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.results import with_counts
 from scheduler_svc.core.step.step_plan import StepInFlight
@@ -232,6 +232,8 @@ class _Runner:
         planner = replay.planners[self._number]
         if planner.limits.more_groups:
             raise CannotRunError("a snapshot of a model with several cache groups cannot be computed again")
+        if planner.blocks.states is not None:
+            raise CannotRunError("a snapshot of a model with saved states cannot be computed again")
         if planner.limits.has_window:
             raise CannotRunError("a snapshot of a model with sliding windows cannot be computed again")
         if any(group.grammar is not None for group in (*planner.batch.running, *planner.swapped)):
@@ -331,7 +333,7 @@ def _named_differences(kinds: Iterable[tuple[str, str, str]]) -> str:
 
 def _size_trouble(info: ExecutorInfo, joined: list[pb.CoreJoined]) -> dict[int, str]:
     limits = {planner.core: decode_limits(planner) for planner in joined}
-    pools = _pools_of(info)
+    pools, states = _pools_of(info)
     info = replace(info, num_device_blocks=pools[0].num_blocks, num_host_blocks=pools[0].num_host_blocks)
     troubles: dict[int, str] = {}
     for number, of_core in limits.items():
@@ -350,11 +352,8 @@ def _size_trouble(info: ExecutorInfo, joined: list[pb.CoreJoined]) -> dict[int, 
                 f"its vocabulary has {info.vocab_size} tokens, the log's has {of_core.vocab_size}: start it with the "
                 "log's model"
             )
-        elif len(pools) + len(of_core.groups) > 2 and pools != of_core.groups:
-            # The id of a block says which group it is of: among pools of other sizes it is one of another group.
-            troubles[number] = (
-                f"its cache groups are not those of the log: {_said(pools)} here, {_said(of_core.groups)} in the log"
-            )
+        elif trouble := _pool_trouble(pools, states, of_core):
+            troubles[number] = trouble
     fitting = [number for number in limits if number not in troubles]
     needs = [
         (what, getattr(info, there), max((getattr(limits[number], needed) for number in fitting), default=0), flag)
@@ -369,9 +368,29 @@ def _size_trouble(info: ExecutorInfo, joined: list[pb.CoreJoined]) -> dict[int, 
     return troubles
 
 
-def _pools_of(info: ExecutorInfo) -> tuple[PoolLimits, ...]:
-    groups = info.groups(agreed=True)
-    return tuple(PoolLimits(group.num_device_blocks, group.window_tokens, group.num_host_blocks) for group in groups)
+def _pools_of(info: ExecutorInfo) -> tuple[tuple[PoolLimits, ...], PoolLimits]:
+    """Return the pools of block tables, and that of saved states."""
+    *groups, last = (
+        PoolLimits(group.num_device_blocks, group.window_tokens, group.num_host_blocks)
+        for group in info.pools(agreed=True)
+    )
+    return ((*groups,), last) if info.has_states else ((*groups, last), PoolLimits(0))
+
+
+def _pool_trouble(pools: tuple[PoolLimits, ...], states: PoolLimits, limits: CoreLimits) -> str:
+    """Say why blocks of the log would be others in an executor's pools; empty: they are the same.
+
+    The id of a block says which group it is of: among pools of other sizes it is one of another group.
+    """
+    has_several = len(pools) + len(limits.groups) > 2 or limits.num_state_blocks > 0
+    if has_several and pools != limits.groups:
+        return f"its cache groups are not those of the log: {_said(pools)} here, {_said(limits.groups)} in the log"
+    if states.num_blocks < limits.num_state_blocks or states.num_host_blocks < limits.num_host_state_blocks:
+        return (
+            f"it saves {states.num_blocks} states and {states.num_host_blocks} on the host, the log needs "
+            f"{limits.num_state_blocks} and {limits.num_host_state_blocks}"
+        )
+    return ""
 
 
 def _said(pools: tuple[PoolLimits, ...]) -> str:

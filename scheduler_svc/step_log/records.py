@@ -54,6 +54,8 @@ _SIZES = {
     "max_allowance": (1, MAX_ALLOWANCE),
     "max_sample_rows": (0, MAX_BLOCKS),
     "num_blocks": (0, MAX_BLOCKS),
+    "num_state_blocks": (0, MAX_BLOCKS),
+    "num_host_state_blocks": (0, MAX_BLOCKS),
     "num_grammar_slots": (0, 2**16),
 }
 
@@ -89,7 +91,8 @@ def join(fleet: Fleet, message: pb.CoreJoined) -> ExecutorPlanner:
 
 def _num_blocks(limits: CoreLimits) -> int:
     num_blocks = sum(pool.num_blocks + pool.num_host_blocks for pool in limits.groups)
-    return num_blocks + _BLOCKS_OF_A_SLOT * limits.max_num_seqs
+    num_states = limits.num_state_blocks + limits.num_host_state_blocks
+    return num_blocks + num_states + _BLOCKS_OF_A_SLOT * limits.max_num_seqs
 
 
 def decode_limits(message: pb.CoreJoined) -> CoreLimits:

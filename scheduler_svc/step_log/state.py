@@ -31,9 +31,10 @@ import scheduler_svc.request
 from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
-from octavo_shared.step_wire.step import BLOCK_NAME_BYTES
+from octavo_shared.step_wire.step import BLOCK_NAME_BYTES, Step
 from octavo_shared.step_wire.table_columns import BlockTables
 from scheduler_svc.core.blocks.prefix_cache import BlockHasher
+from scheduler_svc.core.blocks.saved_states import Save
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.waiting.policy import FcfsPolicy, PriorityPolicy
 from scheduler_svc.step_log.masking import Masks
@@ -56,8 +57,8 @@ _SETS_OF_PLANNERS = ("bit", "_bits")
 _RAGGED = {(BatchTable, "token_ids"): "num_tokens", (BlockTables, "block_ids"): "counts"}
 _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, "?bBhHiIqQfd")} | {"sampling": SAMPLING_ROW}
 _NO_NAME = bytes(BLOCK_NAME_BYTES)
-# The attribute that has names of blocks, one after the other.
-_NAMES = "block_names"
+# Attributes that have names of blocks, one after the other. In containers and tuples, bytes as long as a name are one.
+_NAMES = ((Step, "block_names"), (Save, "name"))
 # Places for tokens and blocks that planners may have, most of them never touched.
 _MAX_RAGGED = 2**36
 # How much larger a number of a planner may be than when it was made: places in a queue move on.
@@ -174,7 +175,7 @@ class StateWriter:
                     item = mask(value, item)
             if (lengths := _RAGGED.get((kind, name))) is not None:
                 self._lengths_of[self._number(item)] = attributes[lengths]
-            if name == _NAMES:
+            if (kind, name) in _NAMES:
                 row.append(["names", *self._names.add(item)])
             else:
                 row.append(item if type(item) in _PLAIN else self._value(item))
@@ -185,7 +186,7 @@ class StateWriter:
         if kind in _PLAIN:
             return value
         if kind in (tuple, frozenset):
-            return ["t" if kind is tuple else "f", *map(self._value, value)]
+            return ["t" if kind is tuple else "f", *map(self._member, value)]
         if kind is bytes:
             return ["b", *self._bytes.add(value)]
         if isinstance(value, tuple):
@@ -193,6 +194,11 @@ class StateWriter:
         if isinstance(value, enum.Enum):
             return ["e", self._head(kind), value.name]
         return value.item() if isinstance(value, np.generic) else [self._number(value)]
+
+    def _member(self, value: Any) -> Any:
+        """Return an item of a tuple."""
+        is_name = type(value) is bytes and len(value) == BLOCK_NAME_BYTES
+        return ["names", *self._names.add(value)] if is_name else self._value(value)
 
     def _items(self, values: Iterable[Any]) -> list[Any]:
         """Return the items of a container; many integers as an array, names of blocks among the others."""

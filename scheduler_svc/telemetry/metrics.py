@@ -38,6 +38,12 @@ KV_BLOCKS = Metric(
     "Device blocks of all cache groups by state: used by requests, cached (unused, but holding a prefix), or free.",
     (*_EXECUTOR, "state"),
 )
+SAVED_STATES = Metric(
+    "octavo_saved_states",
+    "gauge",
+    "Blocks for saved states of hybrids by state: saving (being written), saved (a prefix is found up to it), or free.",
+    (*_EXECUTOR, "state"),
+)
 QUERIED_TOKENS = Metric(
     "octavo_prefix_cache_queried_tokens_total",
     "counter",
@@ -245,6 +251,13 @@ def _cache_families(planners: dict[str, ExecutorPlanner]) -> Iterator[Family]:
         blocks[address, "cached"] = num_cached
         blocks[address, "free"] = sum(pool.num_free_blocks for pool in allocators) - num_cached
     yield KV_BLOCKS.family(blocks)
+    saved: dict[LabelValues, float] = {}
+    for address, planner in planners.items():
+        if planner.blocks.states is not None:
+            states = planner.blocks.states.allocator
+            saved[address, "saving"], saved[address, "saved"] = states.num_used_blocks, states.num_cached_blocks
+            saved[address, "free"] = states.num_free_blocks - states.num_cached_blocks
+    yield SAVED_STATES.family(saved)
 
 
 def _grammar_families(engine: Engine, planners: dict[str, ExecutorPlanner]) -> Iterator[Family]:

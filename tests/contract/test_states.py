@@ -46,9 +46,15 @@ async def executor_with(**options: Any) -> AsyncIterator[ExecutorProcess]:
 
 
 async def outputs_of(stack: Stack, request: pb.GenerateRequest) -> list[list[int]]:
+    outputs, num_cached_tokens = await answer_to(stack, request)
+    assert num_cached_tokens == 0
+    return outputs
+
+
+async def answer_to(stack: Stack, request: pb.GenerateRequest) -> tuple[list[list[int]], int]:
     events = [event async for event in stack.generation.Generate(request)]
-    assert events[-1].finished.usage.num_cached_tokens == 0
-    return [list(output.token_ids) for output in events[-1].finished.outputs]
+    finished = events[-1].finished
+    return [list(output.token_ids) for output in finished.outputs], finished.usage.num_cached_tokens
 
 
 async def all_outputs(stack: Stack) -> list[list[list[int]]]:
@@ -82,6 +88,33 @@ async def test_preempted_requests_are_computed_again_and_the_steps_run_again_fro
         assert await asyncio.to_thread(run, ["replay", str(tmp_path), "--executor", executor.address]) == 0
 
 
+@pytest.mark.parametrize("groups", [(), WINDOWS], ids=["all tokens", "windows too"])
+async def test_saved_states_are_found_again_and_swapped_and_the_steps_run_again_from_their_log(
+    groups: tuple[CacheGroup, ...],
+    expected: list[list[list[int]]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Steps of 2 ms: so the requests meet also where the machine is busy.
+    saved: dict[str, Any] = {"cache_groups": groups, "num_device_states": 12, "num_host_states": 8, "step_ms": 2}
+    options: dict[str, Any] = {"preemption_mode": "swap", "step_log": tmp_path, "max_num_batched_tokens": 64}
+    async with running_stack(worker(**saved), **options) as stack:
+        first = await asyncio.gather(*(answer_to(stack, request) for request in REQUESTS))
+        again = [await answer_to(stack, REQUESTS[1]) for _ in range(2)]
+        assert [outputs for outputs, _ in first] == expected
+        assert [outputs for outputs, _ in again] == [expected[1]] * 2
+        if not groups:  # a pool of a window may have evicted the prompt's first blocks meanwhile
+            assert again[1][1] >= 32, "a state was saved behind the prompt, or where blocks of it were evicted"
+        assert stack.engine.fleet.planners[0].preemption.num_preemptions[PreemptionMode.SWAP] > 0
+
+    assert check_replay(tmp_path).counts.num_steps > 30
+    for states, code in ((12, 0), (11, 1)):
+        async with executor_with(**{**saved, "num_device_states": states}) as executor:
+            assert await asyncio.to_thread(run, ["replay", str(tmp_path), "--executor", executor.address]) == code
+    sentence = "it saves 11 states and 8 on the host, the log needs 12 and 8"
+    assert f"cannot be run: {sentence}" in capsys.readouterr().out
+
+
 async def test_at_another_executor_requests_are_computed_again(expected: list[list[list[int]]]) -> None:
     async with running_stack(worker(step_ms=2), worker(step_ms=2), loses_soon=True) as stack:
         answers = asyncio.gather(*(outputs_of(stack, request) for request in REQUESTS))
@@ -106,5 +139,5 @@ async def test_a_scheduler_that_starts_again_finds_no_prefix_and_says_why(
             explained = await stack.admin.ExplainRequest(admin.ExplainRequestRequest(request_id="again"))
             state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
             assert await answer == expected[0]
-    assert explained.explanation.endswith("; the model has states, so no prefix is found again yet")
+    assert explained.explanation.endswith("; the executor saves no states of this model, so no prefix is found again")
     assert state.executors[0].has_states

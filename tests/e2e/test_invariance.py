@@ -113,6 +113,16 @@ def test_outputs_of_a_tiny_model_are_those_alone(tiny: Scene, name: str) -> None
     check_named(tiny, name)
 
 
+@pytest.mark.parametrize(
+    "tiny", [(family, "none") for family in ("Qwen3_5ForCausalLM", "Lfm2ForCausalLM")], indirect=True
+)
+@pytest.mark.parametrize("name", ["chunks of 7, 2 in flight", "recompute, 2 in flight", "swap, 4 in flight"])
+def test_outputs_of_a_tiny_hybrid_are_those_alone(tiny: Scene, name: str) -> None:
+    schedule = replace(named_schedules(fewest_blocks(tiny.requests))[name], uses_groups=True)
+    play = tiny.check(schedule, num_device_blocks=schedule.num_blocks)
+    assert play.num_cached_tokens > 0 or schedule.num_blocks < NUM_BLOCKS
+
+
 def test_a_lost_executor_changes_no_output_of_a_tiny_model(tiny: Scene) -> None:
     check_loss(tiny)
 

@@ -43,7 +43,8 @@ def compile_cases() -> list[Case]:
         _activation("relu", "fp16", has_up=False),
         _matmul(28_672, 4096, "bf16"),
         _matmul(4096, 2000, "fp32", has_bias=True),
-        _route(),
+        _route(has_correction_bias=False),
+        _route(has_correction_bias=True),
         _log_total(),
     ]
 
@@ -97,9 +98,14 @@ def _matmul(num_outputs: int, num_inputs: int, dtype: str, *, has_bias: bool = F
     return matmul_kernel, types, constants, tile.num_warps, tile.num_stages
 
 
-def _route() -> Case:
+def _route(*, has_correction_bias: bool) -> Case:
     types = {"scores": "*bf16", "weights": "*bf16", "chosen": "*i32"}
-    constants = {"NUM_EXPERTS": 60, "EXPERTS_PADDED": 64, "NUM_CHOSEN": 8, "CHOSEN_PADDED": 8, "IS_NORMALIZED": True}
+    constants: dict[str, Any] = {"NUM_EXPERTS": 60, "EXPERTS_PADDED": 64, "NUM_CHOSEN": 8, "CHOSEN_PADDED": 8}
+    constants |= {"IS_NORMALIZED": True, "IS_SIGMOID": has_correction_bias, "SUM_EPSILON": 1e-6, "SCALE": 1.0}
+    if has_correction_bias:
+        types["correction_bias"] = "*fp32"
+    else:
+        constants["correction_bias"] = None
     return route_kernel, types, constants, 1, 3
 
 

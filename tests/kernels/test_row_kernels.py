@@ -1,5 +1,7 @@
 """The kernels with a program a row: experts of a token, totals of logits. Each row is as it is alone."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -29,8 +31,35 @@ def test_experts_are_the_likeliest(num_experts: int, num_chosen: int, is_normali
         assert torch.equal(alone[0][0], weights[row])
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("num_experts", "num_chosen"), [(8, 2), (5, 5), (60, 4)])
+def test_a_correction_bias_counts_for_the_choice_alone(num_experts: int, num_chosen: int, has_bias: bool) -> None:
+    scores, bias = random(3, num_experts), 3 * random(num_experts, seed=1) if has_bias else None
+    corrected = partial(
+        route,
+        num_chosen=num_chosen,
+        is_normalized=True,
+        is_sigmoid=True,
+        correction_bias=bias,
+        sum_epsilon=0.1,
+        scale=2.5,
+    )
+    experts = (scores.sigmoid() if bias is None else scores.sigmoid() + bias).topk(num_chosen).indices
+    expected = scores.sigmoid().gather(1, experts)
+    expected = 2.5 * expected / (expected.sum(-1, keepdim=True) + 0.1)
+
+    weights, chosen = corrected(scores)
+
+    assert torch.equal(chosen.long(), experts)
+    torch.testing.assert_close(weights, expected)
+    for row in range(len(scores)):
+        alone = corrected(scores[row : row + 1].clone())
+        assert torch.equal(alone[0][0], weights[row])
+
+
 def test_of_equally_likely_experts_the_first_are_chosen() -> None:
-    weights, chosen = route(torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0]], device=DEVICE), 2, is_normalized=True)
+    scores = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0]], device=DEVICE)
+    weights, chosen = route(scores, 2, is_normalized=True)
     assert chosen.tolist() == [[1, 2]]
     assert weights[0, 0] == weights[0, 1]
     assert weights[0, 0].item() == pytest.approx(0.5, rel=2.0**-21)

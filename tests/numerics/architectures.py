@@ -163,6 +163,9 @@ def save_tiny_architecture(directory: Path, name: str, settings: Mapping[str, ob
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
         if parameter.ndim == 1 and parameter_name.endswith("weight"):  # of a norm
             parameter.add_(1.0)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("bias"):  # a correction of experts' scores
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
     model.eval()
     model.save_pretrained(directory)
     return model

@@ -67,6 +67,7 @@ class StepDriver:
         blocks_to_copy: Int32Array = NO_MOVES,
         blocks_to_swap_out: Int32Array = NO_MOVES,
         blocks_to_swap_in: Int32Array = NO_MOVES,
+        states_to_save: Sequence[tuple[int, int, int]] = (),
     ) -> StepResult:
         self.last_step_id += 1
         step = Step(
@@ -76,6 +77,7 @@ class StepDriver:
             blocks_to_swap_out=blocks_to_swap_out,
             blocks_to_swap_in=blocks_to_swap_in,
             blocks_to_copy=blocks_to_copy,
+            states_to_save=np.array(states_to_save, np.int32).reshape(-1, 3),
         )
         return execute(self.worker, step)
 

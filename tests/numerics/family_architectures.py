@@ -57,6 +57,7 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "GptOssForCausalLM": {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2},
     "GraniteMoeHybridForCausalLM": MAMBA2,
     "Lfm2ForCausalLM": SHORT_CONVS,
+    "Lfm2MoeForCausalLM": {**SHORT_CONVS, "num_dense_layers": 1, "num_experts": 5, "routed_scaling_factor": 1.5},
     "LlamaForCausalLM": {"rope_parameters": LLAMA3_ROPE},
     "MistralForCausalLM": {"sliding_window": 9, **ODD_SIZES},
     "MixtralForCausalLM": {},
@@ -75,6 +76,7 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
 WITH_STATES = (
     "GraniteMoeHybridForCausalLM",
     "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM",
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",

@@ -11,12 +11,14 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file, save_file
 
 from tests.numerics.architectures import save_tiny_architecture
-from tests.numerics.family_architectures import DELTA_NETS, MAMBA2
+from tests.numerics.family_architectures import DELTA_NETS, MAMBA2, SHORT_CONVS
 from tests.support.gguf_files import of_type
 
 # Rows of blocks are multiples of 32.
 SIZES = {"intermediate_size": 64}
 HYBRID = {**DELTA_NETS, "head_dim": 16}
+# Of a hidden size that is whole blocks.
+CONVS = {**SHORT_CONVS, "hidden_size": 64}
 EXPERTS_OF_HYBRID = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "GemmaForCausalLM": {},
@@ -31,6 +33,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "shared_intermediate_size": 32,
         "position_embedding_type": "rope",
     },
+    "Lfm2ForCausalLM": {**CONVS, "block_auto_adjust_ff_dim": False},
+    "Lfm2MoeForCausalLM": {**CONVS, "moe_intermediate_size": 32, "num_dense_layers": 1, "num_experts": 5},
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": 9},
     "MixtralForCausalLM": {},
@@ -56,7 +60,7 @@ def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType
     save_tiny_architecture(directory, name, {key: value for key, value in sizes.items() if value is not None})
     path = directory / "model.safetensors"
     keep = of_type(FileType.F32)(name, np.zeros(1))
-    kept = ("gate.weight", "router.weight", "router.layer.weight", "_bias", "conv1d.weight")
+    kept = ("gate.weight", "router.weight", "router.layer.weight", "_bias", "conv1d.weight", "conv.conv.weight")
     weights = {
         each: values if values.ndim == 1 or each.endswith(kept) or kind == keep else _rounded(each, values, kind)
         for each, values in load_file(path).items()

@@ -38,16 +38,37 @@ def test_value_heads_in_the_order_of_llama_cpp_are_served_by_their_key_heads(
         load_worker(ExecutorConfig.model_validate({"model": str(file), "tp": 2}))
 
 
+QWEN, LFM2, LFM2_MOE = "Qwen3_5ForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"
+GRANITE = "GraniteMoeHybridForCausalLM"
+
+
 @each_row(
-    ({"qwen35.rope.dimension_sections": [1, 1, 1, 1]}, {}, "it must be three sections"),
-    ({"qwen35.attention.recurrent_layers": [1, 0, 1]}, {}, "it must be a list of true and false"),
-    ({}, {"blk.0.ssm_a": np.zeros(4, np.float32)}, "m.gguf: the tensor blk.0.ssm_a has a value that is not below 0"),
-    ({}, {"blk.0.ssm_dt.bias": np.zeros(3, np.float32)}, r"ssm_dt.bias has the shape \[3\]; its "),
+    (QWEN, {"qwen35.rope.dimension_sections": [1, 1, 1, 1]}, {}, "it must be three sections"),
+    (QWEN, {"qwen35.attention.recurrent_layers": [1, 0, 1]}, {}, "it must be a list of true and false"),
+    (
+        QWEN,
+        {},
+        {"blk.0.ssm_a": np.zeros(4, np.float32)},
+        "m.gguf: the tensor blk.0.ssm_a has a value that is not below",
+    ),
+    (QWEN, {}, {"blk.0.ssm_dt.bias": np.zeros(3, np.float32)}, r"ssm_dt.bias has the shape \[3\]; its "),
+    (LFM2, {"lfm2.attention.head_count_kv": 2}, {}, "head_count_kv 2; it must be a list of whole numbers"),
+    (LFM2, {"lfm2.attention.head_count_kv": [0, 1, 2]}, {}, "it must be a list of one number, with 0 for layers that"),
+    (LFM2, {"lfm2.attention.head_count_kv": [0, 2]}, {}, "2 layer_types for 3 layers"),
+    (LFM2, {}, {"blk.0.shortconv.conv.bias": np.zeros(64, np.float32)}, "conv.bias, which the model does not have"),
+    (LFM2, {}, {"blk.0.shortconv.conv.weight": np.zeros((64, 4), np.float32)}, r"has the shape \[64, 4\]; its "),
+    (LFM2_MOE, {"lfm2moe.expert_gating_func": 1}, {}, r"expert_gating_func 1; it must be 2 \(sigmoid\)"),
+    (LFM2_MOE, {"lfm2moe.expert_weights_norm": False}, {}, "expert_weights_norm False, which is not supported"),
+    (LFM2_MOE, {}, {"blk.1.exp_probs_b.bias": np.zeros(4, np.float32)}, r"exp_probs_b.bias has the shape \[4\]; its "),
+    (GRANITE, {"granitehybrid.attention.head_count_kv": [0, 2]}, {}, "it must be 0 or the same number for each layer"),
+    (GRANITE, {"granitehybrid.attention.head_count_kv": [0, 2, 4]}, {}, "it must be 0 or the same number for each"),
+    (GRANITE, {"granitehybrid.attention.head_count_kv": 2}, {}, "it must be a list of whole numbers"),
+    (GRANITE, {"granitehybrid.ssm.state_size": 12}, {}, r"ssm_in.weight has the shape \[180, 32\]; its metadata"),
 )
 def test_bad_input_is_refused_by_name(
-    changes: dict[str, Any], tensors: dict[str, Any], message: str, *, tmp_path: Path
+    name: str, changes: dict[str, Any], tensors: dict[str, Any], message: str, *, tmp_path: Path
 ) -> None:
-    directory = save(tmp_path / "model", "Qwen3_5ForCausalLM", FAMILIES["Qwen3_5ForCausalLM"], FileType.F32)
+    directory = save(tmp_path / "model", name, FAMILIES[name], FileType.F32)
     file = write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.F32), changes=changes, more_tensors=tensors)
 
     with pytest.raises(ModelLoadError, match=message):
@@ -55,17 +76,18 @@ def test_bad_input_is_refused_by_name(
 
 
 @each_row(
-    ({"granitehybrid.attention.head_count_kv": [0, 2]}, "it must be 0 or the same number for each layer"),
-    ({"granitehybrid.attention.head_count_kv": [0, 2, 4]}, "it must be 0 or the same number for each layer"),
-    ({"granitehybrid.attention.head_count_kv": 2}, "it must be a list of whole numbers"),
-    ({"granitehybrid.ssm.state_size": 12}, r"ssm_in.weight has the shape \[180, 32\]; its metadata require"),
+    (QWEN, {"linear_conv_kernel_dim": 32}, "blk.0.ssm_conv1d.weight"),
+    (LFM2, {"conv_L_cache": 32}, "blk.0.shortconv.conv.weight"),
 )
-def test_a_bad_granite_is_refused_by_name(changes: dict[str, Any], message: str, *, tmp_path: Path) -> None:
-    name = "GraniteMoeHybridForCausalLM"
-    directory = save(tmp_path / "model", name, FAMILIES[name], FileType.F32)
-    file = write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.F32), changes=changes)
+def test_a_quantized_convolution_is_refused(
+    name: str, settings: dict[str, Any], tensor: str, *, tmp_path: Path
+) -> None:
+    directory = save(tmp_path / "model", name, {**FAMILIES[name], **settings}, FileType.F32)
+    file = write_gguf_of(
+        directory, tmp_path / "m.gguf", lambda each, _: FileType.Q8_0 if each == tensor else FileType.F32
+    )
 
-    with pytest.raises(ModelLoadError, match=message):
+    with pytest.raises(ModelLoadError, match=f"the tensor {tensor} is Q8_0; a convolution must be F32, F16 or BF16"):
         load_worker(ExecutorConfig.model_validate({"model": str(file), "num_device_blocks": 8}))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from executor_svc.checkpoint.weights import Checkpoint
-from executor_svc.models.config import RopeConfig
+from executor_svc.models.config import ExpertsConfig, MlpConfig, RopeConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels, Experts, LayerEnd, Mlp, Norm
 from executor_svc.models.families import parse_config
@@ -179,7 +179,7 @@ HIDDEN_SIZE, INTERMEDIATE_SIZE, ATTENDED_SIZE = 300, 140, 24  # sums of more inp
 
 
 def make_mixture(
-    kernels: DenseKernels[Any], num_experts: int, num_chosen: int, router: torch.Tensor | None = None
+    kernels: DenseKernels[Any], num_experts: int, num_chosen: int, router: torch.Tensor | None = None, **routing: Any
 ) -> Any:
     """Return the end of a layer that is a mixture of experts; its weights are always the same."""
     generator = torch.Generator().manual_seed(3)
@@ -194,10 +194,12 @@ def make_mixture(
     mlps = [Mlp(matrix(*up_sizes), matrix(*up_sizes), matrix(*down_sizes), "silu") for _ in range(num_experts)]
     router_matrix = kernels.matrix(HIDDEN_SIZE, [num_experts], role="router")
     router_matrix.weights[0].copy_(
-        torch.randn(num_experts, HIDDEN_SIZE, generator=generator) if router is None else router
+        torch.randn(num_experts, HIDDEN_SIZE, generator=generator) / HIDDEN_SIZE**0.5 if router is None else router
     )
     norm = Norm(torch.ones(HIDDEN_SIZE), None, 1e-6)
-    mixture = Experts(router_matrix, tuple(mlps), num_chosen, is_normalized=router is not None)
+    mlp, settings = MlpConfig(INTERMEDIATE_SIZE), {"is_normalized": router is not None, **routing}
+    bias = torch.randn(num_experts, generator=generator) / 3 if "has_correction_bias" in routing else None
+    mixture = Experts(router_matrix, tuple(mlps), ExpertsConfig(num_experts, num_chosen, mlp=mlp, **settings), bias)
     return kernels.last_segment(LayerEnd(attention_output, None, norm, mixture, None))
 
 
@@ -209,11 +211,15 @@ def run_mixture(segment: Any, num_rows: int, begin: int = 0, end: int | None = N
     return residual
 
 
+CORRECTED = {"scoring": "sigmoid", "has_correction_bias": True, "is_normalized": True, "sum_epsilon": 0.1, "scale": 2.5}
+
+
+@pytest.mark.parametrize("routing", [{}, {"scoring": "sigmoid"}, CORRECTED], ids=["softmax", "sigmoid", "corrected"])
 @pytest.mark.parametrize(("num_experts", "num_chosen"), [(1, 1), (4, 4), (17, 3), (33, 8)])
 @vectors
-def test_every_number_of_experts(lanes: str, num_experts: int, num_chosen: int) -> None:
-    ours = make_mixture(NativeDense(native_library(lanes)), num_experts, num_chosen)
-    theirs = make_mixture(torch_kernels(), num_experts, num_chosen)
+def test_every_number_of_experts(lanes: str, num_experts: int, num_chosen: int, routing: dict[str, Any]) -> None:
+    ours = make_mixture(NativeDense(native_library(lanes)), num_experts, num_chosen, **routing)
+    theirs = make_mixture(torch_kernels(), num_experts, num_chosen, **routing)
 
     for num_rows in (0, 1, 9, 130, 300):
         torch.testing.assert_close(run_mixture(ours, num_rows), run_mixture(theirs, num_rows), rtol=5e-5, atol=5e-5)

@@ -154,11 +154,6 @@ REFUSED_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         r"its code does not run on a sequence of token ids \(RuntimeError: ",
     ),
     "part of another model": ("MllamaForCausalLM", {}, "its code has no separable part before the head"),
-    "convolutions": (
-        "Lfm2MoeForCausalLM",
-        {"layer_types": ["conv", "full_attention"]},
-        r"it keeps a recurrent state besides the KV cache \(layers of type conv\)",
-    ),
 }
 
 

@@ -57,6 +57,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2ForCausalLM",
         {"hidden_size": 48, "num_attention_heads": 6, "conv_L_cache": 5, "conv_bias": True},
     ),
+    "LFM2 MoE: experts of which a bias chooses 3 of 7": (
+        "Lfm2MoeForCausalLM",
+        {"num_experts": 7, "num_experts_per_tok": 3},
+    ),
     "Llama: heads of 80 in a group of 9": (
         "LlamaForCausalLM",
         {"hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 1, "head_dim": 80},

@@ -44,6 +44,8 @@ class Example:
     window_blocks: int = 0
     """Of a second cache group, whose layers see 8 tokens; 0: there is none."""
     has_states: bool = False
+    num_states: int = 0
+    """Saved states on the device; there are as many host blocks for them as for others."""
 
     def play(self) -> Play:
         return Play(self.schedule, self.requests, self.make_worker).run()
@@ -60,6 +62,8 @@ class Example:
             sliding_window_tokens=self.sliding_window,
             cache_groups=self.groups if self.window_blocks else (),
             has_states=self.has_states,
+            num_device_states=self.num_states,
+            num_host_states=self.schedule.num_host_blocks if self.num_states else 0,
             sleep=lambda _: None,
         )
 
@@ -75,7 +79,7 @@ class Example:
         num_blocks = MAX_SEQUENCES * -(-MAX_LENGTH // 16)
         schedule = Schedule(num_blocks, settings=PlannerSettings(prefix_caching=False))
         alone = replace(self, requests=[request], schedule=schedule, budget=100, block_size=16, window_blocks=0)
-        alone = replace(alone, has_states=False)
+        alone = replace(alone, has_states=False, num_states=0)
         return alone.play().outcome_of(0)
 
 
@@ -146,7 +150,8 @@ def examples(draw: st.DrawFn) -> Example:
         uses_groups=uses_groups or has_states,
     )
     window = 0 if uses_groups else draw(st.sampled_from([0, 0, 0, 8]))
-    return Example(drawn, schedule, block_size, max_num_seqs, budget, window, window_blocks, has_states)
+    num_states = draw(st.sampled_from([0, 1, 3, 12, 40])) if has_states else 0
+    return Example(drawn, schedule, block_size, max_num_seqs, budget, window, window_blocks, has_states, num_states)
 
 
 @pytest.mark.timeout(300)
@@ -178,13 +183,15 @@ def crowd() -> list[Request]:
 
 
 def crowded(
-    mode: PreemptionMode | None, *, prefix_caching: bool, num_steps_in_flight: int, has_states: bool = False
+    mode: PreemptionMode | None, *, prefix_caching: bool, num_steps_in_flight: int, num_states: int | None = None
 ) -> Example:
     """Let the crowd meet in a pool that holds two of them; the last two come when the others have gone."""
     settings = PlannerSettings(preemption_mode=mode, prefix_caching=prefix_caching, watermark=0.0)
     arrival_rounds = [0, 0, 0, 0, 40, 40]
+    has_states = num_states is not None
     schedule = Schedule(32, 64, settings, num_steps_in_flight, arrival_rounds=arrival_rounds, uses_groups=has_states)
-    return Example(crowd(), schedule, block_size=4, max_num_seqs=12, budget=20, has_states=has_states)
+    example = Example(crowd(), schedule, block_size=4, max_num_seqs=12, budget=20)
+    return replace(example, has_states=has_states, num_states=num_states or 0)
 
 
 @pytest.fixture(scope="module")
@@ -207,15 +214,31 @@ def test_a_crowd_is_preempted_and_found_again_and_gets_what_each_gets_alone(
 
 
 @pytest.mark.parametrize("num_steps_in_flight", [1, 2, 4])
-def test_a_model_with_states_computes_each_sequence_from_its_first_token(
+def test_a_model_whose_states_are_not_saved_computes_each_sequence_from_its_first_token(
     num_steps_in_flight: int, crowd_alone: list[Outcome]
 ) -> None:
     in_flight = num_steps_in_flight
-    play = crowded(PreemptionMode.SWAP, prefix_caching=True, num_steps_in_flight=in_flight, has_states=True).play()
+    play = crowded(PreemptionMode.SWAP, prefix_caching=True, num_steps_in_flight=in_flight, num_states=0).play()
 
     assert [play.outcome_of(arrival) for arrival in range(len(crowd_alone))] == crowd_alone
     assert {preempted.mode for preempted in play.preemptions} == {PreemptionMode.RECOMPUTE}
     assert play.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("num_steps_in_flight", [1, 2, 4])
+@pytest.mark.parametrize("mode", PreemptionMode)
+@pytest.mark.parametrize("num_blocks", [32, 200])
+def test_a_model_with_saved_states_swaps_in_a_tight_pool_and_finds_prefixes_in_a_large_one(
+    num_blocks: int, mode: PreemptionMode, num_steps_in_flight: int, crowd_alone: list[Outcome]
+) -> None:
+    example = crowded(mode, prefix_caching=True, num_steps_in_flight=num_steps_in_flight, num_states=24)
+    play = replace(example, schedule=replace(example.schedule, num_blocks=num_blocks)).play()
+
+    assert [play.outcome_of(arrival) for arrival in range(len(crowd_alone))] == crowd_alone
+    if num_blocks == 32:
+        assert any(preempted.mode is mode and preempted.num_output_tokens for preempted in play.preemptions)
+    else:
+        assert play.num_cached_tokens > 0
 
 
 def test_outputs_have_log_probabilities_differ_and_follow_their_seed(crowd_alone: list[Outcome]) -> None:

@@ -59,6 +59,7 @@ def admission(num: int, rules: TokenRules | None) -> Admission:
         ),
         traceparent="00-" + "f" * 52,
         resources=Resources(INT32_MAX),
+        state_block=INT32_MAX,
     )
 
 
@@ -95,7 +96,8 @@ def steps(num: int) -> dict[str, Step]:
     large["pooling_inputs"] = Step(1, 1, TableDelta(), pooling_inputs=texts)
     pairs = np.stack((largest(2 * num)[:num], largest(2 * num)[num:]), axis=1)
     moves = {name: replace(large["forks"], delta=TableDelta(), **{name: pairs}) for name in MOVES}  # type: ignore[arg-type]
-    return large | moves
+    saves = Step(1, 1, TableDelta(), states_to_save=largest(3 * num).reshape(num, 3))
+    return large | moves | {"states_to_save": saves}
 
 
 @each_row(1, 500)
@@ -106,9 +108,13 @@ def test_no_field_takes_more_than_is_counted_for_it(num: int) -> None:
 
 
 def test_all_fields_of_a_step_are_filled_once() -> None:
-    filled = {field.name for field in (*fields(TableDelta), *fields(TokenRules))} | {*MOVES, "pooling_inputs"}
+    filled = {field.name for field in (*fields(TableDelta), *fields(TokenRules))} | {
+        *MOVES,
+        "pooling_inputs",
+        "states_to_save",
+    }
     assert {*steps(1)} >= filled
-    names = {"registered_blocks", "block_names", "pooling_inputs"}
+    names = {"registered_blocks", "block_names", "pooling_inputs", "states_to_save"}
     of_replays = {"draft_counts", "draft_token_ids"}  # no scheduler sends them
     known = {"epoch", "step_id", "delta", *MOVES, "table_digest", *names, *of_replays}
     assert {field.name for field in fields(Step)} == known

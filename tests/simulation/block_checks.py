@@ -1,7 +1,8 @@
 """What no step may do to the blocks of an executor, whoever reads them: looked at in each step, of all live slots.
 
 `FakeWorker` checks what the rows of a step read. Here all that the next token of each slot sees must be there too, in
-each cache group; nobody writes into a block that another slot sees; and a name stands for one content.
+each cache group; nobody writes into a block that another slot sees; and a name stands for one content, that of a saved
+state for the tokens up to the block of the same name.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from executor_svc.fake.cache import Histories, HistoryCache
+from executor_svc.fake.states import SlotStates
 from octavo_shared.errors import StepFailedError
 from octavo_shared.step_wire.batch_table import BatchTable, IndexArray, StepLayout
 from octavo_shared.step_wire.step import BLOCK_NAME_BYTES, Step
@@ -23,32 +25,47 @@ class BlockChecks:
         table: The batch table; empty.
         histories: What each slot ought to see.
         caches: The pools of each cache group.
+        states: The saved states; None: the model has no states.
         contents: What each name stood for so far; kept over attachments.
     """
 
     def __init__(
-        self, table: BatchTable, histories: Histories, caches: Sequence[HistoryCache], contents: dict[bytes, bytes]
+        self,
+        table: BatchTable,
+        histories: Histories,
+        caches: Sequence[HistoryCache],
+        states: SlotStates | None,
+        contents: dict[bytes, bytes],
     ) -> None:
         self._table = table
         self._histories = histories
         self._groups = list(zip(caches, table.groups, strict=True))
+        self._states = states
         self._contents = contents
         # Slots whose blocks are written as far as they say: not those that share what another one is to compute.
         self._has_run = np.zeros(table.max_num_seqs, np.bool_)
 
-    def before_writes(self, step: Step, layout: StepLayout) -> None:
-        """Check names and writes of a step that was applied to the table, and whose blocks were moved.
+    def before_step(self, step: Step) -> None:
+        """Check the names that a step tells. Raises StepFailedError: a name stands for something else."""
+        for place, block_id in enumerate(step.registered_blocks.tolist()):
+            name = step.block_names[BLOCK_NAME_BYTES * place : BLOCK_NAME_BYTES * (place + 1)]
+            content, known = self._content_of(block_id), self._contents.get(name, b"")
+            # A state tells of the last token alone; a block with the same name, of those before it too.
+            num_bytes = min(len(content), len(known))
+            if content[len(content) - num_bytes :] != known[len(known) - num_bytes :]:
+                raise StepFailedError(f"step {step.step_id} gives block {block_id} the name of another content")
+            self._contents[name] = max(content, known, key=len)
 
-        Raises: StepFailedError: a name stands for something else, or a row writes into a block that another slot sees.
+    def before_writes(self, step: Step, layout: StepLayout) -> None:
+        """Check the writes of a step that was applied to the table, and whose blocks were moved.
+
+        Raises: StepFailedError: a row writes into a block that another slot sees.
         """
         self._has_run[[admission.slot for admission in step.delta.admissions]] = False
         for fork in step.delta.beam_forks:
             self._has_run[fork.slot] = self._has_run[fork.parent_slot]
         self._has_run[[fork.slot for fork in step.delta.forks]] = False
         self._has_run &= self._table.live
-        for place, block_id in enumerate(step.registered_blocks.tolist()):
-            name = step.block_names[BLOCK_NAME_BYTES * place : BLOCK_NAME_BYTES * (place + 1)]
-            self._check_name(step.step_id, block_id, name)
         for index, (cache, tables) in enumerate(self._groups):
             self._check_writes(index, cache, tables, layout)
 
@@ -64,12 +81,12 @@ class BlockChecks:
             for cache, tables in self._groups:
                 cache.check_reads(tables, seen, self._histories)
 
-    def _check_name(self, step_id: int, block_id: int, name: bytes) -> None:
+    def _content_of(self, block_id: int) -> bytes:
+        if self._states is not None and block_id >= self._states.first_id:
+            return self._states.content_of(block_id)
         index = int(np.searchsorted([tables.first_id for _, tables in self._groups], block_id, side="right")) - 1
         cache, tables = self._groups[index]
-        content = cache.content_of(block_id - tables.first_id)
-        if self._contents.setdefault(name, content) != content:
-            raise StepFailedError(f"step {step_id} gives block {block_id} the name of another content")
+        return cache.content_of(block_id - tables.first_id)
 
     def _check_writes(self, index: int, cache: HistoryCache, tables: BlockTables, layout: StepLayout) -> None:
         size, rows = tables.block_size, layout.slots.astype(np.intp)

@@ -103,8 +103,13 @@ _MORE_BLOCKS = (0, 0, 2, 8, 40)
 # Of its executors know nothing of groups.
 _UNGROUPED_SHARE = 0.15
 
-# Of the seeds have a model with states.
+# Of the seeds have a model with states, and most of its executors save some: few, or more than they need.
 _STATES_SHARE = 0.25
+_DEVICE_STATES = (0, 1, 2, 3, 4, 8, 32, 100)
+_HOST_STATES = (0, 2, 8, 32)
+# Of them have blocks as small as can be: states are saved some blocks apart, and sequences are short here.
+_SMALL_BLOCKS_SHARE = 0.7
+_SMALL_BLOCK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +185,8 @@ def draw_plan(seed: int, mode: str) -> Plan:
     )
     groups = random.Random(f"groups {seed}")
     plan = _with_groups(plan, groups) if groups.random() < _GROUPS_SHARE else plan
-    return replace(plan, has_states=random.Random(f"states {seed}").random() < _STATES_SHARE)
+    states = random.Random(f"states {seed}")
+    return _with_states(plan, states) if states.random() < _STATES_SHARE else plan
 
 
 def _draw_executors(draw: random.Random, load: Load) -> tuple[ExecutorPlan, ...]:
@@ -230,6 +236,31 @@ def _with_groups(plan: Plan, draw: random.Random) -> Plan:
         has_groups = draw.random() >= _UNGROUPED_SHARE
         executors.append(replace(executor, cache_groups=tuple(groups) if has_groups else ()))
     return replace(plan, executors=tuple(executors), sliding_window_tokens=0 if 0 in windows else max(windows))
+
+
+def _with_states(plan: Plan, draw: random.Random) -> Plan:
+    """Return a plan whose model has states, of which each executor saves some, few or none."""
+    has_small_blocks = draw.random() < _SMALL_BLOCKS_SHARE
+    executors = tuple(
+        replace(
+            _with_small_blocks(executor) if has_small_blocks else executor,
+            num_device_states=draw.choice(_DEVICE_STATES),
+            num_host_states=draw.choice(_HOST_STATES) if executor.num_host_blocks else 0,
+        )
+        for executor in plan.executors
+    )
+    return replace(plan, has_states=True, executors=executors)
+
+
+def _with_small_blocks(executor: ExecutorPlan) -> ExecutorPlan:
+    """Return an executor with smaller blocks, for as many tokens."""
+    ratio = executor.block_size_tokens // _SMALL_BLOCK
+    return replace(
+        executor,
+        block_size_tokens=_SMALL_BLOCK,
+        num_device_blocks=executor.num_device_blocks * ratio,
+        cache_groups=tuple((window, num_blocks * ratio) for window, num_blocks in executor.cache_groups),
+    )
 
 
 def _draw_settings(draw: random.Random, load: Load, num_executors: int, num_schedulers: int) -> dict[str, Any]:

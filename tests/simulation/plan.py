@@ -84,6 +84,7 @@ class ExecutorPlan:
     `has_device`: whether a device computes its steps, while later ones are launched, or its own thread does.
     `max_allowance`: most tokens that a sequence may get in a step.
     `cache_groups`: of each cache group the window in tokens, 0: none, and the device blocks; empty: it offers none.
+    `num_device_states`, `num_host_states`: how many it saves, if the model has states.
     """
 
     address: str
@@ -98,6 +99,8 @@ class ExecutorPlan:
     has_device: bool = False
     max_allowance: int = 1
     cache_groups: tuple[tuple[int, int], ...] = ()
+    num_device_states: int = 0
+    num_host_states: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ BUGS = (
     Bug(
         "a prefix is found although there is no state behind it",
         f"{EXECUTORS}/serving_limits.py",
-        "    return replace(limits, has_states=True, prefix_caching=False, max_allowance=1)\n",
+        "    return _with_states(limits, info.cache_groups[-1]) if info.has_states else limits\n",
         "    return replace(limits, max_allowance=1)\n",
     ),
     Bug(
@@ -134,14 +134,58 @@ BUGS = (
     Bug(
         "a group is swapped, and its states are not",
         f"{CORE}/step/swapping.py",
-        "        self.is_possible = not limits.has_states and all(",
+        "        self.is_possible = has_room_for_states and all(",
         "        self.is_possible = all(",
     ),
     Bug(
         "the next owner of a slot goes on from the state of the former one",
         "executor_svc/fake/states.py",
-        "        self._num_tokens[begins], self._hashes[begins] = 0, 0\n",
+        "        self._at_slots[slots[starts == 0]] = 0, 0\n",
         "",
+    ),
+    Bug(
+        "a sequence that begins with a saved state goes on from that of the former owner of its slot",
+        "executor_svc/fake/states.py",
+        "            self._at_slots[slot] = self._device[admission.state_block - self.first_id]\n",
+        "",
+    ),
+    Bug(
+        "a state is swapped out before it is saved",
+        "executor_svc/fake/worker.py",
+        "            self._states.save(step.states_to_save)\n            self._states.move(moves.pop())\n",
+        "            self._states.move(moves.pop())\n            self._states.save(step.states_to_save)\n",
+    ),
+    Bug(
+        "a state is named before the answer to the step that saves it",
+        f"{CORE}/blocks/saved_states.py",
+        "        self.saves.setdefault(slot, []).append(save)\n",
+        "        self.saves.setdefault(slot, []).append(save)\n"
+        "        if name:\n"
+        "            self.prefix_cache.register([name], [block])\n",
+    ),
+    Bug(
+        "a saved state has the name of the block behind it",
+        f"{CORE}/step/prefills.py",
+        "            name = sequence.block_hashes[start // size - 1]\n",
+        "            name = sequence.block_hashes[min(start // size, len(sequence.block_hashes) - 1)]\n",
+    ),
+    Bug(
+        "a sequence begins with the saved state of other tokens, or of another salt",
+        f"{CORE}/blocks/saved_states.py",
+        "        return int(self.prefix_cache.blocks_of([name])[0])\n",
+        "        return int(self.prefix_cache.is_registered.nonzero()[0][0])\n",
+    ),
+    Bug(
+        "a block that a state is saved to keeps the name of the state before",
+        f"{SERVICE}/block_names.py",
+        ", step.blocks_to_copy[:, 1], step.states_to_save[:, 2]",
+        ", step.blocks_to_copy[:, 1]",
+    ),
+    Bug(
+        "names are kept of what a step that failed may have written",
+        f"{SERVICE}/step_runner.py",
+        "            if not (keeps_names and is_laid_out) or self._failure is not None:\n",
+        "            if not (keeps_names and is_laid_out):\n",
     ),
     Bug(
         "a fork begins without the state of its parent",

@@ -28,6 +28,11 @@ class Decided:
     step: Step
 
 
+def _state_blocks(step: Step) -> list[bool]:
+    """Return of each admission whether it begins with a saved state."""
+    return [admission.state_block is not None for admission in step.delta.admissions]
+
+
 RARE_DECISIONS: tuple[Rare[Decided], ...] = (
     Rare("block copied", "a step copied a shared block before it wrote", lambda it: bool(len(it.step.blocks_to_copy))),
     Rare(
@@ -64,6 +69,32 @@ RARE_DECISIONS: tuple[Rare[Decided], ...] = (
             it.step.step_id == 1
             and len(it.planner.blocks.groups) > 1
             and all(group.prefix_cache is not None and len(group.prefix_cache) for group in it.planner.blocks.groups)
+        ),
+    ),
+    Rare(
+        "state found",
+        "a request began with the saved state of another one",
+        lambda it: not len(it.step.blocks_to_swap_in) and any(_state_blocks(it.step)),
+    ),
+    Rare(
+        "state swapped in",
+        "a sequence came back from the host pool with its state",
+        lambda it: len(it.step.blocks_to_swap_in) > 0 and any(_state_blocks(it.step)),
+    ),
+    Rare(
+        "state saved as its slot is given away",
+        "a step saved the state of a slot and gave the slot to another sequence",
+        lambda it: bool(
+            {*it.step.states_to_save[:, 0].tolist()} & {admission.slot for admission in it.step.delta.admissions}
+        ),
+    ),
+    Rare(
+        "states kept",
+        "an executor had saved states of before its attachment",
+        lambda it: (
+            it.step.step_id == 1
+            and it.planner.blocks.states is not None
+            and len(it.planner.blocks.states.prefix_cache) > 0
         ),
     ),
     Rare(

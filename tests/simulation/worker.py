@@ -69,6 +69,8 @@ class SimulatedWorker(FakeWorker):
             sliding_window_tokens=sliding_window_tokens,
             cache_groups=_cache_groups(plan),
             has_states=has_states,
+            num_device_states=plan.num_device_states,
+            num_host_states=plan.num_host_states,
             nan_token_id=NAN_TOKEN,
             max_allowance=plan.max_allowance,
             max_grammar_slots=NUM_GRAMMAR_SLOTS,
@@ -97,6 +99,7 @@ class SimulatedWorker(FakeWorker):
             raise StepFailedError(POISONED)
         self._launched = step
         try:
+            self._checks.before_step(step)
             running = super().launch(step)
             self._checks.after_step(step, self._layout)
         except Exception as error:
@@ -117,7 +120,7 @@ class SimulatedWorker(FakeWorker):
     def reset(self, *, uses_groups: bool = False) -> None:
         """See `FakeWorker`."""
         super().reset(uses_groups=uses_groups)
-        self._checks = BlockChecks(self.table, self._histories, self._caches, self._contents)
+        self._checks = BlockChecks(self.table, self._histories, self._caches, self._states, self._contents)
 
     def _write_and_read(self, layout: StepLayout) -> None:
         self._layout = layout
@@ -127,7 +130,12 @@ class SimulatedWorker(FakeWorker):
     def _write_half(self, step: Step) -> None:
         """Leave behind what a step may that fails in its midst: blocks that it writes have something else in them."""
         layout = self.table.apply(step.delta)
-        for cache, own in zip(self._caches, split_moves(step, self._groups), strict=True):
+        moves = split_moves(step, self._pools)
+        if self._states is not None:
+            self._states.move(moves.pop())
+            self._states._device[step.states_to_save[:, 2] - self._states.first_id] = GARBAGE
+            self._states._at_slots[:] = GARBAGE
+        for cache, own in zip(self._caches, moves, strict=True):
             cache.move(own)
         rows = zip(layout.slots.tolist(), layout.starts.tolist(), layout.lengths.tolist(), strict=True)
         for slot, start, length in itertools.islice(rows, (len(layout.slots) + 1) // 2):

@@ -51,11 +51,13 @@ IN_A_STEP = {
     "draft_counts": Request(draft_counts=b"\1"),
     "draft_token_ids": Request(draft_token_ids=bytes(4)),
     "pooling_inputs": Request(pooling_inputs=[step_pb2.PoolingInput(token_ids=bytes(4))]),
+    "states_to_save": Request(states_to_save=[0, 4, 1]),
 }
 IN_AN_ADMISSION = {
     "grammar_slot": Admission(grammar_slot=0),
     "adapter_slot": Admission(adapter_slot=0),
     "encoder_input": Admission(encoder_input=step_pb2.EncoderInput(num_encoder_tokens=1)),
+    "state_block": Admission(state_block=0),
 }
 IN_AN_ANSWER = {
     "token_counts": Answer(token_counts=b"\1"),
@@ -432,5 +434,5 @@ def test_there_is_a_row_for_each_field_and_each_capability() -> None:
     assert set(IN_AN_ADMISSION) == set(ADMISSION_FIELDS)
     assert set(IN_AN_ANSWER) == set(ANSWER_FIELDS)
     used = {*STEP_FIELDS.values(), *ADMISSION_FIELDS.values(), *ANSWER_FIELDS.values()}
-    in_parameters_alone = {Capability.CACHE_GROUPS, Capability.STATES}
+    in_parameters_alone = {Capability.CACHE_GROUPS}
     assert used == {*OF_THE_EXECUTOR} - in_parameters_alone

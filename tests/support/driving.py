@@ -279,4 +279,5 @@ def with_logprobs(result: StepResult, logprobs: list[float]) -> StepResult:
 def check_pools_are_free(planner: ExecutorPlanner) -> None:
     """Assert that nobody has a block of any cache group, on the device or on the host."""
     pools = [group.allocator for group in planner.blocks.groups] + [pool.host for pool in planner.swapped.pools]
+    pools += [] if planner.blocks.states is None else [planner.blocks.states.allocator]
     assert all(pool.num_free_blocks == pool.num_blocks for pool in pools), "a block is not free"

@@ -34,6 +34,8 @@ ARCHITECTURES = {
     "Phi3ForCausalLM": "phi3",
     "GptOssForCausalLM": "gpt-oss",
     "GraniteMoeHybridForCausalLM": "granitehybrid",
+    "Lfm2ForCausalLM": "lfm2",
+    "Lfm2MoeForCausalLM": "lfm2moe",
     "Qwen3_5ForCausalLM": "qwen35",
     "Qwen3_5MoeForCausalLM": "qwen35moe",
     "Qwen3NextForCausalLM": "qwen3next",
@@ -94,6 +96,21 @@ _NAMES_OF_GRANITE = {
     "mamba.out_proj": "ssm_out",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
 }
+_NAMES_OF_LFM2 = {
+    "model.embedding_norm": "token_embd_norm",
+    "operator_norm": "attn_norm",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "self_attn.out_proj": "attn_output",
+    **{f"conv.{part}": f"shortconv.{part}" for part in ("in_proj", "conv", "out_proj")},
+    "ffn_norm": "ffn_norm",
+    "feed_forward.gate": "ffn_gate_inp",
+    "feed_forward.expert_bias": "exp_probs_b",
+    **{f"feed_forward.{part}": f"ffn_{name}" for part, name in (("w1", "gate"), ("w3", "up"), ("w2", "down"))},
+    "feed_forward.experts.w1": "ffn_gate_exps",
+    "feed_forward.experts.w3": "ffn_up_exps",
+    "feed_forward.experts.w2": "ffn_down_exps",
+}
 _NAMES_OF_GPT_OSS = {"post_attention_layernorm": "post_attention_norm"}
 _NAMES_OF_GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
@@ -105,7 +122,7 @@ _NAMES_OF_GEMMA = {
 def of_type(kind: GGMLQuantizationType) -> TypeOf:
     """Return the rule of files of a type: matrices have it, vectors and routers stay in float32."""
     floats = GGMLQuantizationType.F32
-    kept = ("ffn_gate_inp", ".bias", "ssm_conv1d", "ssm_norm", "ssm_a", "ssm_d")
+    kept = ("ffn_gate_inp", ".bias", "ssm_conv1d", "ssm_norm", "ssm_a", "ssm_d", "shortconv.conv")
     return lambda name, values: floats if values.ndim == 1 or any(each in name for each in kept) else kind
 
 
@@ -234,7 +251,7 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
         "feed_forward_length": config.get("intermediate_size"),
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps") or config["norm_eps"],
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "rope.freq_base": rope.get("rope_theta"),
@@ -251,6 +268,14 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
         values |= _values_of_granite(config)
     if "linear_num_key_heads" in config:
         values |= _values_of_hybrid(config, architecture, head_dim, rope)
+    if "conv_L_cache" in config:
+        counts = {"conv": 0, "full_attention": config["num_key_value_heads"]}
+        values |= {
+            "attention.head_count_kv": [counts[kind] for kind in config["layer_types"]],
+            "shortconv.l_cache": config["conv_L_cache"],
+            "leading_dense_block_count": config.get("num_dense_layers"),
+            "expert_gating_func": 2 if architecture == "lfm2moe" else None,
+        }
     if rope.get("rope_type") == "yarn":
         values |= {
             "rope.scaling.type": "yarn",
@@ -308,6 +333,12 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
     if architecture == "gpt-oss":
         names |= _NAMES_OF_GPT_OSS
         weights = _apart(weights)
+    if "conv_L_cache" in config:
+        names |= _NAMES_OF_LFM2
+        weights = {
+            re.sub(r"\.expert_bias$", ".expert_bias.bias", name): each.squeeze(1) if ".conv.conv." in name else each
+            for name, each in weights.items()
+        }
     if "linear_num_key_heads" in config:
         names |= _NAMES_OF_HYBRIDS
         weights = _of_hybrid(config, architecture, weights)

@@ -7,7 +7,7 @@ would attend to a wrong, foreign or unwritten place fails the test.
 import bisect
 import itertools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import numpy as np
@@ -19,6 +19,7 @@ from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import (
     UNKNOWN_TOKEN,
     Float32Array,
+    Fork,
     GrammarLoaded,
     Int32Array,
     PoolingOutput,
@@ -114,6 +115,9 @@ class ToyExecutor:
         self._next_token = next_token
         self._cache: dict[int, dict[int, int]] = {}
         self._host: dict[int, dict[int, int]] = {}
+        self._states: dict[
+            int, dict[int, int]
+        ] = {}  # by slot: the hash of the tokens that it has taken, by their number
 
     def execute(self, step: Step) -> StepResult:
         """Run a step that came over the wire; the answer goes back over it."""
@@ -121,13 +125,17 @@ class ToyExecutor:
         layout = self.layout = self.table.apply(received.delta)
         loaded = self._loaded(received) if self._limits.tells_loads else ()
         assert layout.num_tokens <= self._limits.max_num_batched_tokens, "the step is larger than its budget"
+        self._save_states(received)
         self._move_blocks(received)
+        self._begin_states(received)
         spans = self._draft(layout)
         rows = list(zip(layout.slots.tolist(), layout.starts.tolist(), layout.lengths.tolist(), strict=True))
         for slot, start, length in rows:
             self._write(slot, start, start + length)
         for slot, start, length in rows:
             self._attend(slot, start, start + length)
+            self._take_into_state(slot, start, start + length)
+        self._fork_states(received.delta.forks)
         sampled_token_ids, counts, candidates = self._sample(layout, spans)
         self.table.resolve(layout, sampled_token_ids, counts)
         result = StepResult(
@@ -176,6 +184,33 @@ class ToyExecutor:
             self._cache[device] = dict(self._host[host])
         copied = {target: dict(self._cache[source]) for source, target in step.blocks_to_copy.tolist()}
         self._cache.update(copied)
+
+    def _save_states(self, step: Step) -> None:
+        for slot, num_tokens, block in step.states_to_save.tolist():
+            assert self._group_of(block) == len(self._limits.groups), "a block that holds no states"
+            assert list(self._states[slot]) == [num_tokens], "a state of another position is saved"
+            self._cache[block] = dict(self._states[slot])
+
+    def _begin_states(self, step: Step) -> None:
+        """Load the saved states of admissions; whatever another slot holds is read by no row that begins anew."""
+        for admission in step.delta.admissions if self._limits.has_states else ():
+            has_tokens = admission.num_computed_tokens > 0
+            assert has_tokens is (admission.state_block is not None), "a sequence begins with a wrong state"
+            if admission.state_block is not None:
+                self._states[admission.slot] = dict(self._cache[admission.state_block])
+        self._fork_states(step.delta.beam_forks)
+
+    def _fork_states(self, forks: Iterable[Fork]) -> None:
+        for fork in forks if self._limits.has_states else ():
+            self._states[fork.slot] = self._states[fork.parent_slot]
+
+    def _take_into_state(self, slot: int, start: int, end: int) -> None:
+        if not self._limits.has_states:
+            return
+        hashes = self._hashes(slot, end)
+        expected = {start: hashes[start - 1]}
+        assert not start or self._states[slot] == expected, f"slot {slot} goes on from a state of other tokens"
+        self._states[slot] = {end: hashes[-1]}
 
     def _group_of(self, block: int, *, on_host: bool = False) -> int:
         """Return of which cache group a block is, as on the wire."""

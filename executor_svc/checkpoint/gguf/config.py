@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
+from gguf import ExpertGatingFuncType
 
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.metadata import Metadata, is_of_converter, warn_of_key
@@ -98,7 +99,7 @@ def build_config(metadata: Metadata, tensors: Tensors) -> Config:
 def _decoder(
     metadata: Metadata, tensors: Tensors, architecture: str, *, num_kv_heads: int | None = None, **more: object
 ) -> Config:
-    """Return what all architectures share, and more; `num_kv_heads` where the file does not have one number."""
+    """Return what all architectures share, and more. `num_kv_heads` None: the same in all layers."""
     hidden_size, num_heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
     head_dim = metadata.integer("attention.key_length", hidden_size // max(1, num_heads))
     if metadata.integer("attention.value_length", head_dim) != head_dim:
@@ -269,6 +270,37 @@ def _layer_types(metadata: Metadata, num_layers: int) -> list[str]:
     return ["linear_attention" if each else "full_attention" for each in is_recurrent]
 
 
+def _lfm2(metadata: Metadata, tensors: Tensors, architecture: str = "Lfm2ForCausalLM", **more: object) -> Config:
+    """LFM2: layers without KV heads have a short convolution."""
+    key = metadata.key("attention.head_count_kv")
+    heads = metadata.whole_numbers(key)
+    if len({*heads} - {0}) != 1:
+        raise metadata.wrong(key, heads, "a list of one number, with 0 for layers that do not attend")
+    config = _decoder(metadata, tensors, architecture, num_kv_heads=max(heads), **more)
+    return config | {
+        "norm_eps": config["rms_norm_eps"],
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": metadata.integer("shortconv.l_cache"),
+        "layer_types": ["full_attention" if each else "conv" for each in heads],
+    }
+
+
+def _lfm2_moe(metadata: Metadata, tensors: Tensors) -> Config:
+    """LFM2-MoE: llama.cpp scales the weights of experts to 1, and has a bias for their choice in every file."""
+    gating = metadata.integer("expert_gating_func")
+    if gating != ExpertGatingFuncType.SIGMOID:
+        raise metadata.wrong(metadata.key("expert_gating_func"), gating, "2 (sigmoid)")
+    return _lfm2(
+        metadata,
+        tensors,
+        "Lfm2MoeForCausalLM",
+        num_experts=metadata.integer("expert_count"),
+        num_experts_per_tok=metadata.integer("expert_used_count"),
+        moe_intermediate_size=metadata.integer("expert_feed_forward_length"),
+        num_dense_layers=metadata.integer("leading_dense_block_count", 0),
+    )
+
+
 def _gemma(metadata: Metadata, tensors: Tensors) -> Config:
     return _decoder(metadata, tensors, "GemmaForCausalLM", hidden_activation="gelu_pytorch_tanh")
 
@@ -374,6 +406,8 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Metadata, Tensors], Config]]] = Mapp
         "gemma3": _gemma3,
         "gpt-oss": _gpt_oss,
         "granitehybrid": _granite_hybrid,
+        "lfm2": _lfm2,
+        "lfm2moe": _lfm2_moe,
         "llama": _llama,
         "phi3": _phi3,
         "qwen2": _qwen2,

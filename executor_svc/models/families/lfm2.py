@@ -1,4 +1,4 @@
-"""LFM2: layers with a short convolution among those that attend.
+"""LFM2 and LFM2-MoE: layers with a short convolution among those that attend.
 
 Source: Liquid AI 2025, "LFM2 Technical Report".
 """
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from executor_svc.models.config import MlpConfig, ModelConfig, ShortConvConfig, WeightNames
-from executor_svc.models.families.common import read_decoder, read_layer_types
+from executor_svc.models.families.common import mlp_of, read_decoder, read_experts, read_layer_types
 from executor_svc.models.fields import ConfigFields
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
@@ -19,15 +19,42 @@ _NAMES: Final = WeightNames(
     attention_output="model.layers.{layer}.self_attn.out_proj",
     state="model.layers.{layer}.conv",
     mlp_norm="model.layers.{layer}.ffn_norm",
+    router="model.layers.{layer}.feed_forward.gate",
+    correction_bias="model.layers.{layer}.feed_forward.expert_bias",
     gate_up=("model.layers.{layer}.feed_forward.w1", "model.layers.{layer}.feed_forward.w3"),
     down="model.layers.{layer}.feed_forward.w2",
+    expert_gate_up=(
+        "model.layers.{layer}.feed_forward.experts.{expert}.w1",
+        "model.layers.{layer}.feed_forward.experts.{expert}.w3",
+    ),
+    expert_down="model.layers.{layer}.feed_forward.experts.{expert}.w2",
     norm="model.embedding_norm",
 )
 
 
 def read_lfm2(fields: ConfigFields) -> ModelConfig:
     """Read an LFM2 config.json, under the names of its first files too."""
-    size = _read_intermediate_size(fields)
+    return _read_hybrid(fields, _read_intermediate_size(fields))
+
+
+def read_lfm2_moe(fields: ConfigFields) -> ModelConfig:
+    """Read an LFM2-MoE config.json: all layers but the first ones have experts."""
+    config = _read_hybrid(fields, fields.integer("intermediate_size"))
+    mlp = replace(mlp_of(config), intermediate_size=fields.integer("moe_intermediate_size"))
+    experts = replace(
+        read_experts(fields, "num_experts", mlp, is_normalized=fields.flag("norm_topk_prob", True)),
+        scoring="sigmoid",
+        has_correction_bias=fields.flag("use_expert_bias", True),
+        sum_epsilon=1e-6,  # in transformers' code
+        scale=fields.number("routed_scaling_factor", 1.0),
+    )
+    num_dense = fields.integer("num_dense_layers", 2, least=0)
+    layers = config.layers[:num_dense] + tuple(replace(layer, mlp=experts) for layer in config.layers[num_dense:])
+    return replace(config, layers=layers)
+
+
+def _read_hybrid(fields: ConfigFields, size: int) -> ModelConfig:
+    """Read a decoder whose MLPs have such a size."""
     known = {name: value for name, value in fields.values.items() if value is not None}
     own = {
         "intermediate_size": size,

@@ -36,21 +36,34 @@ static void soften_scores(float *scores, long count) {
     for (long i = 0; i < count; i++) scores[i] /= total;
 }
 
+// scores = sigmoid(scores), one row.
+static void squash_scores(float *scores, long count) {
+    for (long i = 0; i < count; i += LANES)
+        vf_store_part(scores + i, weigh_by_sigmoid(vf_all(1.0f), vf_load_part(scores + i, count - i)), count - i);
+}
+
 // Choose the experts of one row: the largest scores, of equal ones the first; chosen scores are struck out.
 static void choose_experts(const Experts *experts, float *scores, int32_t *chosen, float *weights) {
-    soften_scores(scores, experts->num_experts);
+    const float *bias = experts->correction_bias;
+    if (experts->is_sigmoid) squash_scores(scores, experts->num_experts);
+    else soften_scores(scores, experts->num_experts);
     float total = 0;
     for (long i = 0; i < experts->num_chosen; i++) {
         long best = -1;
-        for (long expert = 0; expert < experts->num_experts; expert++)
-            if (scores[expert] != -INFINITY && (best < 0 || scores[expert] > scores[best])) best = expert;
+        float highest = 0;
+        for (long expert = 0; expert < experts->num_experts; expert++) {
+            float corrected = bias ? scores[expert] + bias[expert] : scores[expert];
+            if (scores[expert] == -INFINITY || (best >= 0 && !(corrected > highest))) continue;
+            best = expert;
+            highest = corrected;
+        }
         chosen[i] = (int32_t)best;
         weights[i] = scores[best];
         total += scores[best];
         scores[best] = -INFINITY;
     }
-    if (!experts->is_normalized) return;
-    for (long i = 0; i < experts->num_chosen; i++) weights[i] /= total;
+    float divisor = experts->is_normalized ? total + experts->sum_epsilon : 1.0f;
+    for (long i = 0; i < experts->num_chosen; i++) weights[i] = weights[i] / divisor * experts->scale;
 }
 
 // The places of the rows among their experts' rows; each thread finds them by itself.

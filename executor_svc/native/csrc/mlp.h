@@ -40,6 +40,10 @@ typedef struct {
     long num_experts;  // 0: there is no mixture
     long num_chosen;
     long is_normalized;  // whether the weights of the chosen ones are scaled to a sum of 1
+    long is_sigmoid;     // whether scores are sigmoids; else their softmax
+    const float *correction_bias;  // [num_experts], added to scores for the choice alone; NULL: there is none
+    float sum_epsilon;             // added to the sum that weights are divided by
+    float scale;                   // of the weights
     Mlp shared;          // for every row, times the sigmoid of its gate; no outputs: there is none
     Matrix shared_gate;  // float32, one output; none: the factor is 1
 } Experts;

@@ -53,7 +53,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     CAPABILITY_CACHE_GROUPS: _Capability.ValueType  # 11
     """Layers whose caches live unlike have block tables and pools of their own."""
     CAPABILITY_STATES: _Capability.ValueType  # 12
-    """Layers keep a state of each sequence in place of keys and values: CACHE_KIND_STATE. Agreed only
+    """Layers keep a state of each sequence in place of keys and values: CACHE_KIND_STATE. States are saved to
+    blocks and loaded from them. Agreed only
     together with CAPABILITY_CACHE_GROUPS; an executor of such a model refuses to be attached without it.
     """
     CAPABILITY_GRAMMARS_READY: _Capability.ValueType  # 13
@@ -95,7 +96,8 @@ CAPABILITY_POOLING: Capability.ValueType  # 10
 CAPABILITY_CACHE_GROUPS: Capability.ValueType  # 11
 """Layers whose caches live unlike have block tables and pools of their own."""
 CAPABILITY_STATES: Capability.ValueType  # 12
-"""Layers keep a state of each sequence in place of keys and values: CACHE_KIND_STATE. Agreed only
+"""Layers keep a state of each sequence in place of keys and values: CACHE_KIND_STATE. States are saved to
+blocks and loaded from them. Agreed only
 together with CAPABILITY_CACHE_GROUPS; an executor of such a model refuses to be attached without it.
 """
 CAPABILITY_GRAMMARS_READY: Capability.ValueType  # 13
@@ -120,7 +122,7 @@ class _CacheKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheKind.V
     """One row a token, from which keys and values are made."""
     CACHE_KIND_STATE: _CacheKind.ValueType  # 4
     """CAPABILITY_STATES: the state of each sequence, at its slot of the batch: no block table has its blocks.
-    A block is a saved state, at a boundary of blocks of tokens; this release saves none.
+    A block is a saved state of all these layers; one with a name is at a boundary of blocks of tokens.
     """
     CACHE_KIND_ENCODER: _CacheKind.ValueType  # 5
     """Keys and values of an encoder's output: of fixed length, and read only."""
@@ -138,7 +140,7 @@ CACHE_KIND_LATENT: CacheKind.ValueType  # 3
 """One row a token, from which keys and values are made."""
 CACHE_KIND_STATE: CacheKind.ValueType  # 4
 """CAPABILITY_STATES: the state of each sequence, at its slot of the batch: no block table has its blocks.
-A block is a saved state, at a boundary of blocks of tokens; this release saves none.
+A block is a saved state of all these layers; one with a name is at a boundary of blocks of tokens.
 """
 CACHE_KIND_ENCODER: CacheKind.ValueType  # 5
 """Keys and values of an encoder's output: of fixed length, and read only."""

@@ -87,8 +87,8 @@ class ExecuteModelRequest(_message.Message):
     appends, deactivated slots, activated slots, allowances. It then lays out the step: every active slot
     by one token (by up to its allowance, if that is larger), ascending, then the prefill chunks in their
     order, then the forks. Then, in this fixed order: set the names of registered blocks and clear those
-    of all blocks that the step may write, begin to send and receive, swap out, swap in, copy, run
-    encoders, the forward pass (per layer: write keys and values of the whole batch, then attend), logits
+    of all blocks that the step may write, begin to send and receive, save states, swap out, swap in, copy,
+    load states, run encoders, the forward pass (per layer: write keys and values of the whole batch, then attend), logits
     of the selected rows, sample.
 
     Fields from 17 on are of wire version 2, and each but feature_bits belongs to a capability:
@@ -138,6 +138,7 @@ class ExecuteModelRequest(_message.Message):
     POOLING_INPUTS_FIELD_NUMBER: _builtins.int
     DRAFT_COUNTS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    STATES_TO_SAVE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch from Attach."""
     step_id: _builtins.int
@@ -276,6 +277,13 @@ class ExecuteModelRequest(_message.Message):
         blocks and no place in the table; their tokens count towards max_num_batched_tokens beside the rest.
         """
 
+    @_builtins.property
+    def states_to_save(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CAPABILITY_STATES: flat (slot, number of tokens, block) triples. The state that the slot had before this
+        step, also if the step releases it, goes to the block of the group of states: the state behind so many
+        tokens, which are all that earlier steps computed. No slot and no block twice.
+        """
+
     def __init__(
         self,
         *,
@@ -309,10 +317,11 @@ class ExecuteModelRequest(_message.Message):
         pooling_inputs: _abc.Iterable[Global___PoolingInput] | None = ...,
         draft_counts: _builtins.bytes = ...,
         draft_token_ids: _builtins.bytes = ...,
+        states_to_save: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "registered_blocks", b"registered_blocks", "table_digest", b"table_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "activated_slots", b"activated_slots", "adapter_drops", b"adapter_drops", "adapter_loads", b"adapter_loads", "admissions", b"admissions", "allowances", b"allowances", "appended_blocks", b"appended_blocks", "appended_tokens", b"appended_tokens", "beam_forks", b"beam_forks", "blocks_to_copy", b"blocks_to_copy", "blocks_to_receive", b"blocks_to_receive", "blocks_to_send", b"blocks_to_send", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "deactivated_slots", b"deactivated_slots", "draft_counts", b"draft_counts", "draft_token_ids", b"draft_token_ids", "epoch", b"epoch", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "forks", b"forks", "grammar_drops", b"grammar_drops", "grammar_loads", b"grammar_loads", "pooling_inputs", b"pooling_inputs", "prefill_chunks", b"prefill_chunks", "registered_blocks", b"registered_blocks", "released_slots", b"released_slots", "replaced_blocks", b"replaced_blocks", "step_id", b"step_id", "table_digest", b"table_digest", "transfers_to_cancel", b"transfers_to_cancel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "activated_slots", b"activated_slots", "adapter_drops", b"adapter_drops", "adapter_loads", b"adapter_loads", "admissions", b"admissions", "allowances", b"allowances", "appended_blocks", b"appended_blocks", "appended_tokens", b"appended_tokens", "beam_forks", b"beam_forks", "blocks_to_copy", b"blocks_to_copy", "blocks_to_receive", b"blocks_to_receive", "blocks_to_send", b"blocks_to_send", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "deactivated_slots", b"deactivated_slots", "draft_counts", b"draft_counts", "draft_token_ids", b"draft_token_ids", "epoch", b"epoch", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "forks", b"forks", "grammar_drops", b"grammar_drops", "grammar_loads", b"grammar_loads", "pooling_inputs", b"pooling_inputs", "prefill_chunks", b"prefill_chunks", "registered_blocks", b"registered_blocks", "released_slots", b"released_slots", "replaced_blocks", b"replaced_blocks", "states_to_save", b"states_to_save", "step_id", b"step_id", "table_digest", b"table_digest", "transfers_to_cancel", b"transfers_to_cancel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_weights_version: _TypeAlias = _typing.Literal["expected_weights_version"]  # noqa: Y015
     _WhichOneofArgType__expected_weights_version: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version"]  # noqa: Y015
@@ -556,6 +565,7 @@ class Admission(_message.Message):
     GRAMMAR_SLOT_FIELD_NUMBER: _builtins.int
     ADAPTER_SLOT_FIELD_NUMBER: _builtins.int
     ENCODER_INPUT_FIELD_NUMBER: _builtins.int
+    STATE_BLOCK_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Free slot, 0 to max_num_seqs less 1."""
     generation: _builtins.int
@@ -586,6 +596,10 @@ class Admission(_message.Message):
     adapter_slot: _builtins.int
     """CAPABILITY_ADAPTERS: adapter slot to compute with, one that AdapterLoaded told. Absent: the weights
     alone.
+    """
+    state_block: _builtins.int
+    """CAPABILITY_STATES: block with the state behind num_computed_tokens, which the slot begins with. Absent: it
+    begins with an empty state, and num_computed_tokens is 0.
     """
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -622,10 +636,11 @@ class Admission(_message.Message):
         grammar_slot: _builtins.int | None = ...,
         adapter_slot: _builtins.int | None = ...,
         encoder_input: Global___EncoderInput | None = ...,
+        state_block: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot", "_grammar_slot", b"_grammar_slot", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_traceparent", b"_traceparent", "adapter_slot", b"adapter_slot", "encoder_input", b"encoder_input", "grammar_slot", b"grammar_slot", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling_params", b"sampling_params", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot", "_grammar_slot", b"_grammar_slot", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_state_block", b"_state_block", "_traceparent", b"_traceparent", "adapter_slot", b"adapter_slot", "encoder_input", b"encoder_input", "grammar_slot", b"grammar_slot", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling_params", b"sampling_params", "state_block", b"state_block", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot", "_grammar_slot", b"_grammar_slot", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_traceparent", b"_traceparent", "adapter_slot", b"adapter_slot", "block_ids", b"block_ids", "cache_salt", b"cache_salt", "encoder_input", b"encoder_input", "generation", b"generation", "grammar_slot", b"grammar_slot", "num_computed_tokens", b"num_computed_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "sampling_params", b"sampling_params", "slot", b"slot", "token_ids", b"token_ids", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot", "_grammar_slot", b"_grammar_slot", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_state_block", b"_state_block", "_traceparent", b"_traceparent", "adapter_slot", b"adapter_slot", "block_ids", b"block_ids", "cache_salt", b"cache_salt", "encoder_input", b"encoder_input", "generation", b"generation", "grammar_slot", b"grammar_slot", "num_computed_tokens", b"num_computed_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "sampling_params", b"sampling_params", "slot", b"slot", "state_block", b"state_block", "token_ids", b"token_ids", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_slot: _TypeAlias = _typing.Literal["adapter_slot"]  # noqa: Y015
     _WhichOneofArgType__adapter_slot: _TypeAlias = _typing.Literal["_adapter_slot", b"_adapter_slot"]  # noqa: Y015
@@ -633,6 +648,8 @@ class Admission(_message.Message):
     _WhichOneofArgType__grammar_slot: _TypeAlias = _typing.Literal["_grammar_slot", b"_grammar_slot"]  # noqa: Y015
     _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__state_block: _TypeAlias = _typing.Literal["state_block"]  # noqa: Y015
+    _WhichOneofArgType__state_block: _TypeAlias = _typing.Literal["_state_block", b"_state_block"]  # noqa: Y015
     _WhichOneofReturnType__traceparent: _TypeAlias = _typing.Literal["traceparent"]  # noqa: Y015
     _WhichOneofArgType__traceparent: _TypeAlias = _typing.Literal["_traceparent", b"_traceparent"]  # noqa: Y015
     @_typing.overload
@@ -641,6 +658,8 @@ class Admission(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__grammar_slot) -> _WhichOneofReturnType__grammar_slot | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__state_block) -> _WhichOneofReturnType__state_block | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__traceparent) -> _WhichOneofReturnType__traceparent | None: ...
 

@@ -51,8 +51,11 @@ function tiles(state, rates) {
 }
 
 function hitsText(state) {
-  const hasStates = (state.executors ?? []).some((executor) => executor.hasStates);
-  return hasStates ? "none yet: the model has states" : `of ${count(number(state.numQueriedTokens))} tokens`;
+  const withStates = (state.executors ?? []).filter((executor) => executor.hasStates);
+  if (withStates.some((executor) => !number(executor.numStateBlocks))) return "none: no states are saved";
+  const tokens = `of ${count(number(state.numQueriedTokens))} tokens`;
+  const numSaved = withStates.reduce((sum, executor) => sum + number(executor.numSavedStates), 0);
+  return withStates.length ? `${tokens}; ${count(numSaved)} states saved` : tokens;
 }
 
 function draftsTile(rates) {

@@ -13,6 +13,9 @@ Invariants, checked by `check_integrity`:
 - a cached block is registered, and the prefix cache names it.
 """
 
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
 import numpy as np
 
 from octavo_shared.step_wire.batch_table import IndexArray
@@ -26,12 +29,24 @@ class OutOfBlocksError(Exception):
     """More blocks were asked for than are free; nothing was changed."""
 
 
+class Dependents(Protocol):
+    """What is of use only while the blocks of a pool are cached."""
+
+    def drop(self, names: Iterable[bytes]) -> None:
+        """Forget what belongs to blocks with these names, which are evicted."""
+
+
 class BlockAllocator:
     """Hands out blocks 0 to num_blocks - 1 and takes them back by reference count.
 
     The free list is a stack, so that a block that was just freed is the next to be written: it is
     still in the processor's caches. Blocks that hold a cached prefix are given out last.
+
+    Attributes:
+        dependents: They are told the names of evicted blocks; None: there are none.
     """
+
+    dependents: Dependents | None = None
 
     def __init__(self, num_blocks: int, prefix_cache: PrefixCache | None = None) -> None:
         self.num_blocks = num_blocks
@@ -117,8 +132,20 @@ class BlockAllocator:
     def _evict(self, num_blocks: int) -> None:
         assert self.prefix_cache is not None
         evicted = self._cached_blocks.take_first(num_blocks)
+        if self.dependents is not None:
+            names = map(self.prefix_cache.hash_of, evicted.tolist())
+            self.dependents.drop([name for name in names if name is not None])
         self.prefix_cache.forget(evicted)
         self._push(evicted)
+
+    def drop(self, block_ids: Sequence[int]) -> None:
+        """Evict distinct cached blocks, whatever their place in the order."""
+        if block_ids:
+            assert self.prefix_cache is not None
+            index: IndexArray = np.array(block_ids, np.intp)
+            self._cached_blocks.remove(index)
+            self.prefix_cache.forget(index)
+            self._push(index)
 
     def _push(self, block_ids: IndexArray) -> None:
         top = self._num_uncached_free_blocks

@@ -8,7 +8,8 @@ The watermark keeps a share of the pool back from admissions and swap-ins, so th
 just entered is not preempted by the next growth. Running sequences may use all of it.
 
 A sequence has a block table in each cache group (`group_blocks.py`). A prefix is found up to the last block
-behind which the next token finds all blocks that it sees, in all cache groups.
+behind which the next token finds all blocks that it sees, in all cache groups, and a saved state if the model has
+states (`saved_states.py`).
 
 Sharing. Full blocks are shared through the prefix cache and inside a group; they are never written
 again. Forks also share the last, partial block: the first sequence that writes into it gets a copy, and the
@@ -28,6 +29,7 @@ from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.blocks.group_blocks import GroupBlocks
 from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, NO_BLOCKS, BlockHasher
+from scheduler_svc.core.blocks.saved_states import SavedStates
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.step_size import admission_bytes, rules_bytes
@@ -50,13 +52,16 @@ class SequenceBlocks:
     """What `sequence` gets in an admission, of each cache group: blocks that exist already, then new ones.
 
     `num_cached` counts the blocks of its registered prefix. `num_shared` counts the blocks that it shares with the
-    lead, which computes them in this admission. One of the two is 0.
+    lead, which computes them in this admission. One of the two is 0. `num_in_chain` counts the blocks of its prefix
+    that are registered, with a saved state behind them or not. It begins with the state in `state_block`; None: anew.
     """
 
     sequence: Sequence
     num_cached: int
     num_shared: int
     parts: list[GroupPart]
+    num_in_chain: int = 0
+    state_block: int | None = None
 
 
 class Scarcest(NamedTuple):
@@ -98,6 +103,8 @@ class BlockManager:
     Attributes:
         groups: The cache groups.
         allocator, prefix_cache: Of the first cache group.
+        states: The saved states of a model with states; None: none is saved.
+        first_state: The id of the first one on the wire.
         nothing: No block of any cache group.
         hasher: Names blocks. The step log gives a planner another one before its first name.
     """
@@ -108,6 +115,14 @@ class BlockManager:
         for pool in limits.groups:
             first_id = sum(group.allocator.num_blocks for group in self.groups)
             self.groups.append(GroupBlocks(limits, pool, first_id, None if self.groups else holders))
+        self.states: SavedStates | None = None
+        self.first_state = sum(group.allocator.num_blocks for group in self.groups)
+        if limits.num_state_blocks:
+            self.states = SavedStates(limits, self.first_state)
+            self.groups[0].allocator.dependents = self.states
+        # As their blocks are numbered.
+        self._pools: list[GroupBlocks | SavedStates] = [*self.groups]
+        self._pools += [] if self.states is None else [self.states]
         for index, group in enumerate(self.groups) if limits.more_groups else ():
             group.words = f" of cache group {index} ({f'window of {group.window}' if group.window else 'all'} tokens)"
         self.allocator, self.prefix_cache = self.groups[0].allocator, self.groups[0].prefix_cache
@@ -174,6 +189,14 @@ class BlockManager:
         scarcest = self.scarcest(num_needed, [of.num_free for of in self.groups])
         return AdmissionPlan(tuple(planned), tuple(num_needed), scarcest)
 
+    def hold_states(self, plan: AdmissionPlan) -> tuple[int, ...]:
+        """Keep the saved states that a plan begins with until the step that loads them is made; return their blocks."""
+        blocks = tuple([planned.state_block for planned in plan.sequences if planned.state_block is not None])
+        for block in blocks:
+            assert self.states is not None
+            self.states.hold(block)
+        return blocks
+
     def allocate(self, plan: AdmissionPlan) -> list[list[Int32Array]]:
         """Take the blocks of a plan, which must be free; return each sequence's block tables, one a cache group."""
         tables: list[list[Int32Array]] = [[] for _ in plan.sequences]
@@ -201,11 +224,18 @@ class BlockManager:
         return np.concatenate(ids)
 
     def waits_for_prefix(self, plan: AdmissionPlan) -> bool:
-        """Return whether a step in flight computes the next block of the group's prefix."""
-        lead, num_found = plan.sequences[0].sequence, plan.sequences[0].num_cached
+        """Return whether the next block of the group's prefix, or a state behind it, is being computed."""
+        lead, num_found, num_in_chain = (
+            plan.sequences[0].sequence,
+            plan.sequences[0].num_cached,
+            plan.sequences[0].num_in_chain,
+        )
         if lead.group.lacks_prompt_logprobs:
             return False
-        return self.is_being_computed(lead.block_hashes[: self._max_hit(lead)], num_found)
+        names = lead.block_hashes[: self._max_hit(lead)]
+        if self.states is not None and self.states.is_expected(names[num_found:num_in_chain]):
+            return True
+        return self.is_being_computed(names, num_in_chain)
 
     def is_being_computed(self, names: list[bytes], num_found: int) -> bool:
         """Return whether a step in flight computes the block of a prefix that follows the `num_found` first ones."""
@@ -229,7 +259,7 @@ class BlockManager:
         return hashes
 
     def _plan_sequence(self, sequence: Sequence, num_shared: int) -> SequenceBlocks:
-        num_cached, found_in = self._find_prefix(sequence)
+        num_cached, num_in_chain, found_in = self._find_prefix(sequence)
         if num_cached >= num_shared:
             num_shared = 0
         else:
@@ -239,26 +269,35 @@ class BlockManager:
             num_skipped = group.first_seen(num_cached)
             num_new = group.num_new(len(sequence.token_ids), num_cached) - num_shared
             parts.append(GroupPart(num_skipped, found, max(0, num_new)))
-        return SequenceBlocks(sequence, num_cached, num_shared, parts)
+        state_block = None
+        if self.states is not None and num_cached:
+            state_block = self.states.block_of(sequence.block_hashes[num_cached - 1])
+        return SequenceBlocks(sequence, num_cached, num_shared, parts, num_in_chain, state_block)
 
-    def _find_prefix(self, sequence: Sequence) -> tuple[int, Seq[IndexArray]]:
+    def _find_prefix(self, sequence: Sequence) -> tuple[int, int, Seq[IndexArray]]:
         """Find the longest prefix of which each cache group has all blocks that the token behind it sees.
 
         Returns:
-            Its length in blocks, and the blocks of each group that the token sees.
+            Its length in blocks; that of the longest one without regard to states; the blocks of each group that the
+            token behind the former sees.
         """
         if self.prefix_cache is None:
-            return 0, self._nothing_found
+            return 0, 0, self._nothing_found
         hashes = self.hash_blocks(sequence)
         if sequence.group.lacks_prompt_logprobs:
-            return 0, self._nothing_found
+            return 0, 0, self._nothing_found
         hashes = hashes[: self._max_hit(sequence)]
         if len(self.groups) == 1 and not self.groups[0].window:
             found = self.prefix_cache.match(hashes, len(hashes))
-            return len(found), [found]
+            num_cached = len(found) if self.states is None else self.states.longest(hashes[: len(found)])
+            return num_cached, len(found), [found[:num_cached]]
         ends = np.logical_and.reduce([group.ends(hashes) for group in self.groups])
-        prefix = hashes[: int(ends.nonzero()[0][-1])]
-        return len(prefix), [group.found(prefix) for group in self.groups]
+        num_in_chain = num_cached = int(ends.nonzero()[0][-1])
+        if self.states is not None:
+            ends[1:] &= self.states.are_behind(hashes)
+            num_cached = int(ends.nonzero()[0][-1])
+        prefix = hashes[:num_cached]
+        return num_cached, num_in_chain, [group.found(prefix) for group in self.groups]
 
     def _max_hit(self, sequence: Sequence) -> int:
         """Return the most blocks that may be found: at least one token is computed, for its logits."""
@@ -291,7 +330,7 @@ class BlockManager:
 
         No block may have been allocated.
         """
-        for group in self.groups:
+        for group in self._pools:
             own = (block_ids >= group.first_id) & (block_ids < group.first_id + group.allocator.num_blocks)
             if group.prefix_cache is not None and np.count_nonzero(own):
                 kept = [names[HASH_BYTES * place : HASH_BYTES * (place + 1)] for place in own.nonzero()[0].tolist()]
@@ -305,10 +344,10 @@ class BlockManager:
         """
         if self.prefix_cache is None:
             return no_slots(), b""
-        if len(self.groups) == 1:
+        if len(self._pools) == 1:
             return self.prefix_cache.take_unsent_names(max_names, written)
         block_ids, names = no_slots(), b""
-        for group in self.groups:
+        for group in self._pools:
             assert group.prefix_cache is not None
             own = {block_id - group.first_id for block_id in written}
             more_ids, more_names = group.prefix_cache.take_unsent_names(max_names - len(block_ids), own)

@@ -101,6 +101,10 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._block_of_hash)
 
+    def holds(self, block_hash: bytes) -> bool:
+        """Return whether a block is registered under this hash."""
+        return block_hash in self._block_of_hash
+
     def hash_of(self, block_id: int) -> bytes | None:
         """Return the hash that the block is registered under; None: it is not registered."""
         return self._hash_of_block[block_id] if self.is_registered[block_id] else None

@@ -83,6 +83,8 @@ class Admissions:
                 continue
             if self.obstacle_to_swap_in(demand) is not None or not self._fits_step(plan, group):
                 return
+            if not self._swapped.can_states_return(group):
+                return
             self._swap_in_group(plan, group)
 
     def demand_to_swap_in(self, group: SequenceGroup) -> Demand:
@@ -103,8 +105,7 @@ class Admissions:
         return obstacle or (self._things.obstacle_of_loads(requires) if self._things.waits_for_load(requires) else None)
 
     def _swap_in_group(self, plan: StepPlan, group: SequenceGroup) -> None:
-        moves, sequences = self._swapped.swap_in(group)
-        plan.blocks_to_swap_in.extend(moves)
+        sequences = self._swapped.swap_in(plan, group)
         plan.note(group, EventKind.SWAPPED_IN, sequences[0].num_computed_tokens)
         self._batch.add(group)
         for back in sequences:
@@ -115,6 +116,7 @@ class Admissions:
                 back.tables,
                 back.num_computed_tokens,
                 back.num_skipped_blocks,
+                state_block=back.state_block,
             )
 
     # From the queue ------------------------------------------------------------------------------
@@ -320,10 +322,14 @@ class Admissions:
         if group.beam_search is not None:
             self._beam_batch.start(group)
         self._batch.add(group)
+        plan.held_states += self._blocks.hold_states(allocation)
         tables = self._blocks.allocate(allocation)
-        lead = None
+        lead, places = None, list[int]()
         for blocks, of_sequence in zip(allocation.sequences, tables, strict=True):
             num_computed_blocks = blocks.num_cached + blocks.num_shared
+            if self._blocks.states is not None:
+                num_tokens = len(blocks.sequence.token_ids)
+                places = self._blocks.states.places(num_tokens, blocks.num_cached, blocks.num_in_chain)
             prefill = self._prefills.start(
                 plan,
                 blocks.sequence,
@@ -332,6 +338,8 @@ class Admissions:
                 [part.num_skipped for part in blocks.parts],
                 lead=lead if blocks.num_shared else None,
                 pending_forks=pending_forks,
+                state_block=blocks.state_block,
+                places=places,
             )
             lead = lead or prefill
 

@@ -37,6 +37,7 @@ from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import NO_LOGPROBS, BoolArray, Int32Array, next_generation, no_slots
 from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.blocks.group_blocks import GroupBlocks
+from scheduler_svc.core.blocks.saved_states import Save
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.slotted_things import SlottedThings
@@ -206,8 +207,10 @@ class Batch:
 
     def vacate(self, sequence: Sequence) -> None:
         """Take a sequence out of its slot; the caller sees to its blocks. The next step releases the slot."""
-        slot, cache = sequence.slot, self.blocks.prefix_cache
+        slot, cache, states = sequence.slot, self.blocks.prefix_cache, self.blocks.states
         self._claim(sequence.group, 1)
+        if states is not None:
+            states.leave(slot, self.name_behind)
         if cache is not None:
             cache.stop_writing(slot)
         for pool, key in self.things.used_by(sequence.group):
@@ -227,6 +230,24 @@ class Batch:
         slots, self.vacated_slots = self.vacated_slots, []
         self.is_vacated[slots] = False
         return np.array([slot for slot in slots if self.table.live[slot]], np.int32)
+
+    def name_behind(self, slot: int, num_tokens: int) -> bytes:
+        """Return the name of the last block of the first tokens of a slot; empty: not all of them are known."""
+        if num_tokens > self.table.num_known_tokens[slot]:
+            return b""
+        sequence = self.sequence_in_slot[slot]
+        hashes, salt = sequence.block_hashes, sequence.group.cache_salt
+        self.blocks.hasher.extend(hashes, self.table.token_ids[slot, :num_tokens], salt)
+        name: bytes = hashes[num_tokens // self.blocks.block_size - 1]
+        return name
+
+    def take_saved_state(self, save: Save) -> None:
+        """Name a state that a step has saved, and before it the blocks in front of it."""
+        states = self.blocks.states
+        assert states is not None
+        if save.is_rolling and save in states.saves.get(save.slot, ()):
+            self.register_blocks(save.slot)
+        states.take(save, self.name_behind)
 
     def groups_with_prompt_logprobs(self, layout: StepLayout) -> tuple[tuple[int, SequenceGroup], ...]:
         """Return the rows of the newest step that return log-probabilities of prompts, and their groups."""

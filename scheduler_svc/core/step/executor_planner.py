@@ -57,6 +57,7 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Step, StepResult
 from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.blocks.block_manager import BlockManager
+from scheduler_svc.core.blocks.saved_states import INTERVAL_BLOCKS, SavedStates
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.admission import Admissions
@@ -219,10 +220,13 @@ class ExecutorPlanner:
             plan.activated_slots = np.concatenate((plan.activated_slots, beam_slots))
             for slot in beam_slots.tolist():
                 self.beam_batch.expect_row(self.batch.sequence_in_slot[slot])
+        if (states := self.blocks.states) is not None:
+            self._save_outputs(plan, decodes, states)
+            states.release(plan.held_states)
         is_poll_due = (due_s := self.poll_due_s) is not None and plan.now_s >= due_s
         if plan.is_empty and not is_poll_due:
             return None
-        step = plan.to_step(self.epoch, self.last_scheduled_step_id + 1)
+        step = plan.to_step(self.epoch, self.last_scheduled_step_id + 1, self.blocks.first_state)
         if self.limits.names_blocks:
             self._name_blocks(step, plan)
         layout = self.table.apply(step.delta, trusted=True)
@@ -238,11 +242,24 @@ class ExecutorPlanner:
             prompt_groups,
             num_chunk_tokens,
             plan.pooling_groups,
+            plan.saves,
         )
         self.in_flight.append(in_flight)
         self.last_scheduled_step_id = step.step_id
         self.groups.requeue()
         return in_flight
+
+    def _save_outputs(self, plan: StepPlan, decodes: Decodes, states: SavedStates) -> None:
+        """Save the states of decodes that have filled so many blocks more, if the pool is large enough for all."""
+        positions = self.table.num_scheduled_tokens
+        due = (decodes.slots & (positions % (INTERVAL_BLOCKS * self.blocks.block_size) == 0)).nonzero()[0]
+        if (
+            states.finds_prefixes
+            and len(due)
+            and 2 * int(np.count_nonzero(decodes.slots)) <= states.allocator.num_blocks
+        ):
+            saves = (states.save(slot, int(positions[slot]), is_rolling=True) for slot in due.tolist())
+            plan.saves += tuple(save for save in saves if save is not None)
 
     def _name_blocks(self, step: Step, plan: StepPlan) -> None:
         """Tell the executor the names of newly registered blocks, as many as the step's message holds."""
@@ -268,6 +285,8 @@ class ExecutorPlanner:
         self.step_cost.learn(workload, duration_s)
         self.pace.learn(workload, duration_s)
         self._was_processed = True
+        for save in sent.saves:
+            self.batch.take_saved_state(save)
         if self.limits.tells_loads:
             self.batch.things.end_loads(result)
         updates = self._results.take(self.in_flight.popleft(), result)

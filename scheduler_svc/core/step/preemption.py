@@ -84,18 +84,17 @@ class Preemption:
         assert not self._running.beam_batch.is_in_flight(group), "its candidates would be lost"
         group.num_preemptions += 1
         plan.preempted.append(group)
-        moves = None
-        if not cause_to_move and self._mode_for(group) is PreemptionMode.SWAP:
-            moves = self._swapped.try_swap_out(group, self._running.beam_batch.source_slots(group))
-        if moves is None:
+        wants_swap = not cause_to_move and self._mode_for(group) is PreemptionMode.SWAP
+        members = self._running.beam_batch.source_slots(group) if wants_swap else []
+        is_swapped = wants_swap and self._swapped.try_swap_out(plan, group, members)
+        if not is_swapped:
             self._preempted.take(group, self._running)
             plan.note(group, EventKind.PREEMPTED, cause=cause_to_move)
         else:
-            plan.blocks_to_swap_out.extend(moves)
             self._preempted.expect_tokens(group, self._running.batch)
             self._running.remove(group, SequenceStatus.SWAPPED)
             plan.note(group, EventKind.SWAPPED_OUT)
-        self.num_preemptions[PreemptionMode.RECOMPUTE if moves is None else PreemptionMode.SWAP] += 1
+        self.num_preemptions[PreemptionMode.SWAP if is_swapped else PreemptionMode.RECOMPUTE] += 1
 
     def _mode_for(self, group: SequenceGroup) -> PreemptionMode:
         """Return the mode to try first: a group that has not caught up has little to save."""

@@ -11,12 +11,13 @@ admission; it gets its first chunk once these blocks are sent.
 
 import bisect
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from octavo_shared.step_wire.step import NO_LOGPROBS, Admission, Fork, Int32Array, no_slots
+from scheduler_svc.core.blocks.saved_states import PASSING_BLOCKS, SavedStates
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.batch import Batch
@@ -29,7 +30,8 @@ class Prefill:
     """A sequence that catches up: tokens from `num_scheduled_tokens` to `num_tokens` are to be sent.
 
     `tables` are its block tables, one a cache group. Its first `num_shared_tokens` are computed by `lead`, if there is
-    one. The `pending_forks` of its group fork off it at the end.
+    one. The `pending_forks` of its group fork off it at the end. Its state is saved behind `places` tokens, ascending,
+    and was last saved, or loaded, behind `num_saved_tokens`.
     """
 
     sequence: Sequence
@@ -40,6 +42,8 @@ class Prefill:
     num_shared_tokens: int = 0
     lead: "Prefill | None" = None
     pending_forks: Seq[Sequence] = ()
+    places: list[int] = field(default_factory=list)
+    num_saved_tokens: int = 0
 
     @property
     def num_remaining_tokens(self) -> int:
@@ -72,6 +76,7 @@ class Prefills:
         self._limits = limits
         self._has_window, self._none = limits.has_window, [0] * len(limits.groups)
         self._batch = batch
+        self._states = batch.blocks.states
         self._beam_batch = beam_batch
         self._shares = shares
         self.running: list[Prefill] = []
@@ -113,6 +118,8 @@ class Prefills:
         *,
         lead: Prefill | None = None,
         pending_forks: Seq[Sequence] = (),
+        state_block: int | None = None,
+        places: Seq[int] = (),
     ) -> Prefill:
         """Admit a sequence to a slot, with its blocks, and send as much of it as the step takes.
 
@@ -124,6 +131,8 @@ class Prefills:
             num_skipped_blocks: Leading blocks that are out of the window already, of each cache group.
             lead: The prefill that computes its shared blocks; None: it has none.
             pending_forks: The sequences that fork off it.
+            state_block: The saved state that it begins with; None: there is none, or it begins at its first token.
+            places: Behind how many tokens its state is saved, ascending: at ends of full blocks.
         """
         group, token_ids = sequence.group, sequence.token_ids
         plan.num_admissible_bytes -= self._batch.blocks.admission_bytes(sequence)
@@ -144,6 +153,7 @@ class Prefills:
                 group.num_prompt_logprobs if group.lacks_prompt_logprobs and lead is None else NO_LOGPROBS,
                 group.traceparent,
                 resources,
+                None if state_block is None else self._batch.blocks.first_state + state_block,
             )
         )
         prefill = Prefill(
@@ -155,7 +165,12 @@ class Prefills:
             num_shared_tokens=num_computed_tokens if lead else 0,
             lead=lead,
             pending_forks=pending_forks,
+            places=[*places],
+            num_saved_tokens=num_computed_tokens,
         )
+        if self._states is not None and places:
+            size = self._states.block_size
+            self._states.expect(slot, [sequence.block_hashes[place // size - 1] for place in places])
         self._send_chunk(plan, prefill)
         if prefill.num_remaining_tokens:
             bisect.insort(self.running, prefill, key=_order_of)
@@ -210,6 +225,8 @@ class Prefills:
             num_tokens = min(num_tokens, self._take_room(plan, prefill, num_tokens))
         if not num_tokens:
             return
+        if self._states is not None:
+            num_tokens = self._save_state(plan, prefill, num_tokens, self._states)
         slot, start = prefill.sequence.slot, prefill.num_scheduled_tokens
         prefill.num_scheduled_tokens += num_tokens
         plan.token_budget -= num_tokens
@@ -221,6 +238,26 @@ class Prefills:
             cache.start_writing(slot, prefill.sequence.block_hashes[first:last])
         if not prefill.num_remaining_tokens:
             self._catch_up(plan, prefill)
+
+    def _save_state(self, plan: StepPlan, prefill: Prefill, num_tokens: int, states: SavedStates) -> int:
+        """Save the state of a prefill as it is, if it is one to save.
+
+        Returns:
+            How many tokens its next chunk has, of `num_tokens`: it ends where the state is to be saved, and else at the
+            end of a block, unless it is the last one.
+        """
+        sequence, start, size = prefill.sequence, prefill.num_scheduled_tokens, states.block_size
+        is_place = prefill.places[:1] == [start]
+        is_passed = states.finds_prefixes and start - prefill.num_saved_tokens >= PASSING_BLOCKS * size
+        if is_place or (is_passed and start % size == 0):
+            name = sequence.block_hashes[start // size - 1]
+            if (save := states.save(sequence.slot, start, name, goes_first=not is_place)) is not None:
+                plan.saves += (save,)
+            prefill.num_saved_tokens, prefill.places = start, prefill.places[is_place:]
+        if prefill.places and start + num_tokens >= prefill.places[0]:
+            return prefill.places[0] - start
+        end = (start + num_tokens) // size * size
+        return end - start if num_tokens < prefill.num_remaining_tokens and end > start else num_tokens
 
     def _take_room(self, plan: StepPlan, prefill: Prefill, num_tokens: int) -> int:
         """Take blocks for the next tokens, as far as any are free; return how many tokens they have room for."""

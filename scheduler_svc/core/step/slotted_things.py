@@ -75,7 +75,7 @@ class GrammarSlots(SlotPool[Grammar]):
         """Return the slot of a grammar, for which there must be room; the step loads it if it is not there."""
         taken = self.take(grammar)
         if taken.is_dropped:
-            plan.grammar_drops.append(taken.slot)
+            plan.grammar_drops += (taken.slot,)
         if taken.is_new:
             plan.grammar_loads.append(GrammarLoad(taken.slot, grammar))
             plan.num_admissible_bytes -= grammar_bytes(grammar)

@@ -1,5 +1,6 @@
 """A step while it is being decided, the decision with what it does to groups, and a step in flight."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from octavo_shared.step_wire.step import (
     no_triples,
     pairs,
 )
+from scheduler_svc.core.blocks.saved_states import Save
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.request.life import EventKind
 
@@ -56,7 +58,9 @@ class StepPlan:
     `now_s` is the time of the decision. `num_admissible_bytes` is the rest of
     `CoreLimits.max_admitted_bytes`. `has_steps_in_flight`: results are still to come. With `preempted` groups
     the step has no admissions. `solo`: the one group that is computed; None: all are. `is_closed`: no other group is
-    admitted. `pooling_groups`: the texts that it computes. `events` and `failures` are for the caller.
+    admitted. `pooling_groups`: the texts that it computes. `saves`: the states that it saves. `moved_states`: those
+    that it swaps out, by way of their blocks. `held_states`: blocks of states that it loads or swaps. `events` and
+    `failures` are for the caller.
     """
 
     token_budget: int
@@ -69,7 +73,7 @@ class StepPlan:
     events: list[GroupEvent] = field(default_factory=list)
     failures: list[GroupFailure] = field(default_factory=list)
     has_held_back: bool = False
-    grammar_drops: list[int] = field(default_factory=list)
+    grammar_drops: tuple[int, ...] = ()
     grammar_loads: list[GrammarLoad] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
@@ -86,6 +90,9 @@ class StepPlan:
     blocks_to_swap_out: list[tuple[int, int]] = field(default_factory=list)
     blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
     blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
+    saves: tuple[Save, ...] = ()
+    moved_states: tuple[Save, ...] = ()
+    held_states: tuple[int, ...] = ()
     num_decodes: int = 0
     pooling_groups: tuple[SequenceGroup, ...] = ()
 
@@ -109,18 +116,17 @@ class StepPlan:
         """Note that a group has ended because it can never go on; `flag`: see `GroupFailure`."""
         self.failures.append(GroupFailure(group, message, flag))
 
-    def to_step(self, epoch: int, step_id: int) -> Step:
-        """Return the decided step."""
+    def to_step(self, epoch: int, step_id: int, first_state: int = 0) -> Step:
+        """Return the decided step; `first_state`: the id of the first saved state on the wire."""
         appended_blocks = self.appended_blocks
         if self.appended_blocks_of_chunks:
             appended_blocks = np.concatenate((appended_blocks, pairs(*self.appended_blocks_of_chunks)))
         delta = TableDelta(
             released_slots=self.released_slots,
-            grammar_drops=tuple(self.grammar_drops),
+            grammar_drops=self.grammar_drops,
             grammar_loads=tuple(self.grammar_loads),
             admissions=tuple(self.admissions),
             beam_forks=tuple(self.beam_forks),
-            appended_tokens=_pairs(self.appended_tokens),
             replaced_blocks=pairs(*self.replaced_blocks) if self.replaced_blocks else no_triples(),
             appended_blocks=appended_blocks,
             deactivated_slots=self.deactivated_slots,
@@ -128,6 +134,8 @@ class StepPlan:
             prefill_chunks=_pairs(self.prefill_chunks),
             forks=tuple(self.forks),
         )
+        if self.appended_tokens:
+            delta.appended_tokens = pairs(*self.appended_tokens)
         if self.allowances is not None:
             delta.allowances = self.allowances
         step = Step(
@@ -138,6 +146,8 @@ class StepPlan:
             blocks_to_swap_in=_pairs(self.blocks_to_swap_in),
             blocks_to_copy=_pairs(self.blocks_to_copy),
         )
+        if saves := [*self.saves, *self.moved_states]:
+            step.states_to_save = pairs(*[(save.slot, save.num_tokens, first_state + save.block) for save in saves])
         if self.pooling_groups:
             step.pooling_inputs = tuple(_text(number, group) for number, group in enumerate(self.pooling_groups))
         return step
@@ -150,7 +160,7 @@ class StepInFlight:
     `num_vacated` counts the slots that were vacated before it: if none was since, all its rows are current.
     `prompt_groups` are the groups for which it returns log-probabilities of the prompt, by row of the layout, in order.
     `num_chunk_tokens` counts the tokens that it computes beyond one for each row.
-    `pooling_groups` are the texts that it computes, in their order.
+    `pooling_groups` are the texts that it computes, in their order. `saves` are the states that it saves.
     """
 
     step: Step
@@ -160,6 +170,7 @@ class StepInFlight:
     prompt_groups: tuple[tuple[int, SequenceGroup], ...]
     num_chunk_tokens: int
     pooling_groups: tuple[SequenceGroup, ...] = ()
+    saves: Seq[Save] = ()
 
     @property
     def workload(self) -> StepLayout:

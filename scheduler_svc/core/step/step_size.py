@@ -19,14 +19,15 @@ _SAMPLING = _HEADER + _FLOATS * 5 + 9 + _NUMBERS * _FIELD
 
 FORK_BYTES = _HEADER + 3 * _FIELD + _SAMPLING
 
-# Slot, generation, two counts of tokens, alternatives of the prompt, grammar slot; tokens, blocks; sampling; the salt.
-_ADMISSION = _HEADER + 6 * _FIELD + 2 * _HEADER + _SAMPLING + 9
+# Slot, generation, two counts of tokens, alternatives of the prompt, grammar slot, saved state; tokens, blocks;
+# sampling; the salt.
+_ADMISSION = _HEADER + 7 * _FIELD + 2 * _HEADER + _SAMPLING + 9
 
 # `00-<32 hexadecimal digits>-<16>-01`, with room for a later version of W3C Trace Context.
 MAX_TRACEPARENT_BYTES = 256
 
 # Epoch, step id, digest and feature bits, the headers of all lists, and what is around a step on the stream.
-_STEP = 2 * 11 + 11 + 12 + 20 * (_HEADER + 1)
+_STEP = 2 * 11 + 11 + 12 + 21 * (_HEADER + 1)
 
 
 # The load of a grammar without its body: slot and digest; and the drop of the former grammar.
@@ -82,13 +83,13 @@ def other_bytes(*, num_slots: int, num_block_appends: int, num_block_moves: int,
     """Return a bound of the size of everything in a step but its admissions, their grammars, and texts.
 
     Args:
-        num_slots: Slots of the batch table: each may be released, deactivated, activated, forked twice, and get a
-            replaced block, a copied block, a token and a prefill chunk.
+        num_slots: Slots of the batch table: each may be released, deactivated, activated, forked twice, have its state
+            saved, and get a replaced block, a copied block, a token and a prefill chunk.
         num_block_appends: Blocks that block tables may get.
         num_block_moves: Blocks that may be swapped.
         num_allowances: Slots whose allowance may change.
     """
-    numbers = 3 + 3 + 2 + 2 + 2
+    numbers = 3 + 3 + 3 + 2 + 2 + 2
     num_pairs = num_block_appends + num_block_moves + num_allowances
     return _STEP + num_slots * (numbers * _NUMBER + 2 * FORK_BYTES) + 2 * _NUMBER * num_pairs
 
@@ -114,7 +115,7 @@ def step_bytes(step: Step) -> int:
     names = BYTES_OF_A_NAME * len(step.registered_blocks)
     grammars = _NUMBER * len(delta.grammar_drops) + sum(grammar_bytes(load.grammar) for load in delta.grammar_loads)
     texts = sum(pooling_bytes(len(text.token_ids)) for text in step.pooling_inputs)
-    numbers = _NUMBER * sum(numbers.size for numbers in lists)
+    numbers = _NUMBER * (sum(numbers.size for numbers in lists) + step.states_to_save.size)
     return _STEP + numbers + FORK_BYTES * num_forks + admissions + grammars + names + texts
 
 

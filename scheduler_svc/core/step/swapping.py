@@ -6,7 +6,8 @@ stay on the device, with the references of this group. Only computed blocks insi
 sequences vacate their slots, and get new ones at swap-in.
 
 The device blocks that a group leaves stay in the prefix cache like those of a group that ends. Blocks that are
-still cached when the group comes back are used as they are; the others move, and are registered again.
+still cached when the group comes back are used as they are; the others move, and are registered again. States move with
+their sequences (`swapped_states.py`).
 At swap-in each sequence gets a last, partial block of its own, read from the same host block:
 they are about to write into it, so copying it now is copy-on-write in advance.
 
@@ -26,6 +27,8 @@ from scheduler_svc.core.blocks.group_blocks import GroupBlocks
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.batch import BY_ORDER, Batch
+from scheduler_svc.core.step.step_plan import StepPlan
+from scheduler_svc.core.step.swapped_states import SwappedStates
 
 NO_BLOCK = -1
 
@@ -82,13 +85,15 @@ class _SwapOutPlan:
 class SwappedIn:
     """A sequence that is swapped in: `tables`, one a cache group, each [num_blocks], have room for its next token.
 
-    The first `num_skipped_blocks` of each are out of the window: they are 0, and never read.
+    The first `num_skipped_blocks` of each are out of the window: they are 0, and never read. Its state is in
+    `state_block`, if the model has states.
     """
 
     sequence: Sequence
     tables: list[Int32Array]
     num_computed_tokens: int
     num_skipped_blocks: list[int]
+    state_block: int | None = None
 
 
 class SwappedGroups:
@@ -100,8 +105,12 @@ class SwappedGroups:
         for of, pool in zip(batch.blocks.groups, limits.groups, strict=True):
             first_id = sum(other.host.num_blocks for other in self.pools)
             self.pools.append(HostPool(batch, of, pool.num_host_blocks, first_id))
-        # A state lies at its slot, which a swapped sequence vacates.
-        self.is_possible = not limits.has_states and all(pool.num_host_blocks for pool in limits.groups)
+        self.states: SwappedStates | None = None
+        if (states := batch.blocks.states) is not None and limits.num_host_state_blocks:
+            first_id = sum(pool.host.num_blocks for pool in self.pools)
+            self.states = SwappedStates(states, limits.num_host_state_blocks, first_id)
+        has_room_for_states = self.states is not None or not limits.has_states
+        self.is_possible = has_room_for_states and all(pool.num_host_blocks for pool in limits.groups)
         self._batch = batch
 
     def __iter__(self) -> Iterator[SequenceGroup]:
@@ -120,42 +129,48 @@ class SwappedGroups:
         """The block tables of swapped sequences in the first cache group."""
         return self.pools[0].tables
 
-    def try_swap_out(self, group: SequenceGroup, members: list[tuple[Sequence, int]]) -> list[tuple[int, int]] | None:
-        """Move the blocks of a group to the host pools.
+    def try_swap_out(self, plan: StepPlan, group: SequenceGroup, members: list[tuple[Sequence, int]]) -> bool:
+        """Move the blocks of a group to the host pools; return False if one is too full.
 
         `members` are its sequences, each with the slot of its block table. The device blocks are free at once: the
         step moves them before it writes any block.
-
-        Returns the (device block, host block) pairs of the step, as on the wire, None if a host pool is too full.
         """
         scheduled = self._batch.num_surely_scheduled()
         num_computed = [int(scheduled[slot]) for _, slot in members]
         planned = [pool.plan_swap_out(members, num_computed) for pool in self.pools]
-        if any(len(plan.moved) > pool.host.num_free_blocks for pool, plan in zip(self.pools, planned, strict=True)):
-            return None
-        pairs: list[tuple[int, int]] = []
-        for pool, plan in zip(self.pools, planned, strict=True):
-            pairs += pool.swap_out(plan, members, num_computed)
+        if any(len(out.moved) > pool.host.num_free_blocks for pool, out in zip(self.pools, planned, strict=True)):
+            return False
+        if self.states is not None and not self.states.has_room_for(members):
+            return False
+        for pool, out in zip(self.pools, planned, strict=True):
+            plan.blocks_to_swap_out += pool.swap_out(out, members, num_computed)
+        if self.states is not None:
+            self.states.swap_out(plan, members, num_computed)
         bisect.insort(self.groups, group, key=BY_ORDER)
-        return pairs
+        return True
 
     def num_blocks_to_swap_in(self, group: SequenceGroup) -> list[int]:
         """Return the free device blocks that the swap-in takes of each cache group, with those for next tokens."""
         return [pool.num_blocks_to_swap_in(group) for pool in self.pools]
 
-    def swap_in(self, group: SequenceGroup) -> tuple[list[tuple[int, int]], list[SwappedIn]]:
-        """Take device blocks for a group and forget it here; there must be enough, and no token of it in flight.
+    def can_states_return(self, group: SequenceGroup) -> bool:
+        """Return whether there is room for the states of a group; if not, those on their way will make some."""
+        return self.states is None or self.states.has_room_for_return_of(group)
 
-        Returns the (host block, device block) pairs of the step, as on the wire, and its sequences.
+    def swap_in(self, plan: StepPlan, group: SequenceGroup) -> list[SwappedIn]:
+        """Take device blocks for a group and forget it here; return its sequences.
+
+        There must be enough, and no token of it in flight.
         """
-        pairs: list[tuple[int, int]] = []
+        states = {} if self.states is None else self.states.swap_in(plan, group)
         sequences = [
-            SwappedIn(sequence, [], self.tables[sequence].num_computed_tokens, []) for sequence in group.live_sequences
+            SwappedIn(one, [], self.tables[one].num_computed_tokens, [], states.get(one))
+            for one in group.live_sequences
         ]
         for pool in self.pools:
-            pairs += pool.swap_in(group, sequences)
+            plan.blocks_to_swap_in += pool.swap_in(group, sequences)
         self.groups.remove(group)
-        return pairs, sequences
+        return sequences
 
     def drop(self, group: SequenceGroup) -> None:
         """Free the blocks of a group, on both sides: it ends, or is computed again."""
@@ -167,6 +182,8 @@ class SwappedGroups:
         """Free the blocks of one sequence, if it has any here."""
         for pool in self.pools:
             pool.drop_sequence(sequence)
+        if self.states is not None:
+            self.states.drop_sequence(sequence)
 
 
 class HostPool:

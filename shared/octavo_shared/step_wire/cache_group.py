@@ -5,8 +5,8 @@ In a mixed model the layers with a window are a cache group of their own: it nee
 
 Layers that keep a state of each sequence in place of keys and values are a cache group of kind STATE. The state lies
 at the slot of the batch, so this cache group has no block table, and it stands behind those that have one. A row whose
-first position is 0 begins with an empty state, and a fork has a copy of its parent's. No state is saved: a sequence
-can go on only where it ran without a gap, or from its first token.
+first position is 0 begins with an empty state, and a fork has a copy of its parent's. A block of this cache group is
+a saved state, behind so many tokens: an admission behind the first token names the block that it begins with.
 
 Blocks of all cache groups are numbered one after the other, group by group, those of the device and those of the host.
 An id says which cache group a block is of, so a step has no more fields than with one. The batch table and the block
@@ -63,8 +63,9 @@ def split_moves(step: Step, groups: Sequence[CacheGroup]) -> list[Step]:
 
     Both ends of a move are blocks of one cache group.
     """
-    if len(groups) == 1:
-        return [step]
+    num_moves = len(step.blocks_to_swap_out) + len(step.blocks_to_swap_in) + len(step.blocks_to_copy)
+    if len(groups) == 1 or not num_moves:
+        return [step] * len(groups)
     device, host = firsts_of(groups), firsts_of(groups, on_host=True)
     return [
         replace(

@@ -122,6 +122,11 @@ class ExecutorInfo:
         sizes = self.block_size_tokens, self.num_device_blocks, self.num_host_blocks
         return (CacheGroup(kind, (), *sizes, window_tokens=self.sliding_window_tokens),)
 
+    def pools(self, *, agreed: bool) -> tuple[CacheGroup, ...]:
+        """Return the cache groups of an attachment as their blocks are numbered; that of the states is the last one."""
+        with_states = agreed and self.has_states
+        return self.cache_groups if with_states else self.groups(agreed=agreed)
+
     @property
     def max_cached_tokens(self) -> int:
         """Tokens that fit into the device pool."""

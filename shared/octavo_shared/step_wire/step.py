@@ -99,7 +99,8 @@ class Admission:
     chunk; another slot may still be computing them. `token_rules` are those of its group; its forks have
     them too. `num_prompt_logprobs`: how many alternatives to return with the prompt's log-probabilities;
     the chunks that compute the prompt answer them. `traceparent`: the span of its request, as W3C Trace
-    Context writes it; None: it is not traced. `resources`: what its output uses, and its forks too.
+    Context writes it; None: it is not traced. `resources`: what its output uses, and its forks too. `state_block`: the
+    saved state that it begins with; None: an empty one.
     """
 
     slot: int
@@ -114,6 +115,7 @@ class Admission:
     num_prompt_logprobs: int = NO_LOGPROBS
     traceparent: str | None = None
     resources: Resources = NO_RESOURCES
+    state_block: int | None = None
 
 
 def next_generation(generation: int) -> int:
@@ -205,9 +207,9 @@ BLOCK_NAME_BYTES = 16
 class Step:
     """One step as the scheduler sends it.
 
-    The executor moves blocks in this order before it computes: swap out, swap in, copy. Swap-out and
-    swap-in never share a step, no block is both destination and source of copies, and no two moves of
-    one kind have the same destination.
+    The executor moves blocks in this order before it computes: save states, swap out, swap in, copy, load the states
+    of admissions. Swap-out and swap-in never share a step, no block is both destination and source of copies, and no
+    two moves of one kind have the same destination.
     """
 
     epoch: int
@@ -222,6 +224,7 @@ class Step:
     pooling_inputs: tuple[PoolingInput, ...] = ()
     draft_counts: TokenCounts | None = None  # [num_samples]: drafts to prove; None: the executor drafts
     draft_token_ids: Int32Array | None = None  # [sum of draft_counts]; None with them
+    states_to_save: Int32Array = field(default_factory=no_triples)  # [n, 3]: slot, tokens before the step, block
 
     def __post_init__(self) -> None:
         if not (len(self.blocks_to_swap_out) or len(self.blocks_to_swap_in) or len(self.blocks_to_copy)):

@@ -77,6 +77,7 @@ def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.Execute
         blocks_to_swap_out=step.blocks_to_swap_out.ravel().tolist(),
         blocks_to_swap_in=step.blocks_to_swap_in.ravel().tolist(),
         blocks_to_copy=step.blocks_to_copy.ravel().tolist(),
+        states_to_save=step.states_to_save.ravel().tolist() if step.states_to_save.size else None,
         table_digest=step.table_digest,
         feature_bits=feature_bits,
         registered_blocks=encode_registered_blocks(step.registered_blocks, step.block_names)
@@ -112,6 +113,7 @@ def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
         blocks_to_swap_out=_rows(message, "blocks_to_swap_out", 2),
         blocks_to_swap_in=_rows(message, "blocks_to_swap_in", 2),
         blocks_to_copy=_rows(message, "blocks_to_copy", 2),
+        states_to_save=_rows(message, "states_to_save", 3),
         table_digest=message.table_digest if message.HasField("table_digest") else None,
         **_registered_blocks(message),
         pooling_inputs=tuple(decode_pooling_input(text) for text in message.pooling_inputs),
@@ -130,12 +132,15 @@ def feature_bits_of(step: Step) -> int:
     """Return the bits of the capabilities whose fields a step has."""
     bits = 1 << Capability.NAMED_BLOCKS if step.block_names else 0
     delta = step.delta
-    if (
-        delta.grammar_loads
-        or delta.grammar_drops
-        or any(a.resources.grammar_slot is not None for a in delta.admissions)
-    ):
+    if delta.grammar_loads or delta.grammar_drops:
         bits |= 1 << Capability.GRAMMARS
+    if step.states_to_save.size:
+        bits |= 1 << Capability.STATES
+    for admission in delta.admissions:
+        if admission.resources.grammar_slot is not None:
+            bits |= 1 << Capability.GRAMMARS
+        if admission.state_block is not None:
+            bits |= 1 << Capability.STATES
     if len(delta.allowances) or step.draft_counts is not None:
         bits |= 1 << Capability.VARIABLE_TOKENS
     if step.pooling_inputs:
@@ -296,6 +301,7 @@ def encode_admission(admission: Admission) -> step_pb2.Admission:
         num_prompt_logprobs=_unless(NO_LOGPROBS, admission.num_prompt_logprobs),
         traceparent=admission.traceparent,
         grammar_slot=admission.resources.grammar_slot,
+        state_block=admission.state_block,
     )
 
 
@@ -314,6 +320,7 @@ def decode_admission(message: step_pb2.Admission) -> Admission:
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
         traceparent=message.traceparent if message.HasField("traceparent") else None,
         resources=Resources(message.grammar_slot) if message.HasField("grammar_slot") else NO_RESOURCES,
+        state_block=message.state_block if message.HasField("state_block") else None,
     )
 
 

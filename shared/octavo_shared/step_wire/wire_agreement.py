@@ -30,11 +30,13 @@ STEP_FIELDS = {
     "pooling_inputs": Capability.POOLING,
     "draft_counts": Capability.VARIABLE_TOKENS,
     "draft_token_ids": Capability.VARIABLE_TOKENS,
+    "states_to_save": Capability.STATES,
 }
 ADMISSION_FIELDS = {
     "grammar_slot": Capability.GRAMMARS,
     "adapter_slot": Capability.ADAPTERS,
     "encoder_input": Capability.ENCODER,
+    "state_block": Capability.STATES,
 }
 ANSWER_FIELDS = {
     "token_counts": Capability.VARIABLE_TOKENS,

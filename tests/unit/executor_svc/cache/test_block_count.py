@@ -93,6 +93,44 @@ def test_what_is_configured_counts(settings: dict[str, object], expected: BlockC
     assert count_blocks(config(**settings), SHAPE, never) == expected
 
 
+@each_row(
+    # A quarter of the cache, and a quarter of the host pool.
+    (64, {"kv_cache_gib": 1.0, "host_cache_gib": 0.5}, BlockCounts(49_152, 24_576, 4_096, 2_048)),
+    # As many as blocks, where they are small: a GiB of 16 and 1 KiB.
+    (1, {"kv_cache_gib": 1.0}, BlockCounts(61_681, 0, 61_680, 0)),
+    (64, {"kv_cache_gib": 1.0, "state_cache_gib": 0.5}, BlockCounts(32_768, 0, 8_192, 0)),
+    (64, {"kv_cache_gib": 1.0, "host_cache_gib": 0.5, "state_cache_gib": 0}, BlockCounts(65_536, 32_768)),
+    # So many blocks, and states on top of them.
+    (64, {"num_device_blocks": 300, "num_host_blocks": 30}, BlockCounts(300, 30, 25, 2)),
+    (64, {"num_device_blocks": 300, "state_cache_gib": 0.5}, BlockCounts(300, 0, 8_192, 0)),
+    (1, {"num_device_blocks": 300}, BlockCounts(300, 0, 300, 0)),
+)
+def test_saved_states_have_a_part_of_the_cache(
+    state_kib: int, settings: dict[str, object], counts: BlockCounts
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_count, "available_memory_bytes", lambda: 8 * GIB)
+        assert count_blocks(config(**settings), replace(SHAPE, state_bytes=state_kib * 1024), never) == counts
+
+
+@pytest.mark.usefixtures("memory")
+def test_saved_states_count_where_memory_is_short() -> None:
+    shape = replace(SHAPE, state_bytes=64 * 1024)
+    with pytest.raises(ModelLoadError, match=r"would take 9\.0 GiB, but 8\.0 GiB of memory are available"):
+        count_blocks(config(kv_cache_gib=9.0), shape, never)
+    check_cache_settings(config(state_cache_gib=7.5), shape)
+    with pytest.raises(ModelLoadError, match=r"would take 8\.5 GiB"):
+        check_cache_settings(config(state_cache_gib=8.5), shape)
+    with pytest.raises(ModelLoadError, match=r"too small for a single block; set at least --kv-cache-gib 0\.51, or"):
+        count_blocks(config(kv_cache_gib=0.5, state_cache_gib=0.5), shape, never)
+    said = (
+        "holds 48 tokens of the model's 64; set --kv-cache-gib 0.000082, or --kv-cache-dtype bfloat16, which holds 96"
+    )
+    assert why_short(shape, 3, 64) == f"the KV cache {said}"
+    counts = count_blocks(config(kv_cache_gib=0.000082), shape, never)
+    assert counts.device >= 4
+
+
 @pytest.mark.usefixtures("memory")
 def test_else_the_memory_counts() -> None:
     assert count_blocks(config(), SHAPE, lambda: 10 * SHAPE.bytes_per_block + 5) == BlockCounts(10, 0)

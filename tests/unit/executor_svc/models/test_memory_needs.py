@@ -103,6 +103,17 @@ def test_what_does_not_fit_is_refused_with_what_would(
     assert told is None if sentence is None else sentence in str(told)
 
 
+@each_row(({}, 400 * GB / 300), ({"state_cache_gib": 0}, GB), ({"state_cache_gib": 1.0, "tp": 2}, GB + 2 * 2**30))
+def test_saved_states_come_on_top_of_a_number_of_blocks(settings: dict[str, object], num_bytes: float) -> None:
+    summary = replace(LARGE, held_bytes=GB, token_bytes=1000, state_bytes=10**7)
+    config = ExecutorConfig.model_validate({"model": "m", "num_device_blocks": 62_500, "max_num_seqs": 1, **settings})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_needs, "summarize_model", lambda *_, **__: summary)
+        patch.setattr(memory_needs, "available_memory_bytes", lambda: 0)
+        with pytest.raises(OutOfMemoryError, match=f"needs {summary.needed_bytes(int(num_bytes)) / GB:.1f} GB"):
+            check_memory(Path(), config)
+
+
 def test_slots_are_what_is_too_much_where_fewer_of_them_would_fit() -> None:
     summary = replace(LARGE, state_bytes=GB // 10)
     needed = summary.needed_bytes(max_num_seqs=32)

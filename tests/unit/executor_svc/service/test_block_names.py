@@ -84,9 +84,10 @@ def test_a_beam_that_rests_behind_its_row_has_written() -> None:
 
 
 def test_moves_clear_the_names_of_where_they_go_to(all_named: BlockNames) -> None:
-    step = replace(naming(), blocks_to_swap_in=pairs((0, 4)))
-    all_named.follow(replace(step, blocks_to_copy=pairs((1, 6))), table(), NO_SLOTS)
-    assert named(all_named) == set(range(NUM_BLOCKS)) - {4, 6}
+    saved = np.array([[2, 5, 8]], np.int32)
+    step = replace(naming(), blocks_to_swap_in=pairs((0, 4)), blocks_to_copy=pairs((1, 6)), states_to_save=saved)
+    all_named.follow(step, table(), NO_SLOTS)
+    assert named(all_named) == set(range(NUM_BLOCKS)) - {4, 6, 8}
 
 
 def test_a_name_is_true_of_what_was_there_before_the_step() -> None:

@@ -3,8 +3,10 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
@@ -15,8 +17,10 @@ from executor_svc.worker.interface import DoneStep, RunningStep
 from octavo.execution.v1 import step_pb2
 from octavo_shared.errors import DeviceLostError, StepFailedError, StepGapError, UnavailableError
 from octavo_shared.step_wire import wire
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
+from octavo_shared.step_wire.executor_info import Capability
 from octavo_shared.step_wire.step import Step, TableDelta, pairs
-from octavo_shared.step_wire.wire import encode_step
+from octavo_shared.step_wire.wire import encode_step, feature_bits_of
 from octavo_shared.step_wire.wire_agreement import WireAgreement
 from tests.support.steps import StepOnDevice
 from tests.support.tables import admission
@@ -247,6 +251,20 @@ async def test_a_new_epoch_begins_behind_the_steps_that_run(steps: Runner) -> No
     assert await steps.answered_id() == 1
     assert steps.runner.last_executed_step_id == 0
     assert not steps.worker.table.live.any()
+
+
+async def test_the_next_scheduler_gets_the_names_of_saved_states_too(steps: Runner) -> None:
+    groups = CacheGroup(CacheKind.FULL, (0,), 16, 8), CacheGroup(CacheKind.STATE, (1,), 16, 3)
+    steps.worker.info = replace(steps.worker.info, cache_groups=groups)
+    agreement = WireAgreement(2, frozenset({Capability.NAMED_BLOCKS, Capability.CACHE_GROUPS, Capability.STATES}))
+    await steps.runner.reset(agreement)
+    steps.worker.done_step_ids.add(1)
+    step = Step(steps.epoch, 1, TableDelta(), registered_blocks=np.array([10], np.int32), block_names=b"n" * 16)
+    await steps.runner.run(encode_step(step, feature_bits_of(step)))
+
+    assert await steps.runner.reset(agreement, keeps_names=True) == 1
+    page, _ = await steps.runner.kept_names(0)
+    assert list(page.block_ids) == [10]
 
 
 async def test_draining_answers_the_steps_that_run_before_it_refuses_one_that_comes_late(steps: Runner) -> None:

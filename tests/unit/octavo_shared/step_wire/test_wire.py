@@ -104,6 +104,7 @@ def full_step() -> Step:
         num_prompt_logprobs=3,
         traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
         resources=Resources(grammar_slot=0),
+        state_block=0,
     )
     plainer = dataclasses.replace(
         admission,
@@ -114,6 +115,7 @@ def full_step() -> Step:
         num_prompt_logprobs=-1,
         traceparent=None,
         resources=NO_RESOURCES,
+        state_block=None,
     )
     delta = TableDelta(
         released_slots=np.array([0, 7], np.int32),
@@ -139,6 +141,7 @@ def full_step() -> Step:
         registered_blocks=np.array([9], np.int32),
         block_names=bytes(range(16)),
         pooling_inputs=(TEXT, PoolingInput(0, np.array([5], np.int32), b"", PoolingTask.SCORE)),
+        states_to_save=pairs((7, 32, 90), (0, 16, 91)),
     )
 
 
@@ -148,8 +151,9 @@ def test_a_step_with_everything_survives_the_wire() -> None:
 
 @each_row(
     (TableDelta(), 0),
-    (TableDelta(admissions=(dataclasses.replace(full_step().delta.admissions[0], resources=NO_RESOURCES),)), 0),
-    (TableDelta(admissions=full_step().delta.admissions), 1 << 4),
+    (TableDelta(admissions=full_step().delta.admissions[1:]), 0),
+    (TableDelta(admissions=(dataclasses.replace(full_step().delta.admissions[0], state_block=None),)), 1 << 4),
+    (TableDelta(admissions=(dataclasses.replace(full_step().delta.admissions[1], state_block=0),)), 1 << 12),
     (TableDelta(grammar_drops=(0,)), 1 << 4),
     (TableDelta(grammar_loads=(GrammarLoad(0, Grammar(b"")),)), 1 << 4),
 )
@@ -158,6 +162,7 @@ def test_the_feature_bits_of_a_step_are_those_of_what_it_has(delta: TableDelta, 
     named = Step(1, 1, delta, registered_blocks=np.zeros(1, np.int32), block_names=bytes(16))
     assert feature_bits_of(named) == bits | 4
     assert feature_bits_of(Step(1, 1, delta, pooling_inputs=(TEXT,))) == bits | 1 << 10
+    assert feature_bits_of(Step(1, 1, delta, states_to_save=pairs((1, 2, 3)))) == bits | 1 << 12
 
 
 def test_a_grammar_with_another_digest_is_refused() -> None:
@@ -386,6 +391,7 @@ def test_a_result_costs_four_bytes_a_sequence() -> None:
     ("blocks_to_swap_out", 2),
     ("blocks_to_swap_in", 2),
     ("blocks_to_copy", 2),
+    ("states_to_save", 3),
 )
 def test_a_flat_array_of_wrong_length_is_refused_by_name(field: str, width: int) -> None:
     message = step_pb2.ExecuteModelRequest(epoch=1, step_id=1)

@@ -127,6 +127,11 @@ def limits_of(**values: Any) -> Callable[[pb.LogHeader], None]:
         (lambda header: header.tenants.named.add(tenant="a", weight=5e-324), "a share that no scheduler gives"),
         (limits_of(num_blocks=2**24), "the executors of the log have more than the 16777216 blocks"),
         (limits_of(num_blocks=2**60), r"an executor of the log has num_blocks \d+; it is from 0 to 16777216"),
+        (limits_of(has_states=True, num_state_blocks=2**60), r"has num_state_blocks \d+; it is from 0 to 16777216"),
+        (
+            limits_of(has_states=True, num_state_blocks=2**24),
+            "the executors of the log have more than the 16777216 blocks",
+        ),
         (limits_of(num_blocks=[]), "num_blocks of an executor of the log is not what this release knows"),
         (limits_of(__class__="os.system"), "CoreLimits has no __class__ in this release"),
     ],

@@ -60,6 +60,8 @@ def dumps_under(permutation: npt.NDArray[np.int32], *, is_masked: bool) -> list[
             preemption_mode=mode, prefix_caching=True,
         )  # fmt: skip
         limits = replace(limits, pooling_tasks=(PoolingTask.EMBED,), embedding_size=3)
+        if host_blocks:
+            limits = replace(limits, has_states=True, num_state_blocks=24, num_host_state_blocks=4)
         members.append((fleet.join(limits, 1), ToyExecutor(limits, hashed_next_token(VOCAB - 8))))
     for arrival in range(13):
         fleet.add(described(arrival, names))
@@ -83,7 +85,7 @@ def test_a_masked_snapshot_is_the_one_of_a_fleet_whose_tokens_have_other_names()
         assert [heads, rows] == json.loads(other.rows)
         assert one.arrays == other.arrays
         kinds |= {head[0].partition(":")[2] for head in heads}
-    assert kinds >= {"Admission", "PoolingInput", "SwappedTable", "TableDelta", "TokenRules", "_Node"}
+    assert kinds >= {"Admission", "PoolingInput", "Save", "SwappedTable", "TableDelta", "TokenRules", "_Node"}
 
 
 def test_a_masked_snapshot_does_not_tell_what_a_grammar_says() -> None:
