@@ -224,7 +224,7 @@ class RankSum:
         return self._slots(residual)[-1]
 
     def add(self, part: torch.Tensor, norm: NormStruct, scale: float, residual: torch.Tensor) -> None:
-        """Add the sum of the parts, normed if there is a norm, then scaled, to `residual`, [num_tokens, hidden_size]."""
+        """Add the sum of the parts, normed if there is a norm, and scaled, to `residual`, [num_tokens, hidden_size]."""
         parts = self._slots(residual)[:-1]
         self._group.gather(part, parts)
         self._library.add_parts(norm, scale, parts, residual)

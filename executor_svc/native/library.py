@@ -65,7 +65,7 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_mlp", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_add_parts", None, (POINTER, FLOAT, LONG, LONG, LONG, POINTER, POINTER, INT)),
     ("octavo_plan_attention", LONG, (POINTER, LONG, POINTER, POINTER, POINTER, INT, POINTER)),
-    ("octavo_attention_scratch_bytes", LONG, (POINTER, INT)),
+    ("octavo_attention_scratch_bytes", LONG, (POINTER,)),
     ("octavo_attention", None, (POINTER,) * 7),
     ("octavo_gate_rows", None, (LONG, LONG, POINTER, POINTER, LONG)),
     ("octavo_delta_net_scratch_bytes", LONG, (POINTER, LONG)),
@@ -245,7 +245,7 @@ class NativeLibrary:
         self, step: StepStruct, qkv: torch.Tensor, cache: LayerCacheStruct, sinks: int | None, out: torch.Tensor
     ) -> None:
         """Run the attention of a layer; see octavo_attention in attention.c."""
-        num_bytes = self._library.octavo_attention_scratch_bytes(byref(step), self.num_threads)
+        num_bytes = self._library.octavo_attention_scratch_bytes(byref(step))
         self._library.octavo_attention(
             byref(step),
             qkv.data_ptr(),

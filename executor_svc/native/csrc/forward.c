@@ -84,7 +84,7 @@ typedef struct {
     float *qkv, *attended;            // or what a layer with a state takes, and returns
     float *wanted_attended;           // of the wanted tokens
     char *segment_memory;
-    float *attention_memory;          // or of layers with a state
+    float *attention_memory;          // of parts of attention, or of layers with a state
     int32_t *likeliest_memory;
 } Work;
 
@@ -125,7 +125,7 @@ static void plan(const Model *model, const Batch *batch, int num_threads, Arena 
 }
 
 // Lay out all memory except the plans'; the attention is planned.
-static void lay_out(const Model *model, const Batch *batch, int num_threads, Arena *arena, Work *work) {
+static void lay_out(const Model *model, const Batch *batch, Arena *arena, Work *work) {
     long num_tokens = 0, qkv_width = 0, width = 0;
     for (long row = 0; row < batch->rows.num_rows; row++) num_tokens += batch->rows.lengths[row];
     work->num_tokens = num_tokens;
@@ -154,7 +154,7 @@ static void lay_out(const Model *model, const Batch *batch, int num_threads, Are
     work->segment_memory = take(arena, bytes);
     bytes = 0;
     for (long i = 0; i < model->num_kinds; i++)
-        bytes = most(bytes, octavo_attention_scratch_bytes(&model->kinds[i].step, num_threads));
+        bytes = most(bytes, octavo_attention_scratch_bytes(&model->kinds[i].step));
     for (const Layer *layer = model->layers; layer <= last_layer(model); layer++) {
         if (layer->delta_net) bytes = most(bytes, octavo_delta_net_scratch_bytes(layer->delta_net, num_tokens));
         if (layer->mamba2) bytes = most(bytes, octavo_mamba2_scratch_bytes(layer->mamba2, num_tokens));
@@ -303,7 +303,7 @@ long octavo_forward(Model *model, const Batch *batch, char *memory, long num_byt
     Arena arena = {(uintptr_t)memory, (uintptr_t)memory};
     plan(model, batch, num_threads, &arena);
     Work work;
-    lay_out(model, batch, num_threads, &arena, &work);
+    lay_out(model, batch, &arena, &work);
     if (used_bytes(&arena) > num_bytes) return used_bytes(&arena);
     place_tokens(model, batch, &work);
     plan_last_layer(model, batch, &work);

@@ -41,7 +41,7 @@ typedef struct {
 void project(const Matrix *matrix, const Rows *in, float *out, bool add, const Member *member);
 
 long octavo_segment_scratch_bytes(const Segment *segment, long num_rows);
-long octavo_attention_scratch_bytes(const Step *step, int num_threads);
+long octavo_attention_scratch_bytes(const Step *step);
 
 // As octavo_segment.
 void run_segment(const Segment *segment, long num_rows, float *attended, float *residual, float *out, void *memory,
