@@ -43,7 +43,7 @@ MODELS: Mapping[str, str] = {
     "Olmo3ForCausalLM": "OLMo 3",
     "SeedOssForCausalLM": "Seed-OSS",
     "GraniteForCausalLM": "Granite 3",
-    "GraniteMoeHybridForCausalLM": "Granite 4.0 without Mamba layers",
+    "GraniteMoeHybridForCausalLM": "Granite 4.0",
 }
 
 MAX_LOGIT_DIFFERENCE = 1e-5

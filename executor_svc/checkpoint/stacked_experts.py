@@ -1,7 +1,7 @@
 """Experts that a checkpoint holds stacked, all of a layer in one tensor; a model asks for each by its name.
 
-`experts.gate_up_proj` has the outputs of gate and of up of each expert, `experts.down_proj` those of down; a
-`StackLayout` says how. gpt-oss may have them in MXFP4: `..._blocks` and `..._scales`, with outputs before inputs.
+One tensor has the outputs of gate and of up of each expert, another those of down; a `StackLayout` says how. gpt-oss
+may have them in MXFP4: `..._blocks` and `..._scales`, with outputs before inputs.
 """
 
 import re
@@ -24,11 +24,10 @@ from executor_svc.checkpoint.mxfp4 import (
 from executor_svc.checkpoint.weight_map import BlockRows, TensorTarget
 from octavo_shared.errors import ModelLoadError
 
-_EXPERT: Final = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.(weight|bias)")
+_EXPERT: Final = re.compile(r"(.*)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj)\.(weight|bias)")
 _WHY_NOT: Final = "is MXFP4; there it must be F32, F16 or BF16"
 # Layers that predict further tokens are not read.
 _IS_APART: Final = re.compile(r"(?!mtp\.).*\.experts\.\d+\.")
-_TENSORS: Final = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +37,18 @@ class StackLayout:
     Attributes:
         is_transposed: Inputs come before outputs.
         by_turns: Outputs are gate and up by turns; else up comes behind all of gate.
+        gate_up: How the name of the tensor of gate and up ends, behind that of the module.
+        down: The same of down.
     """
 
     is_transposed: bool
     by_turns: bool
+    gate_up: str = "experts.gate_up_proj"
+    down: str = "experts.down_proj"
+
+    def tensor(self, module: str, part: str) -> str:
+        """Return the name of the tensor that holds a part of all experts of a module."""
+        return f"{module}.{self.down if part == 'down_proj' else self.gate_up}"
 
     def rows(self, part: str, count: int) -> slice:
         """Return the outputs of a part, so many, among those of its tensor."""
@@ -54,6 +61,9 @@ class StackLayout:
 _LAYOUTS: Final[Mapping[str, StackLayout]] = MappingProxyType(
     {
         "GptOssForCausalLM": StackLayout(is_transposed=True, by_turns=True),
+        "GraniteMoeHybridForCausalLM": StackLayout(
+            is_transposed=False, by_turns=False, gate_up="input_linear.weight", down="output_linear.weight"
+        ),
         "Qwen3_5MoeForCausalLM": StackLayout(is_transposed=False, by_turns=False),
     }
 )
@@ -178,7 +188,7 @@ def stack_experts(
             found[name] = target
             continue
         module, expert, part, kind = match.groups()
-        stack, count = f"{module}.{_TENSORS[part]}", target.shape[0]
+        stack, count = layout.tensor(module, part), target.shape[0]
         num_outputs = count if part == "down_proj" else 2 * count
         is_transposed = False
         shape: tuple[int, ...]
@@ -196,7 +206,7 @@ def stack_experts(
     return found
 
 
-def stack_of(name: str) -> str | None:
+def stack_of(name: str, layout: StackLayout) -> str | None:
     """Return the stacked tensor of an expert's weight, without an ending; None: it is of no expert."""
     match = _EXPERT.fullmatch(name)
-    return None if match is None else f"{match[1]}.{_TENSORS[match[3]]}"
+    return None if match is None else layout.tensor(match[1], match[3])

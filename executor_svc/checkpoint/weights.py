@@ -176,7 +176,7 @@ class Checkpoint:
 
     def format_of(self, name: str) -> str | None:
         """Return the number format of a tensor by the name that the model has for it; None: there is none."""
-        if self._stacks is not None and (stack := stack_of(name)) is not None:
+        if self._stacks is not None and (stack := stack_of(name, self._stacks)) is not None:
             name = f"{stack}{BLOCKS}" if f"{stack}{BLOCKS}" in self._file_of else stack
         names = (name, self._stored(name), self._stored(name.removeprefix("model.")))
         found = next((each for each in names if each in self._file_of), None)

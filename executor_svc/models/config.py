@@ -120,8 +120,9 @@ class ExpertsConfig:
     sum_epsilon: float = 0.0
     # Multiplies the weights at last.
     scale: float = 1.0
-    # An expert that every token goes to, weighed by the sigmoid of a gate of its own; None: there is none.
+    # An expert that every token goes to; None: there is none.
     shared: MlpConfig | None = None
+    has_shared_gate: bool = True  # that one is weighed by the sigmoid of a gate of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +206,56 @@ class ShortConvConfig:
         return 4 * (self.conv_size - 1) * self.size
 
 
+@dataclass(frozen=True, slots=True)
+class Mamba2Config:
+    """A Mamba-2 layer; dimensions are those of one head. The heads of a group share B and C and are normed together."""
+
+    num_heads: int
+    num_groups: int
+    head_dim: int
+    state_size: int
+    conv_size: int  # tokens that the convolution sees, the last one included
+    has_conv_bias: bool
+    has_bias: bool  # the projections around it
+    num_norm_ranks: int = 1  # ranks that have heads of the same group
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: x, B and C."""
+        return self.output_dim + 2 * self.num_groups * self.state_size
+
+    @property
+    def output_dim(self) -> int:
+        """Numbers that it returns for a token; as many as it has gates."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def projected_dim(self) -> int:
+        """Numbers that it takes for a token: x, B, C, gates, then dt of each head."""
+        return self.conv_dim + self.output_dim + self.num_heads
+
+    @property
+    def recurrent_shape(self) -> tuple[int, ...]:
+        """Shape of what a sequence keeps besides the last inputs of the convolution."""
+        return self.num_heads, self.state_size, self.head_dim
+
+    def shared_by(self, num_ranks: int) -> "Mamba2Config":
+        """Return the part of a rank; all ranks have a single group."""
+        return replace(
+            self,
+            num_heads=self.num_heads // num_ranks,
+            num_groups=max(1, self.num_groups // num_ranks),
+            num_norm_ranks=num_ranks if self.num_groups == 1 else 1,
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the state of a sequence, in float32."""
+        return 4 * ((self.conv_size - 1) * self.conv_dim + self.output_dim * self.state_size)
+
+
 # What a layer may have in place of attention.
-StateConfig = DeltaNetConfig | ShortConvConfig
+StateConfig = DeltaNetConfig | ShortConvConfig | Mamba2Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +346,10 @@ class ModelConfig:
     embedding_scale: float = 1.0
     # Rows of the position embedding that come before position 0; None: there is no position embedding.
     position_offset: int | None = None
-    # Logits become cap * tanh(logit / cap).
+    # Multiplies what attention, state and MLP add to the residual stream.
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    # Logits become cap * tanh(logit / cap), behind the scale.
     logit_soft_cap: float | None = None
 
     def with_layers(self, **changes: Any) -> "ModelConfig":

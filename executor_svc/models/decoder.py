@@ -22,7 +22,7 @@ from executor_svc.models.language_model import ModelShape
 from executor_svc.models.rotary_embedding import inverse_frequencies
 from executor_svc.models.sharding import Shard
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
-from executor_svc.states.interface import StateBackend
+from executor_svc.states.interface import Mamba2Weights, StateBackend
 from executor_svc.states.live_states import AcceptedDrafts, StepStates
 from executor_svc.states.torch_states import TorchStateBackend
 
@@ -118,6 +118,8 @@ class Decoder:
                 assert states is not None, "a model with states is run on some"
                 attended = weights.run_on(self._states, projected, states.rows, next(next_state))
                 states.keep(projected)
+                if isinstance(weights, Mamba2Weights) and weights.is_normed_apart:
+                    attended = self._norm_with_others(attended, weights)
                 continue
             num_gates = self._shard.num_heads(layer) * layer.head_dim if layer.has_output_gate else 0
             num_projected = projected.shape[1] - num_gates
@@ -139,6 +141,15 @@ class Decoder:
         for of_layer, inputs, state in zip(weights, step.draft_inputs, step.layers, strict=True):
             of_layer.run_on(self._states, accepted.inputs_of(inputs), accepted.rows, state)
 
+    def _norm_with_others(self, gated: torch.Tensor, weights: Mamba2Weights) -> torch.Tensor:
+        """Norm what a Mamba-2 layer returns, [num_tokens, output_dim of this rank], over the heads of all ranks."""
+        squares = gated.double().square().sum(-1, keepdim=True)  # so exact that its order shows in no float32
+        of_ranks = squares.new_empty((self._group.size, *squares.shape))
+        self._group.gather(squares, of_ranks)
+        mean = (of_ranks.sum(0) / (self._group.size * gated.shape[1])).float()
+        normed = gated.float() * torch.rsqrt(mean + weights.epsilon) * weights.norm_weight
+        return normed.to(gated.dtype)
+
     def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """Norm hidden states as the head does it."""
         return self.weights.norm(hidden)
@@ -153,6 +164,8 @@ class Decoder:
         if logits is None:
             return None
         logits = logits[:, : self.config.vocab_size].float()
+        if self.config.logit_scale != 1.0:
+            logits *= self.config.logit_scale
         cap = self.config.logit_soft_cap
         return logits if cap is None else self._kernels.cap_logits(logits, cap)
 

@@ -11,6 +11,7 @@ from executor_svc.models.config import (
     DeltaNetConfig,
     ExpertsConfig,
     LayerConfig,
+    Mamba2Config,
     MlpConfig,
     ModelConfig,
     ShortConvConfig,
@@ -30,7 +31,7 @@ from executor_svc.models.dense import (
 )
 from executor_svc.models.sharding import Shard
 from executor_svc.native.structs import NumberFormat
-from executor_svc.states.interface import DeltaNetWeights, ShortConvWeights, StateWeights
+from executor_svc.states.interface import DeltaNetWeights, Mamba2Weights, ShortConvWeights, StateWeights
 
 StoredFormats = Callable[[Sequence[str]], Sequence[NumberFormat]]
 
@@ -95,6 +96,8 @@ class DecoderWeights(Generic[MatrixT]):
     def _projection(self, index: int, layer: LayerConfig) -> MatrixT:
         if isinstance(layer.state, DeltaNetConfig):
             return self._columns(self._delta_net_rows(index, layer.state), has_bias=False, role="delta_net")
+        if isinstance(layer.state, Mamba2Config):
+            return self._columns(self._mamba2_rows(index, layer.state), has_bias=layer.state.has_bias, role="mamba2")
         if layer.state is not None:
             return self._columns([self._short_conv_rows(index, layer.state)], has_bias=layer.state.has_bias)
         return self._columns(self._qkv_rows(index, layer), has_bias=self._config.qkv_bias, role="qkv")
@@ -121,6 +124,7 @@ class DecoderWeights(Generic[MatrixT]):
             mlp_norm=self._norm(names.mlp_norm.format(layer=index)),
             mlp=mlp,
             mlp_output_norm=self._output_norm(names.mlp_output_norm, index),
+            residual_scale=config.residual_scale,
         )
 
     def _mlp(self, mlp: MlpConfig, gate_up: Sequence[str], down: str, **numbers: int) -> Mlp[MatrixT]:
@@ -156,7 +160,9 @@ class DecoderWeights(Generic[MatrixT]):
         return replace(
             mixture,
             shared=self._mlp(experts.shared, names.shared_gate_up, names.shared_down, layer=index),
-            shared_gate=self._router(names.shared_gate.format(layer=index), 1, has_bias=False),
+            shared_gate=self._router(names.shared_gate.format(layer=index), 1, has_bias=False)
+            if experts.has_shared_gate
+            else None,
         )
 
     def _router(self, name: str, num_outputs: int, has_bias: bool) -> MatrixT:
@@ -177,6 +183,8 @@ class DecoderWeights(Generic[MatrixT]):
     def _state(self, index: int, state: StateConfig) -> StateWeights:
         if isinstance(state, DeltaNetConfig):
             return self._delta_net(index, state)
+        if isinstance(state, Mamba2Config):
+            return self._mamba2(index, state)
         return self._short_conv(index, state)
 
     def _delta_net(self, index: int, net: DeltaNetConfig) -> DeltaNetWeights:
@@ -236,6 +244,49 @@ class DecoderWeights(Generic[MatrixT]):
         begin, end = self._shard.even_part(conv.size)
         ranges = tuple((part * conv.size + begin, part * conv.size + end) for part in range(3))
         return Rows(f"{self._config.names.state.format(layer=index)}.in_proj", conv.projected_dim, ranges)
+
+    def _mamba2(self, index: int, mamba: Mamba2Config) -> Mamba2Weights:
+        module, own = self._config.names.state.format(layer=index), mamba.shared_by(self._shard.size)
+        heads, rows = self._shard.even_part(mamba.num_heads), self._mamba2_conv_rows(mamba)
+        weights = Mamba2Weights(
+            config=own,
+            conv_weight=self._tensor(own.conv_size, own.conv_dim, dtype=torch.float32),
+            conv_bias=self._tensor(own.conv_dim, dtype=torch.float32) if own.has_conv_bias else None,
+            a_log=self._tensor(own.num_heads, dtype=torch.float32),
+            dt_bias=self._tensor(own.num_heads, dtype=torch.float32),
+            d=self._tensor(own.num_heads, dtype=torch.float32),
+            norm_weight=self._tensor(own.output_dim, dtype=torch.float32),
+            epsilon=self._config.norm.epsilon,
+        )
+        shape, conv_weight = (mamba.conv_dim, 1, mamba.conv_size), weights.conv_weight.T[:, None]
+        self.map.add(f"{module}.conv1d.weight", shape, conv_weight, rows=rows)
+        if weights.conv_bias is not None:
+            self.map.add(f"{module}.conv1d.bias", shape[:1], weights.conv_bias, rows=rows)
+        for name, vector in (("A_log", weights.a_log), ("dt_bias", weights.dt_bias), ("D", weights.d)):
+            self.map.add(f"{module}.{name}", (mamba.num_heads,), vector, rows=(heads,))
+        ours = (_scaled(heads, mamba.head_dim),)
+        self.map.add(f"{module}.norm.weight", (mamba.output_dim,), weights.norm_weight, rows=ours)
+        return weights
+
+    def _mamba2_conv_rows(self, mamba: Mamba2Config) -> tuple[Range, Range, Range]:
+        """Return this rank's channels of the convolution: of x, B and C."""
+        heads = _scaled(self._shard.even_part(mamba.num_heads), mamba.head_dim)
+        groups = (0, 1) if mamba.num_groups == 1 else self._shard.even_part(mamba.num_groups)
+        begin, end = _scaled(groups, mamba.state_size)
+        firsts = (mamba.output_dim, mamba.output_dim + mamba.num_groups * mamba.state_size)
+        of_b, of_c = ((first + begin, first + end) for first in firsts)
+        return heads, of_b, of_c
+
+    def _mamba2_rows(self, index: int, mamba: Mamba2Config) -> list[Rows]:
+        """Return this rank's rows of x, B, C and the gates, and those of dt; the gates come first in a checkpoint."""
+        name, size = f"{self._config.names.state.format(layer=index)}.in_proj", mamba.output_dim
+        heads = self._shard.even_part(mamba.num_heads)
+        convolved = tuple((size + begin, size + end) for begin, end in self._mamba2_conv_rows(mamba))
+        first = size + mamba.conv_dim
+        return [
+            Rows(name, mamba.projected_dim, (*convolved, _scaled(heads, mamba.head_dim))),
+            Rows(name, mamba.projected_dim, ((first + heads[0], first + heads[1]),)),
+        ]
 
     def _qkv_rows(self, index: int, layer: LayerConfig) -> list[Rows]:
         """Return this rank's rows of q, of k and of v, and of the gate of what is attended."""

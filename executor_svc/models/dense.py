@@ -6,7 +6,7 @@ A *segment* is all the work from the output of one attention to the input of the
     residual += mlp(norm(residual))
     result    = projection(norm(residual))           the next layer's q, k and v, before rotation
 
-Some models norm what joins the residual stream too, or each head of queries and keys.
+Some models norm or scale what joins the residual stream too, or norm each head of queries and keys.
 
 A decoder of n layers is n segments with an attention behind each, the end of the last layer, and the head, which is
 a segment without a layer's end. `DenseKernels` makes them. It has three implementations: `TorchDense` (any device and
@@ -27,9 +27,9 @@ from executor_svc.models.config import Activation, ExpertsConfig
 from executor_svc.native.structs import NumberFormat
 
 # "vocabulary": the embedding or the head, whose rows are looked up; "router": it chooses experts, and is not quantized;
-# "qkv": its parts are queries, keys and values, and maybe gates; "delta_net": its last two parts say what a state
-# keeps; "layer": all others.
-MatrixRole = Literal["layer", "qkv", "delta_net", "vocabulary", "router"]
+# "qkv": its parts are queries, keys and values, and maybe gates; "delta_net": its last two parts, and "mamba2": its
+# last one, say what a state keeps; "layer": all others.
+MatrixRole = Literal["layer", "qkv", "delta_net", "mamba2", "vocabulary", "router"]
 
 
 class Matrix(Protocol):
@@ -99,7 +99,7 @@ class Experts(Generic[MatrixT]):
     config: ExpertsConfig
     correction_bias: torch.Tensor | None = None  # [num_experts] float32, as the configuration says
     shared: Mlp[MatrixT] | None = None  # for every token, times sigmoid(shared_gate(x))
-    shared_gate: MatrixT | None = None  # one output
+    shared_gate: MatrixT | None = None  # one output; None: the factor is 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,7 @@ class LayerEnd(Generic[MatrixT]):
     mlp_norm: Norm
     mlp: Mlp[MatrixT] | Experts[MatrixT]
     mlp_output_norm: Norm | None
+    residual_scale: float = 1.0  # of what joins the residual stream, normed or not
 
 
 class Embedding(Protocol):

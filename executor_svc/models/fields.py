@@ -18,9 +18,10 @@ MOST: Final[Mapping[str, int]] = MappingProxyType(
         **dict.fromkeys(
             ("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim", "conv_L_cache"), 10_000
         ),
+        **dict.fromkeys(("mamba_n_heads", "mamba_n_groups", "mamba_d_head", "mamba_d_state", "mamba_d_conv"), 10_000),
         **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), 10_000),
         **dict.fromkeys(("hidden_size", "d_model", "n_embed", "head_dim", "intermediate_size"), 10_000_000),
-        **dict.fromkeys(("moe_intermediate_size", "ffn_dim", "vocab_size"), 10_000_000),
+        **dict.fromkeys(("moe_intermediate_size", "shared_intermediate_size", "ffn_dim", "vocab_size"), 10_000_000),
         **dict.fromkeys(("block_ff_dim", "block_multiple_of"), 10_000_000),
         **dict.fromkeys(("max_position_embeddings", "max_seq_len", "seq_length", "n_positions"), 100_000_000),
     }

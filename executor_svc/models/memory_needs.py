@@ -313,6 +313,9 @@ def _summary(
     keys = number("linear_num_key_heads") * number("linear_key_head_dim")
     convolved = (number("linear_conv_kernel_dim", 1) - 1) * (2 * keys + values)
     convolved += (number("conv_L_cache", 1) - 1) * number("hidden_size")
+    heads, state_size = number("mamba_n_heads"), number("mamba_d_state")
+    outputs = heads * number("mamba_d_head", number("mamba_expand", 2) * number("hidden_size") // max(1, heads))
+    convolved += (number("mamba_d_conv", 1) - 1) * (outputs + 2 * number("mamba_n_groups", 1) * state_size)
     return ModelSummary(
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
         formats=tuple(sorted(sizes, key=lambda name: -sizes[name])),
@@ -320,7 +323,7 @@ def _summary(
         file_bytes=sum(file.stat().st_size for file in files),
         held_bytes=int(bits / 8),
         token_bytes=2 * (num_layers - num_states) * num_kv_heads * head_dim * float_bytes,
-        state_bytes=4 * num_states * (convolved + values * number("linear_key_head_dim")),
+        state_bytes=4 * num_states * (convolved + values * number("linear_key_head_dim") + outputs * state_size),
         max_model_len=number("max_position_embeddings", _CACHED_TOKENS),
         is_gguf=is_gguf,
     )
@@ -330,10 +333,10 @@ def _num_states(config: Mapping[str, object], num_layers: int) -> int:
     """Return how many layers have a state, of a family in which some have one."""
     kinds, interval = config.get("layer_types"), config.get("full_attention_interval")
     attending = config.get("full_attn_idxs")
-    if not (config.get("linear_num_value_heads") or config.get("conv_L_cache")):
+    if not any(config.get(name) for name in ("linear_num_value_heads", "conv_L_cache", "mamba_n_heads")):
         return 0
     if isinstance(kinds, list):
-        return kinds.count("linear_attention") + kinds.count("conv")
+        return sum(kinds.count(kind) for kind in ("linear_attention", "mamba", "conv"))
     if config.get("conv_L_cache"):
         return max(0, num_layers - len(attending)) if isinstance(attending, list) else 0
     return num_layers - num_layers // (interval if isinstance(interval, int) and interval > 0 else 4)

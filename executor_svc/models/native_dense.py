@@ -223,11 +223,11 @@ class RankSum:
         """Return memory for the part of this rank, in the shape of the residual stream; valid until the next step."""
         return self._slots(residual)[-1]
 
-    def add(self, part: torch.Tensor, norm: NormStruct, residual: torch.Tensor) -> None:
-        """Add the sum of the parts, normed if there is such a norm, to `residual`, [num_tokens, hidden_size]."""
+    def add(self, part: torch.Tensor, norm: NormStruct, scale: float, residual: torch.Tensor) -> None:
+        """Add the sum of the parts, normed if there is a norm, and scaled, to `residual`, [num_tokens, hidden_size]."""
         parts = self._slots(residual)[:-1]
         self._group.gather(part, parts)
-        self._library.add_parts(norm, parts, residual)
+        self._library.add_parts(norm, scale, parts, residual)
 
     def _slots(self, residual: torch.Tensor) -> torch.Tensor:
         """Return room for the parts of all ranks, and behind them for our own."""
@@ -251,9 +251,9 @@ class SharedLastSegment:
         """End a layer."""
         layer_end, part = self._layer_end.struct, self._rank_sum.part(residual)
         self._library.linear(layer_end.attention_output, attended, part)
-        self._rank_sum.add(part, layer_end.attention_output_norm, residual)
+        self._rank_sum.add(part, layer_end.attention_output_norm, layer_end.residual_scale, residual)
         self._library.mlp(self._struct, residual, part)
-        self._rank_sum.add(part, layer_end.mlp_output_norm, residual)
+        self._rank_sum.add(part, layer_end.mlp_output_norm, layer_end.residual_scale, residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +284,7 @@ class NativeLayerEnd:
             mlp_norm=norm_struct(weights.mlp_norm),
             mlp_output_norm=norm_struct(weights.mlp_output_norm),
             activation=_ACTIVATIONS.index(mlps[0].activation),
+            residual_scale=weights.residual_scale,
         )
         if isinstance(mlp, Experts):
             self.struct.experts = ExpertsStruct(
@@ -297,8 +298,9 @@ class NativeLayerEnd:
                 sum_epsilon=mlp.config.sum_epsilon,
                 scale=mlp.config.scale,
             )
-            if mlp.shared is not None and mlp.shared_gate is not None:
+            if mlp.shared is not None:
                 self.struct.experts.shared = _mlp_struct(mlp.shared)
+            if mlp.shared_gate is not None:
                 self.struct.experts.shared_gate = mlp.shared_gate.struct
         else:
             self.struct.mlp = self._mlps[0]

@@ -26,15 +26,16 @@ from executor_svc.native.structs import (
     BatchStruct,
     DeltaNetStruct,
     LayerStruct,
+    Mamba2Struct,
     ModelStruct,
     RotationStruct,
     ShortConvStruct,
     StepRowsStruct,
     StepStruct,
 )
-from executor_svc.states.interface import DeltaNetWeights, LayerState
+from executor_svc.states.interface import DeltaNetWeights, LayerState, Mamba2Weights
 from executor_svc.states.live_states import AcceptedDrafts
-from executor_svc.states.native_states import delta_net_struct, short_conv_struct
+from executor_svc.states.native_states import delta_net_struct, mamba2_struct, short_conv_struct
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class NativeForward:
             kind.window = like.attention.window_tokens or 0
             kind.rotation = None if like.rope is None else addressof(self._rotations[ropes[like.rope]])
             kind.has_output_gate = like.has_output_gate
-        self._state_structs: list[DeltaNetStruct | ShortConvStruct] = []
+        self._state_structs: list[DeltaNetStruct | ShortConvStruct | Mamba2Struct] = []
         self._layers = (LayerStruct * len(layers))()
         next_cache, next_state = iter(caches), iter(states)
         for struct, layer, attention, segment, weights in zip(
@@ -113,6 +114,9 @@ class NativeForward:
                 if isinstance(weights, DeltaNetWeights):
                     self._state_structs.append(delta_net_struct(weights))
                     struct.delta_net = addressof(self._state_structs[-1])
+                elif isinstance(weights, Mamba2Weights):
+                    self._state_structs.append(mamba2_struct(weights))
+                    struct.mamba2 = addressof(self._state_structs[-1])
                 else:
                     self._state_structs.append(short_conv_struct(weights))
                     struct.short_conv = addressof(self._state_structs[-1])
@@ -132,6 +136,7 @@ class NativeForward:
             num_rotations=len(ropes),
             last_segment=addressof(parts.last_segment.struct),
             head=addressof(parts.head.struct),
+            logit_scale=model.config.logit_scale,
             logit_soft_cap=model.config.logit_soft_cap or 0.0,
         )
 

@@ -10,7 +10,7 @@ import torch
 
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.checkpoint.weight_map import Range
-from executor_svc.models.config import DeltaNetConfig, ExpertsConfig, LayerConfig, ModelConfig
+from executor_svc.models.config import DeltaNetConfig, ExpertsConfig, LayerConfig, Mamba2Config, ModelConfig
 from octavo_shared.errors import ModelLoadError
 
 
@@ -72,6 +72,10 @@ def _check(config: ModelConfig, layer: LayerConfig, size: int) -> None:
     if isinstance(layer.state, DeltaNetConfig):
         problems[f"{layer.state.num_key_heads} key heads in a delta net"] = layer.state.num_key_heads % size
         problems["a delta net in the order of llama.cpp"] = layer.state.is_tiled and size > 1
+    elif isinstance(layer.state, Mamba2Config):
+        problems[f"{layer.state.num_heads} heads in a Mamba-2 layer"] = layer.state.num_heads % size
+        has_whole_groups = layer.state.num_groups == 1 or layer.state.num_groups % size == 0
+        problems[f"{layer.state.num_groups} groups in a Mamba-2 layer"] = not has_whole_groups
     elif layer.state is not None:
         problems[f"{layer.state.size} channels in a short convolution"] = layer.state.size % size
     if shared is not None:

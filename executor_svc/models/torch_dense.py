@@ -185,12 +185,20 @@ class TorchLastSegment:
         """End a layer."""
         layer = self.layer_end
         output = self.group.all_reduce(layer.attention_output(attended))
-        residual += output if layer.attention_output_norm is None else layer.attention_output_norm(output)
+        residual += finish_output(output, layer.attention_output_norm, layer.residual_scale)
         normed = layer.mlp_norm(residual)
         mlp = layer.mlp
         output = _run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed)
         output = self.group.all_reduce(output)
-        residual += output if layer.mlp_output_norm is None else layer.mlp_output_norm(output)
+        residual += finish_output(output, layer.mlp_output_norm, layer.residual_scale)
+
+
+def finish_output(
+    output: torch.Tensor, norm: Callable[[torch.Tensor], torch.Tensor] | None, scale: float
+) -> torch.Tensor:
+    """Return what joins the residual stream."""
+    output = output if norm is None else norm(output)
+    return output if scale == 1.0 else output * scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +257,9 @@ def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor
     for expert in np.unique(chosen.cpu().numpy()).tolist():
         rows, choices = (chosen == expert).nonzero(as_tuple=True)
         result.index_add_(0, rows, _run_mlp(mixture.experts[expert], x[rows]) * weights[rows, choices, None])
-    if mixture.shared is not None and mixture.shared_gate is not None:
-        result += mixture.shared_gate(x).sigmoid() * _run_mlp(mixture.shared, x)
+    if mixture.shared is not None:
+        shared = _run_mlp(mixture.shared, x)
+        result += shared if mixture.shared_gate is None else mixture.shared_gate(x).sigmoid() * shared
     return result
 
 

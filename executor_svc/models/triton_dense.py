@@ -22,7 +22,14 @@ from executor_svc.models.dense import (
     Mlp,
     Norm,
 )
-from executor_svc.models.torch_dense import Linear, TorchDense, TorchEmbedding, TorchMatrix, gate_and_up
+from executor_svc.models.torch_dense import (
+    Linear,
+    TorchDense,
+    TorchEmbedding,
+    TorchMatrix,
+    finish_output,
+    gate_and_up,
+)
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation
@@ -117,10 +124,10 @@ class TritonLastSegment:
         """
         layer, mlp = self.layer_end, self.layer_end.mlp
         output = self.add_up(layer.attention_output(attended))
-        output = _normed_output(output, layer.attention_output_norm)
+        output = _normed_output(output, layer.attention_output_norm, layer.residual_scale)
         normed = _add_and_norm(residual, output, layer.mlp_norm)
         output = _run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed)
-        return _normed_output(self.add_up(output), layer.mlp_output_norm)
+        return _normed_output(self.add_up(output), layer.mlp_output_norm, layer.residual_scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +156,9 @@ def _add_and_norm(residual: torch.Tensor, output: torch.Tensor | None, norm: Nor
     return add_rms_norm(residual, output, norm.weight, norm.epsilon)
 
 
-def _normed_output(output: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+def _normed_output(output: torch.Tensor, norm: Norm | None, scale: float) -> torch.Tensor:
     """Return what joins the residual stream."""
-    return output if norm is None else _add_and_norm(output.contiguous(), None, norm)
+    return finish_output(output, None if norm is None else lambda x: _add_and_norm(x.contiguous(), None, norm), scale)
 
 
 def _norm_heads(projected: torch.Tensor, norms: HeadNorms) -> torch.Tensor:
@@ -195,8 +202,9 @@ def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor
     for expert in np.unique(chosen.cpu().numpy()).tolist():
         rows, choices = (chosen == expert).nonzero(as_tuple=True)
         result[rows] += _run_mlp(mixture.experts[expert], x[rows]) * weights[rows, choices, None]
-    if mixture.shared is not None and mixture.shared_gate is not None:
-        result += mixture.shared_gate(x).sigmoid() * _run_mlp(mixture.shared, x)
+    if mixture.shared is not None:
+        shared = _run_mlp(mixture.shared, x)
+        result += shared if mixture.shared_gate is None else mixture.shared_gate(x).sigmoid() * shared
     return result
 
 

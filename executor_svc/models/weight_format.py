@@ -39,8 +39,8 @@ def matrix_formats(
     """Return the number formats of a matrix in a model of some number format, each with the sizes of its parts.
 
     A router stays exact, since it chooses the experts of a token. With four bits embedding and head lose the most, and
-    then values: several query heads share one, and no softmax hides their error; of a delta net what says how much of
-    its state is kept and changed. What a file has decided, `stored` of each part, stays.
+    then values: several query heads share one, and no softmax hides their error; of a layer with a state what says how
+    much of that is kept and changed. What a file has decided, `stored` of each part, stays.
     """
     if role == "router":
         return [(NumberFormat.FLOAT32, sizes)]
@@ -51,8 +51,9 @@ def matrix_formats(
         return [(NumberFormat.INT8_A8, sizes)]
     if role == "qkv" and number_format == NumberFormat.INT4:
         return [(NumberFormat.INT4, sizes[:2]), (NumberFormat.INT8_A8, sizes[2:])]
-    if role == "delta_net" and number_format == NumberFormat.INT4:
-        return [(NumberFormat.INT4, sizes[:-2]), (NumberFormat.INT8_A8, sizes[-2:])]
+    if role in ("delta_net", "mamba2") and number_format == NumberFormat.INT4:
+        num_others = len(sizes) - (2 if role == "delta_net" else 1)
+        return [(NumberFormat.INT4, sizes[:num_others]), (NumberFormat.INT8_A8, sizes[num_others:])]
     return [(number_format, sizes)]
 
 

@@ -18,6 +18,7 @@ from executor_svc.native.structs import (
     DeltaNetStruct,
     EmbeddingStruct,
     LayerCacheStruct,
+    Mamba2Struct,
     MatrixStruct,
     ModelStruct,
     NormStruct,
@@ -63,14 +64,16 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_segment_scratch_bytes", LONG, (POINTER, LONG)),
     ("octavo_segment", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_mlp", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER)),
-    ("octavo_add_parts", None, (POINTER, LONG, LONG, LONG, POINTER, POINTER, INT)),
+    ("octavo_add_parts", None, (POINTER, FLOAT, LONG, LONG, LONG, POINTER, POINTER, INT)),
     ("octavo_plan_attention", LONG, (POINTER, LONG, POINTER, POINTER, POINTER, INT, POINTER)),
-    ("octavo_attention_scratch_bytes", LONG, (POINTER, INT)),
+    ("octavo_attention_scratch_bytes", LONG, (POINTER,)),
     ("octavo_attention", None, (POINTER,) * 7),
     ("octavo_gate_rows", None, (LONG, LONG, POINTER, POINTER, LONG)),
     ("octavo_delta_net_scratch_bytes", LONG, (POINTER, LONG)),
     ("octavo_delta_net", None, (POINTER,) * 8),
     ("octavo_short_conv", None, (POINTER,) * 6),
+    ("octavo_mamba2_scratch_bytes", LONG, (POINTER, LONG)),
+    ("octavo_mamba2", None, (POINTER,) * 8),
     ("octavo_forward", LONG, (POINTER, POINTER, POINTER, LONG, POINTER)),
     ("octavo_accept_drafts", LONG, (POINTER, POINTER, POINTER, LONG, POINTER)),
 )
@@ -208,11 +211,11 @@ class NativeLibrary:
             byref(self._team),
         )
 
-    def add_parts(self, norm: NormStruct, parts: torch.Tensor, residual: torch.Tensor) -> None:
-        """Add the norm of the sum of `parts`, [num_parts, num_rows, size], to `residual`; see octavo_add_parts."""
+    def add_parts(self, norm: NormStruct, scale: float, parts: torch.Tensor, residual: torch.Tensor) -> None:
+        """Add the scaled norm of the sum of `parts`, [num_parts, num_rows, size], to `residual`: octavo_add_parts."""
         assert residual.is_contiguous(), "rows lie one after the other"
         self._library.octavo_add_parts(
-            byref(norm), *parts.shape, parts.data_ptr(), residual.data_ptr(), self.num_threads
+            byref(norm), scale, *parts.shape, parts.data_ptr(), residual.data_ptr(), self.num_threads
         )
 
     def plan_attention(
@@ -244,7 +247,7 @@ class NativeLibrary:
         self, step: StepStruct, qkv: torch.Tensor, cache: LayerCacheStruct, sinks: int | None, out: torch.Tensor
     ) -> None:
         """Run the attention of a layer; see octavo_attention in attention.c."""
-        num_bytes = self._library.octavo_attention_scratch_bytes(byref(step), self.num_threads)
+        num_bytes = self._library.octavo_attention_scratch_bytes(byref(step))
         self._library.octavo_attention(
             byref(step),
             qkv.data_ptr(),
@@ -300,6 +303,29 @@ class NativeLibrary:
             projected.data_ptr(),
             conv_states.data_ptr(),
             out.data_ptr(),
+            byref(self._team),
+        )
+
+    def mamba2(
+        self,
+        mamba: Mamba2Struct,
+        rows: StepRowsStruct,
+        projected: torch.Tensor,
+        conv_states: torch.Tensor,
+        states: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Run a Mamba-2 layer; see octavo_mamba2 in mamba2.c."""
+        assert projected.is_contiguous(), "tokens lie one after the other"
+        num_bytes = self._library.octavo_mamba2_scratch_bytes(byref(mamba), projected.shape[0])
+        self._library.octavo_mamba2(
+            byref(mamba),
+            byref(rows),
+            projected.data_ptr(),
+            conv_states.data_ptr(),
+            states.data_ptr(),
+            out.data_ptr(),
+            self._scratch.address(num_bytes),
             byref(self._team),
         )
 

@@ -97,6 +97,7 @@ class LayerEndStruct(ctypes.Structure):
         ("experts", ExpertsStruct),
         ("mlp_output_norm", NormStruct),
         ("activation", LONG),
+        ("residual_scale", FLOAT),
     )
 
 
@@ -166,6 +167,16 @@ class ShortConvStruct(ctypes.Structure):
     _fields_ = (*_of(LONG, "size", "conv_size"), *_of(POINTER, "conv_weight", "bias"))
 
 
+class Mamba2Struct(ctypes.Structure):
+    """`Mamba2` of mamba2.h."""
+
+    _fields_ = (
+        *_of(LONG, "num_heads", "num_groups", "head_dim", "state_size", "conv_size"),
+        *_of(POINTER, "conv_weight", "conv_bias", "a_log", "dt_bias", "d"),
+        ("norm", NormStruct),
+    )
+
+
 class LayerCacheStruct(ctypes.Structure):
     """`LayerCache` of step.h."""
 
@@ -195,7 +206,7 @@ class LayerStruct(ctypes.Structure):
     _fields_ = (
         *_of(POINTER, "segment", "kind"),
         ("cache", LayerCacheStruct),
-        *_of(POINTER, "sinks", "delta_net", "short_conv", "conv_states", "states"),
+        *_of(POINTER, "sinks", "delta_net", "short_conv", "mamba2", "conv_states", "states"),
     )
 
 
@@ -208,7 +219,7 @@ class ModelStruct(ctypes.Structure):
         *_of(POINTER, "layers", "kinds", "rotations"),
         *_of(LONG, "num_layers", "num_kinds", "num_rotations"),
         *_of(POINTER, "last_segment", "head"),
-        ("logit_soft_cap", FLOAT),
+        *_of(FLOAT, "logit_scale", "logit_soft_cap"),
         ("last_step", StepStruct),
     )
 

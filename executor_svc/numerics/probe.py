@@ -33,6 +33,7 @@ from executor_svc.models.config import (
     LayerConfig,
     LinearScaling,
     Llama3Scaling,
+    Mamba2Config,
     MlpConfig,
     ModelConfig,
     NormConfig,
@@ -269,6 +270,8 @@ def probe_models_of(config: ModelConfig) -> Mapping[str, ModelConfig]:
         models["delta_nets_and_shared_experts"] = _with_delta_nets()
     if any(isinstance(layer.mlp, ExpertsConfig) and layer.mlp.scoring == "sigmoid" for layer in config.layers):
         models["corrected_experts"] = _with_corrected_experts()
+    if any(isinstance(layer.state, Mamba2Config) for layer in config.layers):
+        models["mamba2_and_scales"] = _with_mamba2()
     return models
 
 
@@ -299,6 +302,13 @@ def _with_delta_nets() -> ModelConfig:
         norm=NormConfig(1e-6, weight_offset=1.0),
         has_query_key_norm=True,
     )
+
+
+def _with_mamba2() -> ModelConfig:
+    experts = ExpertsConfig(5, 2, is_normalized=True, mlp=_MLP, shared=MlpConfig(37), has_shared_gate=False)
+    mamba = Mamba2Config(6, 2, head_dim=20, state_size=11, conv_size=4, has_conv_bias=True, has_bias=False)
+    attends = _layer((4, 2), 12, None, experts)
+    return replace(_model(replace(attends, state=mamba), attends), residual_scale=0.7, logit_scale=0.3)
 
 
 def _model(*layers: LayerConfig) -> ModelConfig:

@@ -13,7 +13,7 @@ import torch
 from octavo_shared.step_wire.step import Int32Array
 
 if TYPE_CHECKING:  # models stand on this package
-    from executor_svc.models.config import DeltaNetConfig, ShortConvConfig, StateConfig
+    from executor_svc.models.config import DeltaNetConfig, Mamba2Config, ShortConvConfig, StateConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,32 @@ class ShortConvWeights:
         return backend.short_conv(projected, rows, state, self)
 
 
-StateWeights = DeltaNetWeights | ShortConvWeights
+@dataclass(frozen=True, slots=True)
+class Mamba2Weights:
+    """The weights of a Mamba-2 layer between its projections, float32, contiguous."""
+
+    config: "Mamba2Config"
+    conv_weight: torch.Tensor  # [conv_size, conv_dim] the last one is that of the token itself
+    conv_bias: torch.Tensor | None  # [conv_dim]
+    a_log: torch.Tensor  # [num_heads]
+    dt_bias: torch.Tensor  # [num_heads]
+    d: torch.Tensor  # [num_heads]
+    norm_weight: torch.Tensor  # [output_dim]
+    epsilon: float  # of the norm
+
+    @property
+    def is_normed_apart(self) -> bool:
+        """Whether several ranks norm what the layer returns, together."""
+        return self.config.num_norm_ranks > 1
+
+    def run_on(
+        self, backend: "StateBackend", projected: torch.Tensor, rows: StateRows, state: LayerState
+    ) -> torch.Tensor:
+        """Run the layer over the tokens of a step; see `StateBackend.mamba2`."""
+        return backend.mamba2(projected, rows, state, self)
+
+
+StateWeights = DeltaNetWeights | ShortConvWeights | Mamba2Weights
 
 
 class StateBackend(Protocol):
@@ -102,6 +127,21 @@ class StateBackend(Protocol):
 
         Returns:
             [num_tokens, output_dim].
+        """
+
+    def mamba2(
+        self, projected: torch.Tensor, rows: StateRows, state: LayerState, weights: Mamba2Weights
+    ) -> torch.Tensor:
+        """Run a Mamba-2 layer over the tokens of a step. Source: Dao & Gu 2024, "Transformers are SSMs".
+
+        Args:
+            projected: x, B, C, gates and dt side by side, [num_tokens, projected_dim].
+            rows: Where the tokens are.
+            state: Of this layer; that of the rows is read and written.
+            weights: Of this layer.
+
+        Returns:
+            [num_tokens, output_dim]; not normed yet where `is_normed_apart`.
         """
 
 

@@ -1,14 +1,21 @@
 """States in C, float32 on a CPU: the same bits in any chunks, beside any neighbours, on any threads.
 
-See `delta_net.c` and `short_conv.c` in `executor_svc/native/csrc/`.
+See `delta_net.c`, `short_conv.c` and `mamba2.c` in `executor_svc/native/csrc/`.
 """
 
 import numpy as np
 import torch
 
 from executor_svc.native.library import NativeLibrary
-from executor_svc.native.structs import DeltaNetStruct, NormStruct, ShortConvStruct, StepRowsStruct
-from executor_svc.states.interface import DeltaNetWeights, LayerState, ShortConvWeights, StateRows, StateWeights
+from executor_svc.native.structs import DeltaNetStruct, Mamba2Struct, NormStruct, ShortConvStruct, StepRowsStruct
+from executor_svc.states.interface import (
+    DeltaNetWeights,
+    LayerState,
+    Mamba2Weights,
+    ShortConvWeights,
+    StateRows,
+    StateWeights,
+)
 from octavo_shared.step_wire.step import Int32Array
 
 
@@ -33,6 +40,15 @@ class NativeStateBackend:
         """Run a short convolution over the tokens of a step."""
         out, columns = _empty_output(projected, weights), _columns(rows)
         self._library.short_conv(short_conv_struct(weights), _rows_struct(columns), projected, state.conv, out)
+        return out
+
+    def mamba2(
+        self, projected: torch.Tensor, rows: StateRows, state: LayerState, weights: Mamba2Weights
+    ) -> torch.Tensor:
+        """Run a Mamba-2 layer over the tokens of a step."""
+        out, columns = _empty_output(projected, weights), _columns(rows)
+        struct = mamba2_struct(weights)
+        self._library.mamba2(struct, _rows_struct(columns), projected, state.conv, state.recurrent, out)
         return out
 
 
@@ -65,6 +81,28 @@ def short_conv_struct(weights: ShortConvWeights) -> ShortConvStruct:
         conv_size=weights.config.conv_size,
         conv_weight=weights.conv_weight.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
+    )
+
+
+def mamba2_struct(weights: Mamba2Weights) -> Mamba2Struct:
+    """Return a Mamba-2 layer as C has it, with pointers into `weights`."""
+    config, bias = weights.config, weights.conv_bias
+    vectors = (weights.a_log, weights.dt_bias, weights.d, weights.norm_weight)
+    tensors = (weights.conv_weight, *vectors, *(() if bias is None else (bias,)))
+    assert all(each.dtype == torch.float32 and each.is_contiguous() for each in tensors), "C reads float32"
+    norm_weight = None if weights.is_normed_apart else weights.norm_weight.data_ptr()
+    return Mamba2Struct(
+        num_heads=config.num_heads,
+        num_groups=config.num_groups,
+        head_dim=config.head_dim,
+        state_size=config.state_size,
+        conv_size=config.conv_size,
+        conv_weight=weights.conv_weight.data_ptr(),
+        conv_bias=None if bias is None else bias.data_ptr(),
+        a_log=weights.a_log.data_ptr(),
+        dt_bias=weights.dt_bias.data_ptr(),
+        d=weights.d.data_ptr(),
+        norm=NormStruct(weight=norm_weight, epsilon=weights.epsilon),
     )
 
 

@@ -1,15 +1,15 @@
-"""Gated delta nets and short convolutions in plain torch operations: any device; the reference.
+"""Gated delta nets, short convolutions and Mamba-2 in plain torch operations: any device; the reference.
 
 All rows that have a next token take it together; the rest is done for all tokens at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the usual name
 
-from executor_svc.states.interface import DeltaNetWeights, LayerState, ShortConvWeights, StateRows
+from executor_svc.states.interface import DeltaNetWeights, LayerState, Mamba2Weights, ShortConvWeights, StateRows
 
 _NORM_EPSILON = 1e-6  # of queries and keys
 
@@ -27,15 +27,19 @@ class TorchStateBackend:
         mixed, gate, b, a = torch.split(projected.float(), sizes, -1)
         convolved = F.silu(_convolve(mixed, rows, state.conv, weights.conv_weight.unbind(0)))
         query, key, value = torch.split(convolved, [key_size, key_size, config.output_dim], -1)
-        out = _recur(
-            _normed_heads(query, weights) * config.key_dim**-0.5,
-            _normed_heads(key, weights),
-            value.reshape(-1, config.num_value_heads, config.value_dim),
-            decay=torch.exp(-weights.a_log.exp() * F.softplus(a + weights.dt_bias)),
-            beta=b.sigmoid(),
-            rows=rows,
-            recurrent=state.recurrent,
-        )
+        keys, queries = _normed_heads(key, weights), _normed_heads(query, weights) * config.key_dim**-0.5
+        value = value.reshape(-1, config.num_value_heads, config.value_dim)
+        decay, beta = torch.exp(-weights.a_log.exp() * F.softplus(a + weights.dt_bias)), b.sigmoid()
+
+        def take(tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+            k = keys[tokens][..., None]
+            states *= decay[tokens][..., None, None]
+            change = (value[tokens] - (states * k).sum(-2)) * beta[tokens][..., None]
+            states += k * change[..., None, :]
+            told: torch.Tensor = (states * queries[tokens][..., None]).sum(-2)
+            return told
+
+        out = _recur(take, rows, state.recurrent, value.shape)
         normed = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + weights.epsilon) * weights.norm_weight
         return (normed.flatten(1) * F.silu(gate)).to(projected.dtype)
 
@@ -48,6 +52,39 @@ class TorchStateBackend:
         if weights.conv_bias is not None:
             convolved = convolved + weights.conv_bias
         return (c * convolved).to(projected.dtype)
+
+    def mamba2(
+        self, projected: torch.Tensor, rows: StateRows, state: LayerState, weights: Mamba2Weights
+    ) -> torch.Tensor:
+        """Run a Mamba-2 layer over the tokens of a step."""
+        config = weights.config
+        mixed, gate, dt = torch.split(projected.float(), [config.conv_dim, config.output_dim, config.num_heads], -1)
+        convolved = _convolve(mixed, rows, state.conv, weights.conv_weight.unbind(0))
+        if weights.conv_bias is not None:
+            convolved = convolved + weights.conv_bias
+        size = config.num_groups * config.state_size
+        x, b, c = torch.split(F.silu(convolved), [config.output_dim, size, size], -1)
+        x = x.reshape(-1, config.num_heads, config.head_dim)
+        heads_of_group = config.num_heads // config.num_groups
+        b, c = (
+            each.reshape(-1, config.num_groups, config.state_size).repeat_interleave(heads_of_group, 1)
+            for each in (b, c)
+        )
+        time = F.softplus(dt + weights.dt_bias)
+        decay, change = torch.exp(-weights.a_log.exp() * time), x * time[..., None]
+
+        def take(tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+            states *= decay[tokens][..., None, None]
+            states += b[tokens][..., None] * change[tokens][..., None, :]
+            return (states * c[tokens][..., None]).sum(-2)
+
+        out = _recur(take, rows, state.recurrent, x.shape) + x * weights.d[:, None]
+        gated = out.flatten(1) * F.silu(gate)
+        if weights.is_normed_apart:
+            return gated.to(projected.dtype)
+        groups = gated.view(len(gated), config.num_groups, -1)
+        normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + weights.epsilon)
+        return (normed.flatten(1) * weights.norm_weight).to(projected.dtype)
 
 
 def _convolve(mixed: torch.Tensor, rows: StateRows, conv: torch.Tensor, taps: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -76,16 +113,20 @@ def _normed_heads(heads: torch.Tensor, weights: DeltaNetWeights) -> torch.Tensor
 
 
 def _recur(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
+    take: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     rows: StateRows,
     recurrent: torch.Tensor,
+    shape: Sequence[int],
 ) -> torch.Tensor:
-    """Return what the states say to the queries, as `value`, [num_tokens, num_value_heads, value_dim]."""
+    """Return what the states say to the tokens, of this shape: [num_tokens, ...].
+
+    Args:
+        take: Changes the states of some rows, [num_rows, ...], by a token each, whose numbers are [num_rows], and
+            returns what they say then.
+        rows: Where the tokens are.
+        recurrent: Read and written, [max_num_seqs, ...].
+        shape: Of the result.
+    """
     order = np.argsort(-rows.lengths, kind="stable")  # so the rows that have a next token are the first ones
     lengths = rows.lengths[order]
     commits = lengths if rows.commits is None else rows.commits[order]
@@ -93,16 +134,11 @@ def _recur(
     first_tokens = (np.cumsum(rows.lengths) - rows.lengths)[order]
     is_later = torch.from_numpy(rows.starts[order] > 0).to(recurrent.device)
     states = recurrent[slots].where(is_later[:, None, None, None], 0.0)
-    out = torch.empty_like(value)
+    out = recurrent.new_empty(shape)
     for index in range(lengths[0]):
         num_rows = int(np.count_nonzero(lengths > index))
         tokens = torch.from_numpy(first_tokens[:num_rows] + index).to(recurrent.device)
-        state, k = states[:num_rows], key[tokens][..., None]
-        state *= decay[tokens][..., None, None]
-        known = (state * k).sum(-2)
-        change = (value[tokens] - known) * beta[tokens][..., None]
-        state += k * change[..., None, :]
-        out[tokens] = (state * query[tokens][..., None]).sum(-2)
+        out[tokens] = take(tokens, states[:num_rows])
         if len(committed := (commits == index + 1).nonzero()[0]):
             of_rows = torch.from_numpy(committed).to(recurrent.device)
             recurrent[slots[of_rows]] = states[of_rows]

@@ -27,7 +27,7 @@ from executor_svc.native.structs import BatchStruct, BlockTablesStruct
 from executor_svc.states.interface import StateRows
 from executor_svc.states.live_states import AcceptedDrafts, LiveStates, StepStates
 from octavo_shared.step_wire.step import Int32Array
-from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES, GRANITE
 
 VOCAB_SIZE = 97
 BLOCK_SIZE_TOKENS = 4
@@ -63,12 +63,6 @@ SIZES: Mapping[str, object] = {
 # A window, shorter than the prompts, in the first of two layers.
 ONE_WINDOW = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
 ALL_WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention"] * 2}
-GRANITE = {
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.7,
-    "logits_scaling": 2.5,
-}
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
@@ -117,14 +111,6 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     },
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeForCausalLM": GRANITE,
-    # Without a Mamba layer, as Granite 4.0 Micro is.
-    "GraniteMoeHybridForCausalLM": {
-        **GRANITE,
-        "layer_types": ["attention", "attention"],
-        "num_local_experts": 0,
-        "shared_intermediate_size": 48,
-        "mamba_n_heads": 8,
-    },
     "GraniteMoeSharedForCausalLM": {**GRANITE, "shared_intermediate_size": 16},
     "HeliumForCausalLM": {},
     "HunYuanDenseV1ForCausalLM": {"rope_parameters": {**DYNAMIC_ROPE, "alpha": 50.0}},

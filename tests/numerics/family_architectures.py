@@ -29,6 +29,24 @@ ODD_DELTA_NETS = {**DELTA_NETS, "linear_num_value_heads": 12, "linear_key_head_d
 # Four ranks can share the channels.
 SHORT_CONVS = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "hidden_size": 40}
 
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.5,
+}
+# Four ranks can share the heads; they norm what the layer returns together.
+MAMBA2 = {
+    **GRANITE,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 10,
+    "mamba_d_state": 11,
+    "hidden_size": 40,
+    "shared_intermediate_size": 20,
+}
+
 # By the name in config.json. Windows are shorter than the prompts.
 FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     # No power of two heads: ALiBi has slopes between those of the nearest one.
@@ -37,6 +55,7 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20},
     "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20, "num_hidden_layers": 7},
     "GptOssForCausalLM": {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "GraniteMoeHybridForCausalLM": MAMBA2,
     "Lfm2ForCausalLM": SHORT_CONVS,
     "Lfm2MoeForCausalLM": {**SHORT_CONVS, "num_dense_layers": 1, "num_experts": 5, "routed_scaling_factor": 1.5},
     "LlamaForCausalLM": {"rope_parameters": LLAMA3_ROPE},
@@ -55,6 +74,7 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
 
 # Some of their layers have a recurrent state.
 WITH_STATES = (
+    "GraniteMoeHybridForCausalLM",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
     "Qwen3NextForCausalLM",

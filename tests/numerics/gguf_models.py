@@ -11,7 +11,7 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file, save_file
 
 from tests.numerics.architectures import save_tiny_architecture
-from tests.numerics.family_architectures import DELTA_NETS, SHORT_CONVS
+from tests.numerics.family_architectures import DELTA_NETS, MAMBA2, SHORT_CONVS
 from tests.support.gguf_files import of_type
 
 # Rows of blocks are multiples of 32.
@@ -25,6 +25,14 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8},
     "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8, "num_hidden_layers": 7},
     "GptOssForCausalLM": {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "GraniteMoeHybridForCausalLM": {
+        **MAMBA2,
+        "hidden_size": 32,
+        "mamba_n_groups": 2,
+        "mamba_d_head": 8,
+        "shared_intermediate_size": 32,
+        "position_embedding_type": "rope",
+    },
     "Lfm2ForCausalLM": {**CONVS, "block_auto_adjust_ff_dim": False},
     "Lfm2MoeForCausalLM": {**CONVS, "moe_intermediate_size": 32, "num_dense_layers": 1, "num_experts": 5},
     "LlamaForCausalLM": {},
@@ -52,9 +60,9 @@ def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType
     save_tiny_architecture(directory, name, {key: value for key, value in sizes.items() if value is not None})
     path = directory / "model.safetensors"
     keep = of_type(FileType.F32)(name, np.zeros(1))
-    kept = ("gate.weight", "router.weight", "_bias", "conv1d.weight", "conv.conv.weight")
+    kept = ("gate.weight", "router.weight", "router.layer.weight", "_bias", "conv1d.weight", "conv.conv.weight")
     weights = {
-        each: values if values.ndim == 1 or each.endswith(kept) or kind == keep else _rounded(values, kind)
+        each: values if values.ndim == 1 or each.endswith(kept) or kind == keep else _rounded(each, values, kind)
         for each, values in load_file(path).items()
     }
     for each, values in weights.items():
@@ -64,8 +72,9 @@ def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType
     return directory
 
 
-def _rounded(values: npt.NDArray[Any], kind: FileType) -> npt.NDArray[Any]:
-    """Return a matrix as a type has it; of stacked experts inputs come before outputs."""
-    rows = values.swapaxes(-1, -2) if values.ndim == 3 else values
+def _rounded(name: str, values: npt.NDArray[Any], kind: FileType) -> npt.NDArray[Any]:
+    """Return a matrix as a type has it; of the stacked experts of gpt-oss inputs come before outputs."""
+    is_transposed = values.ndim == 3 and not name.endswith(".weight")
+    rows = values.swapaxes(-1, -2) if is_transposed else values
     rounded = dequantize(quantize(np.ascontiguousarray(rows), kind), kind)
-    return np.ascontiguousarray(rounded.swapaxes(-1, -2)) if values.ndim == 3 else rounded
+    return np.ascontiguousarray(rounded.swapaxes(-1, -2)) if is_transposed else rounded

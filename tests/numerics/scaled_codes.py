@@ -86,7 +86,7 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
 
 def is_converted(name: str, weight: torch.Tensor) -> bool:
     """Whether publishers store a weight in codes: the linear maps of layers, without routers."""
-    others = ("embed", "wte", "lm_head", "embeddings", "gate.weight")
+    others = ("embed", "wte", "lm_head", "embeddings", "gate.weight", "router.layer")
     return weight.ndim == 2 and not any(other in name for other in others)
 
 

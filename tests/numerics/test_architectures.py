@@ -26,7 +26,7 @@ from tests.numerics.architectures import (
     load_architecture,
     save_tiny_architecture,
 )
-from tests.numerics.family_architectures import DELTA_NETS, FAMILY_ARCHITECTURES, SHORT_CONVS, WITH_STATES
+from tests.numerics.family_architectures import DELTA_NETS, FAMILY_ARCHITECTURES, MAMBA2, SHORT_CONVS, WITH_STATES
 from tests.numerics.ties import TIE
 
 
@@ -160,6 +160,12 @@ QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 7}
 
 # Of families with code of our own, beside what `FAMILY_ARCHITECTURES` has of each.
 FAMILY_SETTINGS: dict[str, tuple[str, dict[str, object]]] = {
+    "Mamba-2 in groups with biases, without experts": (
+        "GraniteMoeHybridForCausalLM",
+        {**MAMBA2, "mamba_n_groups": 2, "mamba_proj_bias": True, "mamba_conv_bias": False, "num_local_experts": 0}
+        | {"attention_bias": True, "position_embedding_type": "rope"},
+    ),
+    "no Mamba-2 layer": ("GraniteMoeHybridForCausalLM", {**MAMBA2, "layer_types": ["attention"] * 3}),
     "linear rotary scaling": ("LlamaForCausalLM", {"rope_parameters": LINEAR_ROPE}),
     "dynamic rotary scaling": ("LlamaForCausalLM", {"rope_parameters": {**DYNAMIC_ROPE, "factor": 0.7}}),
     "yarn": ("Qwen3ForCausalLM", {"rope_parameters": {**YARN, "rope_theta": 100.0}}),

@@ -39,6 +39,7 @@ def test_value_heads_in_the_order_of_llama_cpp_are_served_by_their_key_heads(
 
 
 QWEN, LFM2, LFM2_MOE = "Qwen3_5ForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"
+GRANITE = "GraniteMoeHybridForCausalLM"
 
 
 @each_row(
@@ -51,7 +52,7 @@ QWEN, LFM2, LFM2_MOE = "Qwen3_5ForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausa
         "m.gguf: the tensor blk.0.ssm_a has a value that is not below",
     ),
     (QWEN, {}, {"blk.0.ssm_dt.bias": np.zeros(3, np.float32)}, r"ssm_dt.bias has the shape \[3\]; its "),
-    (LFM2, {"lfm2.attention.head_count_kv": 2}, {}, "head_count_kv 2; it must be a list of numbers"),
+    (LFM2, {"lfm2.attention.head_count_kv": 2}, {}, "head_count_kv 2; it must be a list of whole numbers"),
     (LFM2, {"lfm2.attention.head_count_kv": [0, 1, 2]}, {}, "it must be a list of one number, with 0 for layers that"),
     (LFM2, {"lfm2.attention.head_count_kv": [0, 2]}, {}, "2 layer_types for 3 layers"),
     (LFM2, {}, {"blk.0.shortconv.conv.bias": np.zeros(64, np.float32)}, "conv.bias, which the model does not have"),
@@ -59,6 +60,10 @@ QWEN, LFM2, LFM2_MOE = "Qwen3_5ForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausa
     (LFM2_MOE, {"lfm2moe.expert_gating_func": 1}, {}, r"expert_gating_func 1; it must be 2 \(sigmoid\)"),
     (LFM2_MOE, {"lfm2moe.expert_weights_norm": False}, {}, "expert_weights_norm False, which is not supported"),
     (LFM2_MOE, {}, {"blk.1.exp_probs_b.bias": np.zeros(4, np.float32)}, r"exp_probs_b.bias has the shape \[4\]; its "),
+    (GRANITE, {"granitehybrid.attention.head_count_kv": [0, 2]}, {}, "it must be 0 or the same number for each layer"),
+    (GRANITE, {"granitehybrid.attention.head_count_kv": [0, 2, 4]}, {}, "it must be 0 or the same number for each"),
+    (GRANITE, {"granitehybrid.attention.head_count_kv": 2}, {}, "it must be a list of whole numbers"),
+    (GRANITE, {"granitehybrid.ssm.state_size": 12}, {}, r"ssm_in.weight has the shape \[180, 32\]; its metadata"),
 )
 def test_bad_input_is_refused_by_name(
     name: str, changes: dict[str, Any], tensors: dict[str, Any], message: str, *, tmp_path: Path

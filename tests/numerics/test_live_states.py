@@ -26,6 +26,7 @@ from tests.numerics.threaded_group import ThreadedRanks
 
 # Of a sequence in both layers that have a state.
 STATE_BYTES = {
+    "GraniteMoeHybridForCausalLM": 2 * 4 * (3 * (8 * 10 + 2 * 11) + 8 * 10 * 11),
     "Lfm2ForCausalLM": 2 * 4 * 2 * 40,
     "Qwen3_5ForCausalLM": 2 * 4 * (3 * (2 * 4 * 7 + 12 * 10) + 12 * 7 * 10),
 }

@@ -151,6 +151,8 @@ def planned(
     )
     assert step.most_tokens == max(tile[2] for tile in tiles)
     assert step.num_partials == sum(tile[4] for tile in tiles)
+    # Without parts a late thread may still attend when others are at a later layer: nothing that it writes is shared.
+    assert bool(library._library.octavo_attention_scratch_bytes(ctypes.byref(step))) == bool(step.num_partials)
     assert memory.num_bytes >= 28 * len(tiles) + 12 * len(tasks)
     assert all(tile[6] == tile[3] + tile[2] for tile in tiles)  # its last token is the last that it sees
     return [*(tile[:6].tolist() for tile in tiles), *tasks.tolist()]

@@ -160,17 +160,17 @@ def test_ranks_that_share_a_model_give_a_row_the_same_bits(
         torch.testing.assert_close(our, their, rtol=5e-5, atol=5e-5)
 
 
-@each_row(1, 2, 5)
-def test_parts_are_added_in_the_order_of_the_ranks(num_parts: int) -> None:
+@each_row((1, 1.0), (2, 1.0), (5, 0.25))
+def test_parts_are_added_in_the_order_of_the_ranks(num_parts: int, scale: float) -> None:
     library = native_library("widest")
     for num_rows in (1, 300):
         parts, residual = 10 ** (4 * torch.rand(num_parts, num_rows, 70)), torch.randn(num_rows, 70)
         total = parts[0].clone()
         for part in parts[1:]:
             total += part
-        expected = residual + total
+        expected = residual + scale * total
 
-        library.add_parts(NormStruct(), parts, residual)
+        library.add_parts(NormStruct(), scale, parts, residual)
 
         assert torch.equal(residual, expected)
 

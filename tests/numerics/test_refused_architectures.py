@@ -88,7 +88,6 @@ STATEFUL = {
     "BambaForCausalLM": "linear_attention",
     "FalconH1ForCausalLM": "hybrid",
     "FalconMambaForCausalLM": "linear_attention",
-    "GraniteMoeHybridForCausalLM": "linear_attention",
     "InklingForCausalLM": "hybrid and hybrid_sliding",
     "Inkling2ForCausalLM": "hybrid and hybrid_sliding",
     "JambaForCausalLM": "linear_attention",

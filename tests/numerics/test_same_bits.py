@@ -49,6 +49,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOssForCausalLM",
         {"head_dim": 64, "sliding_window": 128, "intermediate_size": 64},
     ),
+    "Granite 4.0: 4 heads of 24 in Mamba-2 layers, states of 36, experts": (
+        "GraniteMoeHybridForCausalLM",
+        {"mamba_n_heads": 4, "mamba_d_head": 24, "mamba_d_state": 36, "hidden_size": 48},
+    ),
     "LFM2: short convolutions of 48 channels, 5 taps, biases": (
         "Lfm2ForCausalLM",
         {"hidden_size": 48, "num_attention_heads": 6, "conv_L_cache": 5, "conv_bias": True},

@@ -7,16 +7,19 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from transformers.models.granitemoehybrid.configuration_granitemoehybrid import GraniteMoeHybridConfig
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridMambaLayer
 from transformers.models.lfm2.configuration_lfm2 import Lfm2Config
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from executor_svc.models.config import DeltaNetConfig, ShortConvConfig, StateConfig
+from executor_svc.models.config import DeltaNetConfig, Mamba2Config, ShortConvConfig, StateConfig
 from executor_svc.native.library import NativeLibrary
 from executor_svc.states.interface import (
     DeltaNetWeights,
     LayerState,
+    Mamba2Weights,
     ShortConvWeights,
     StateBackend,
     StateRows,
@@ -36,6 +39,8 @@ STATES: list[StateConfig] = [
     DeltaNetConfig(num_key_heads=1, num_value_heads=3, key_dim=7, value_dim=37, conv_size=3),
     ShortConvConfig(size=128, conv_size=3, has_bias=False),
     ShortConvConfig(size=37, conv_size=5, has_bias=True),
+    Mamba2Config(4, 1, head_dim=64, state_size=128, conv_size=4, has_conv_bias=True, has_bias=False),
+    Mamba2Config(6, 2, head_dim=37, state_size=7, conv_size=3, has_conv_bias=False, has_bias=False),
 ]
 
 
@@ -51,7 +56,41 @@ class Case:
     @torch.no_grad()
     def of(cls, state: StateConfig) -> "Case":
         torch.manual_seed(7)
+        if isinstance(state, Mamba2Config):
+            return cls.of_mamba2(state)
         return cls.of_delta_net(state) if isinstance(state, DeltaNetConfig) else cls.of_short_conv(state)
+
+    @classmethod
+    def of_mamba2(cls, mamba: Mamba2Config) -> "Case":
+        config = GraniteMoeHybridConfig(
+            hidden_size=mamba.output_dim // 2,
+            num_hidden_layers=1,
+            layer_types=["linear_attention"],
+            mamba_n_heads=mamba.num_heads,
+            mamba_n_groups=mamba.num_groups,
+            mamba_d_head=mamba.head_dim,
+            mamba_d_state=mamba.state_size,
+            mamba_d_conv=mamba.conv_size,
+            mamba_conv_bias=mamba.has_conv_bias,
+        )
+        module = GraniteMoeHybridMambaLayer(config, 0).float()
+        for vector in (module.dt_bias, module.D, module.norm.weight):
+            vector.normal_()
+        hidden = torch.randn(1, NUM_TOKENS, config.hidden_size)
+        expected = output_of(module, hidden)
+        sizes = [mamba.output_dim, mamba.conv_dim, mamba.num_heads]
+        gate, convolved, dt = module.in_proj(hidden[0]).split(sizes, -1)
+        weights = Mamba2Weights(
+            config=mamba,
+            conv_weight=module.conv1d.weight[:, 0].T.contiguous(),
+            conv_bias=module.conv1d.bias,
+            a_log=module.A_log.detach(),
+            dt_bias=module.dt_bias.detach(),
+            d=module.D.detach(),
+            norm_weight=module.norm.weight.detach(),
+            epsilon=config.rms_norm_eps,
+        )
+        return cls(weights, torch.cat([convolved, gate, dt], -1), expected)
 
     @classmethod
     def of_short_conv(cls, conv: ShortConvConfig) -> "Case":
@@ -118,7 +157,9 @@ class Case:
         return torch.split(self.weights.run_on(backend, self.projected[tokens], rows, state), list(lengths))
 
 
-def output_of(module: Lfm2ShortConv | Qwen3_5GatedDeltaNet, hidden: torch.Tensor) -> torch.Tensor:
+def output_of(
+    module: Lfm2ShortConv | Qwen3_5GatedDeltaNet | GraniteMoeHybridMambaLayer, hidden: torch.Tensor
+) -> torch.Tensor:
     """Return what a layer of transformers has before its last projection."""
     found: list[torch.Tensor] = []
     module.out_proj.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
@@ -221,8 +262,12 @@ def test_a_state_takes_no_more_than_the_committed_tokens(lanes: str, config: Sta
             check(state.recurrent[3], states[start - 1])
 
 
-# Of the state, the first input of each kind: q, the last of v, b and a; b, c and x.
-@each_row(*product(LANES, [(1, 0), (1, 2 * 40 + 6 * 24 - 1), (1, -12), (1, -6), (4, 0), (4, 37), (4, 74)]))
+# Of the state, an input of each kind: q, the last of v, b and a; b, c and x; x, B, C, a gate and dt.
+DELTA_NET_PLACES = [(1, 0), (1, 2 * 40 + 6 * 24 - 1), (1, -12), (1, -6)]
+MAMBA2_PLACES = [(6, 0), (6, 6 * 37), (6, 6 * 37 + 2 * 7), (6, 6 * 37 + 4 * 7), (6, -1)]
+
+
+@each_row(*product(LANES, [*DELTA_NET_PLACES, (4, 0), (4, 37), (4, 74), *MAMBA2_PLACES]))
 def test_what_is_not_a_number_is_seen_and_ends_with_its_sequence(lanes: str, place: tuple[int, int]) -> None:
     index, number = place
     case, backend = Case.of(STATES[index]), native(lanes)

@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": "gemma3",
     "Phi3ForCausalLM": "phi3",
     "GptOssForCausalLM": "gpt-oss",
+    "GraniteMoeHybridForCausalLM": "granitehybrid",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2moe",
     "Qwen3_5ForCausalLM": "qwen35",
@@ -87,6 +88,14 @@ HALVES_OF_K: Mapping[GGMLQuantizationType, tuple[int, ...]] = {
     GGMLQuantizationType.Q5_K: (0, 2),
     GGMLQuantizationType.Q6_K: (208,),
 }
+_NAMES_OF_GRANITE = {
+    **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+    **{f"mamba.{part}": f"ssm_{part}" for part in ("conv1d", "norm")},
+    "mamba.in_proj": "ssm_in",
+    "mamba.dt_proj": "ssm_dt",
+    "mamba.out_proj": "ssm_out",
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+}
 _NAMES_OF_LFM2 = {
     "model.embedding_norm": "token_embd_norm",
     "operator_norm": "attn_norm",
@@ -113,7 +122,7 @@ _NAMES_OF_GEMMA = {
 def of_type(kind: GGMLQuantizationType) -> TypeOf:
     """Return the rule of files of a type: matrices have it, vectors and routers stay in float32."""
     floats = GGMLQuantizationType.F32
-    kept = ("ffn_gate_inp", ".bias", "ssm_conv1d", "shortconv.conv")
+    kept = ("ffn_gate_inp", ".bias", "ssm_conv1d", "ssm_norm", "ssm_a", "ssm_d", "shortconv.conv")
     return lambda name, values: floats if values.ndim == 1 or any(each in name for each in kept) else kind
 
 
@@ -255,6 +264,8 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
         if architecture == "gpt-oss"
         else config.get("moe_intermediate_size"),
     }
+    if architecture == "granitehybrid":
+        values |= _values_of_granite(config)
     if "linear_num_key_heads" in config:
         values |= _values_of_hybrid(config, architecture, head_dim, rope)
     if "conv_L_cache" in config:
@@ -272,6 +283,24 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
     return {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
+
+
+def _values_of_granite(config: Mapping[str, Any]) -> dict[str, Any]:
+    num_kv_heads, kinds = config["num_key_value_heads"], config["layer_types"]
+    return {
+        "attention.head_count_kv": [num_kv_heads * (kind == "full_attention") for kind in kinds],
+        "attention.scale": config["attention_multiplier"],
+        "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"],
+        "logit_scale": config["logits_scaling"],
+        "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.group_count": config["mamba_n_groups"],
+        "ssm.time_step_rank": config["mamba_n_heads"],
+        "ssm.inner_size": config["mamba_n_heads"] * config["mamba_d_head"],
+    }
 
 
 def _values_of_hybrid(
@@ -313,14 +342,17 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
     if "linear_num_key_heads" in config:
         names |= _NAMES_OF_HYBRIDS
         weights = _of_hybrid(config, architecture, weights)
+    if architecture == "granitehybrid":
+        names |= _NAMES_OF_GRANITE
+        weights = _of_granite(config, weights)
     for name, values in sorted(weights.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])[:2]]):
         module, suffix = name.rsplit(".", 1)
         layer = re.match(r"model\.layers\.(\d+)\.(.*)", module)
         part = layer[2] if layer else module
-        if architecture == "llama" and part.endswith(tuple(heads)):
+        if architecture in ("llama", "granitehybrid") and part.endswith(tuple(heads)):
             values = _interleaved(values, heads[part.rpartition(".")[2]])
-        if layer and part.endswith("A_log"):
-            tensors[f"blk.{layer[1]}.ssm_a"] = values
+        if layer and part.endswith(("A_log", ".D")):
+            tensors[f"blk.{layer[1]}.{'ssm_d' if part.endswith('.D') else 'ssm_a'}"] = values
             continue
         if (is_gemma or "linear_num_key_heads" in config) and "norm" in part and part != "linear_attn.norm":
             values = values + np.float32(1)
@@ -369,6 +401,35 @@ def _of_hybrid(config: Mapping[str, Any], architecture: str, weights: Mapping[st
             found[name.replace(".dt_bias", ".dt_proj.bias")] = tiled(values, 1)
         elif ".linear_attn.out_proj." in name:
             found[name] = tiled(values.T, value_dim).T
+        else:
+            found[name] = values
+    return found
+
+
+def _of_granite(config: Mapping[str, Any], weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of a Granite 4.0, gate and up apart, its Mamba-2 layers as llama.cpp computes them."""
+    modules = {"block_sparse_moe": "mlp.experts", "shared_mlp": "mlp.shared_expert"}
+    if not config["num_local_experts"]:
+        modules["shared_mlp"] = "mlp"
+    found: dict[str, Array] = {}
+    for name, values in weights.items():
+        module = next((each for each in modules if f".{each}." in name), "")
+        renamed = name.replace(module, modules.get(module, ""))
+        if ".input_linear." in name:
+            for part, half in zip(("gate", "up"), np.split(values, 2, -2), strict=True):
+                found[renamed.replace("input_linear", f"{part}_proj")] = half
+        elif ".output_linear." in name:
+            found[renamed.replace("output_linear", "down_proj")] = values
+        elif ".conv1d.weight" in name:
+            found[name] = values.squeeze(1)
+        elif name.endswith(".A_log"):
+            found[f"{name}.weight"] = -np.exp(values.astype(np.float64)).astype(np.float32)[:, None]
+        elif name.endswith(".D"):
+            found[f"{name}.weight"] = values[:, None]
+        elif name.endswith(".dt_bias"):
+            found[name.replace(".dt_bias", ".dt_proj.bias")] = values
+        elif name.endswith(".mamba.norm.weight"):
+            found[name] = values.reshape(config["mamba_n_groups"], -1)
         else:
             found[name] = values
     return found

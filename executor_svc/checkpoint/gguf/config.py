@@ -97,7 +97,7 @@ def build_config(metadata: Metadata, tensors: Tensors) -> Config:
 
 
 def _decoder(
-    metadata: Metadata, tensors: Tensors, architecture: str, *, num_kv_heads: float | None = None, **more: object
+    metadata: Metadata, tensors: Tensors, architecture: str, *, num_kv_heads: int | None = None, **more: object
 ) -> Config:
     """Return what all architectures share, and more. `num_kv_heads` None: the same in all layers."""
     hidden_size, num_heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
@@ -105,12 +105,14 @@ def _decoder(
     if metadata.integer("attention.value_length", head_dim) != head_dim:
         key = "attention.value_length"
         raise metadata.wrong(metadata.key(key), metadata.integer(key), f"the length of a key, {head_dim}")
+    if num_kv_heads is None:
+        num_kv_heads = metadata.integer("attention.head_count_kv", num_heads)
     return {
         "architectures": [architecture],
         "hidden_size": hidden_size,
         "num_hidden_layers": metadata.integer("block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": num_kv_heads or metadata.integer("attention.head_count_kv", num_heads),
+        "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
         "intermediate_size": metadata.integer("feed_forward_length", metadata.integer("expert_feed_forward_length", 0)),
         "max_position_embeddings": metadata.integer("context_length"),
@@ -271,7 +273,7 @@ def _layer_types(metadata: Metadata, num_layers: int) -> list[str]:
 def _lfm2(metadata: Metadata, tensors: Tensors, architecture: str = "Lfm2ForCausalLM", **more: object) -> Config:
     """LFM2: layers without KV heads have a short convolution."""
     key = metadata.key("attention.head_count_kv")
-    heads = metadata.numbers(key)
+    heads = metadata.whole_numbers(key)
     if len({*heads} - {0}) != 1:
         raise metadata.wrong(key, heads, "a list of one number, with 0 for layers that do not attend")
     config = _decoder(metadata, tensors, architecture, num_kv_heads=max(heads), **more)
@@ -352,6 +354,45 @@ def _gpt_oss(metadata: Metadata, tensors: Tensors) -> Config:
     return config | {"rope_parameters": {**rope, "truncate": False}}
 
 
+def _granite_hybrid(metadata: Metadata, tensors: Tensors) -> Config:
+    """Return a Granite 4.0; a layer without KV heads has a state."""
+    key = metadata.key("attention.head_count_kv")
+    counts = metadata.whole_numbers(key)
+    num_kv_heads = max(counts, default=0)
+    if len(counts) != metadata.integer("block_count") or {*counts} - {0, num_kv_heads}:
+        raise metadata.wrong(key, counts, "0 or the same number for each layer")
+    num_heads, num_experts = metadata.integer("ssm.time_step_rank"), metadata.integer("expert_count", 0)
+    attending, others = (counts.index(each) if each in counts else 0 for each in (num_kv_heads, 0))
+    shared = "expert_shared_feed_forward_length"
+    config = _decoder(
+        metadata,
+        tensors,
+        "GraniteMoeHybridForCausalLM",
+        num_kv_heads=num_kv_heads,
+        layer_types=["full_attention" if count else "linear_attention" for count in counts],
+        position_embedding_type="rope" if metadata.flag(metadata.key("rope.scaling.finetuned"), True) else None,
+        attention_bias=f"blk.{attending}.attn_q.bias" in tensors,
+        embedding_multiplier=metadata.number("embedding_scale", 1.0),
+        residual_multiplier=metadata.number("residual_scale", 1.0),
+        logits_scaling=metadata.number("logit_scale", 1.0),
+        num_local_experts=num_experts,
+        num_experts_per_tok=metadata.integer("expert_used_count", 0),
+        shared_intermediate_size=metadata.integer(shared if num_experts else "feed_forward_length"),
+        has_gates_apart=True,
+        mamba_n_heads=num_heads,
+        mamba_n_groups=metadata.integer("ssm.group_count"),
+        mamba_d_head=metadata.integer("ssm.inner_size") // max(1, num_heads),
+        mamba_d_state=metadata.integer("ssm.state_size"),
+        mamba_d_conv=metadata.integer("ssm.conv_kernel"),
+        mamba_conv_bias=f"blk.{others}.ssm_conv1d.bias" in tensors,
+        mamba_proj_bias=f"blk.{others}.ssm_in.bias" in tensors,
+    )
+    head_dim = config["head_dim"]
+    assert isinstance(head_dim, int)
+    metadata.has(shared)  # beside a single MLP it says the same
+    return config | {"attention_multiplier": metadata.number("attention.scale", max(1, head_dim) ** -0.5)}
+
+
 def _phi3(metadata: Metadata, tensors: Tensors) -> Config:
     return _decoder(
         metadata, tensors, "Phi3ForCausalLM", sliding_window=metadata.integer("attention.sliding_window", 0) or None
@@ -364,6 +405,7 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Metadata, Tensors], Config]]] = Mapp
         "gemma2": _gemma2,
         "gemma3": _gemma3,
         "gpt-oss": _gpt_oss,
+        "granitehybrid": _granite_hybrid,
         "lfm2": _lfm2,
         "lfm2moe": _lfm2_moe,
         "llama": _llama,
@@ -380,4 +422,4 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Metadata, Tensors], Config]]] = Mapp
 
 def has_interleaved_heads(architecture: str) -> bool:
     """Whether queries and keys lie as llama.cpp rotates them: neighbours, where transformers rotates halves."""
-    return architecture == "llama"
+    return architecture in ("llama", "granitehybrid")

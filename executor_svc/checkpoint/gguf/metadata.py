@@ -58,6 +58,13 @@ class Metadata:
             raise self.wrong(key, value, "a whole number")
         return value
 
+    def whole_numbers(self, key: str) -> list[int]:
+        """Return a list of whole numbers of at least 0, by its whole key."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(type(each) is int and each >= 0 for each in value):
+            raise self.wrong(key, value, "a list of whole numbers")
+        return value
+
     def text(self, key: str, default: str | None = None) -> str:
         """Return a text, by its whole key."""
         value = self._get(key, default)

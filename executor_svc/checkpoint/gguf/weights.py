@@ -6,6 +6,7 @@ A quantized tensor is handed over as it lies in the file, which is mapped into m
 import hashlib
 import json
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,6 +59,8 @@ class _Place:
     @property
     def shape(self) -> tuple[int, ...]:
         shape = self.tensor.shape if self.expert is None else self.tensor.shape[1:]
+        if self.tensor.name.endswith(".ssm_norm.weight"):  # of Mamba-2 group by group
+            shape = (math.prod(shape),)
         return shape if self.rows is None else (len(self.rows), *shape[1:])
 
     def fits(self, shape: tuple[int, ...]) -> bool:
@@ -184,7 +187,9 @@ class GGUFCheckpoint:
         """Return where a tensor is; experts are slices of one tensor, or in older files tensors of their own."""
         if (part := _KEY_HEAD_PART.fullmatch(name)) is not None and self._architecture == "qwen3next":
             return self._part_of_key_heads(self._place(f"{part[1]}ba.weight").tensor, part[2])
-        name = f"{name}.weight" if name.endswith((".sinks", ".A_log")) else name.replace(".dt_bias", ".dt_proj.bias")
+        name = (
+            f"{name}.weight" if name.endswith((".sinks", ".A_log", ".D")) else name.replace(".dt_bias", ".dt_proj.bias")
+        )
         name = f"{name}.bias" if name.endswith(".expert_bias") else name
         match = _EXPERT.search(name)
         expert = None if match is None else int(match[1])
@@ -192,7 +197,7 @@ class GGUFCheckpoint:
         found = self._names.get_name(merged) or self._names.get_name(merged.removeprefix("model."))
         if found is None:
             raise ModelLoadError(f"{self._path} has the architecture {self._architecture}, which has no {name}")
-        suffix = "" if found.endswith(".ssm_a") else f".{suffix}"
+        suffix = "" if found.endswith((".ssm_a", ".ssm_d")) else f".{suffix}"
         alone = f"{found.removesuffix('_exps')}.{expert}{suffix}"
         if expert is not None and alone in self.tensors:
             return _Place(self.tensors[alone])
@@ -276,7 +281,7 @@ class Blocks:
 
 
 def _logarithms(tensor: GGUFTensor, speeds: torch.Tensor) -> torch.Tensor:
-    """Return the A_log of a delta net, of which llama.cpp has -exp(A_log)."""
+    """Return the A_log of a layer with a state, of which llama.cpp has -exp(A_log)."""
     if not bool((speeds < 0).all()):
         raise ModelLoadError(f"{tensor} has a value that is not below 0")
     return speeds.double().neg().log().float()

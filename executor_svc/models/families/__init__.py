@@ -11,6 +11,7 @@ from executor_svc.checkpoint.scaled_codes import read_codes
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3
 from executor_svc.models.families.gpt_oss import read_gpt_oss
+from executor_svc.models.families.granite import read_granite_hybrid
 from executor_svc.models.families.layer_norm import read_bloom, read_mpt, read_opt
 from executor_svc.models.families.lfm2 import read_lfm2, read_lfm2_moe
 from executor_svc.models.families.llama import (
@@ -33,6 +34,7 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "Gemma2ForCausalLM": read_gemma2,
         "Gemma3ForCausalLM": read_gemma3,
         "GptOssForCausalLM": read_gpt_oss,
+        "GraniteMoeHybridForCausalLM": read_granite_hybrid,
         "Lfm2ForCausalLM": read_lfm2,
         "Lfm2MoeForCausalLM": read_lfm2_moe,
         "LlamaForCausalLM": read_llama,

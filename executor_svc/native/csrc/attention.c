@@ -52,9 +52,8 @@ static long partial_bytes(const Step *step) {
     return used_bytes(&arena);
 }
 
-long octavo_attention_scratch_bytes(const Step *step, int num_threads) {
-    Work work;
-    return lay_out(step, 0, &work) * num_threads + step->num_partials * step->num_kv_heads * partial_bytes(step);
+long octavo_attention_scratch_bytes(const Step *step) {
+    return step->num_partials * step->num_kv_heads * partial_bytes(step);
 }
 
 long octavo_part_keys(void) { return PART_KEYS; }
@@ -389,9 +388,10 @@ static void fetch_first_keys(const Step *step, const Task *task, const char *key
 void run_attention(const Step *step, const float *qkv, const LayerCache *cache, const float *sinks, float *out,
                    float *memory, const Member *member) {
     Work work;
-    long work_bytes = lay_out(step, (uintptr_t)memory, &work);
-    char *partials = (char *)memory + work_bytes * member->num_threads;
-    lay_out(step, (uintptr_t)memory + (uintptr_t)(work_bytes * member->thread), &work);
+    // Not in `memory`: a late thread still writes it when the others are at a later layer.
+    void *own = own_memory(OWN_ATTENTION, lay_out(step, 0, &work));
+    lay_out(step, (uintptr_t)own, &work);
+    char *partials = (char *)memory;
     write_cache(step, qkv, cache, &work, member);
     Phase phase = begin_phase(member, step->num_tasks, step->num_partials ? ONCE : REPEATABLE);
     while (next_task(&phase)) {
@@ -437,8 +437,8 @@ static void run_attention_call(const Member *member, void *argument) {
 // qkv [num_tokens][num_heads + 2 * num_kv_heads][head_dim] before rotation, tokens step->qkv_stride apart; the keys and
 // values of the cache [num_blocks][block_size][num_kv_heads][head_dim], blocks step->block_stride apart, of int8 with
 // scales behind each (cache_format.h); sinks [num_heads], or NULL: there are none; out [num_tokens][num_heads][head_dim];
-// memory has octavo_attention_scratch_bytes(step, team->num_threads), aligned to 64 bytes. Neither unwritten slots nor
-// entries of the block tables before the window are read.
+// memory has octavo_attention_scratch_bytes(step), aligned to 64 bytes. Neither unwritten slots nor entries of the block
+// tables before the window are read.
 void octavo_attention(const Step *step, const float *qkv, const LayerCache *cache, const float *sinks, float *out,
                       float *memory, Team *team) {
     run_region(team, run_attention_call, &(AttentionCall){step, qkv, cache, sinks, out, memory});

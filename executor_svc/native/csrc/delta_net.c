@@ -6,15 +6,8 @@
 #include "delta_net.h"
 
 #include <math.h>
-#include <string.h>
 
-#include "activation.h"
-
-// Columns of a state that a task works on: vectors, and floats.
-#define COLUMN_VECTORS 2
-#define COLUMNS (COLUMN_VECTORS * LANES)
-
-#define FETCH_TOKENS 6  // the inputs of so many tokens ahead are fetched
+#include "recurrence.h"
 
 #define UNIT_EPSILON 1e-6f  // of the squared length of a query or key
 
@@ -25,18 +18,6 @@ typedef struct {
     float *decays, *betas;           // [num_tokens][num_value_heads]
     long num_tokens;
 } Work;
-
-// What a thread has for itself.
-typedef struct {
-    int32_t *first_tokens;  // [num_rows] in the step
-    float *tile;            // [key_dim][COLUMNS] of a state
-} OwnWork;
-
-// A row of the step.
-typedef struct {
-    long slot, start, length, first_token;
-    long num_committed;  // tokens behind which the state is kept
-} Row;
 
 static long take_work(const DeltaNet *net, long num_tokens, uintptr_t address, Work *work) {
     Arena arena = {address, address};
@@ -51,57 +32,12 @@ static long take_work(const DeltaNet *net, long num_tokens, uintptr_t address, W
     return used_bytes(&arena);
 }
 
-static long take_own_work(const DeltaNet *net, const StepRows *rows, uintptr_t address, OwnWork *own) {
-    Arena arena = {address, address};
-    own->first_tokens = take(&arena, rows->num_rows * (long)sizeof(int32_t));
-    own->tile = take(&arena, net->key_dim * COLUMNS * (long)sizeof(float));
-    return used_bytes(&arena);
-}
-
-// Returns the tokens of the step.
-static long find_own_work(const DeltaNet *net, const StepRows *rows, OwnWork *own) {
-    void *memory = own_memory(OWN_STATE, take_own_work(net, rows, 0, own));
-    take_own_work(net, rows, (uintptr_t)memory, own);
-    long num_tokens = 0;
-    for (long row = 0; row < rows->num_rows; num_tokens += rows->lengths[row++])
-        own->first_tokens[row] = (int32_t)num_tokens;
-    return num_tokens;
-}
-
-static Row row_at(const StepRows *rows, const OwnWork *own, long index) {
-    return (Row){rows->tables[index], rows->starts[index], rows->lengths[index], own->first_tokens[index],
-                 committed_tokens(rows, index)};
-}
-
 static long projected_dim(const DeltaNet *net) {
     return conv_dim(net) + output_dim(net) + 2 * net->num_value_heads;
 }
 
-// out[length][size] = the depthwise convolution and SiLU of `size` channels from `channel`, for the tokens of a row;
-// keeps the last inputs of the committed ones.
-static void convolve(const DeltaNet *net, const Row *row, long channel, long size, const float *projected,
-                     float *conv_states, float *out) {
-    long dim = conv_dim(net), width = projected_dim(net), conv_size = net->conv_size, num_kept = conv_size - 1;
-    float *kept = conv_states + row->slot * num_kept * dim + channel;
-    const float *inputs = projected + row->first_token * width + channel;
-    for (long index = 0; index < num_kept && !row->start; index++)
-        memset(kept + index * dim, 0, (size_t)size * sizeof(float));
-// Inputs are counted from the first one that is kept.
-#define INPUT(index) ((index) < num_kept ? kept + (index) * dim : inputs + ((index) - num_kept) * width)
-    for (long token = 0; token < row->length; token++, out += size) {
-        for (long i = 0; i < size; i += 16) __builtin_prefetch(inputs + (token + FETCH_TOKENS) * width + i);
-        for (long i = 0; i < size; i += LANES) {
-            vfloat sum = vf_zero();
-            for (long tap = 0; tap < conv_size; tap++) {
-                vfloat weight = vf_load_part(net->conv_weight + tap * dim + channel + i, size - i);
-                sum = vf_fma(vf_load_part(INPUT(token + tap) + i, size - i), weight, sum);
-            }
-            vf_store_part(out + i, weigh_by_sigmoid(sum, sum), size - i);
-        }
-    }
-    for (long index = 0; index < num_kept; index++)  // from the first one on: each comes from behind its new place
-        memcpy(kept + index * dim, INPUT(row->num_committed + index), (size_t)size * sizeof(float));
-#undef INPUT
+static Convolution convolution_of(const DeltaNet *net) {
+    return (Convolution){net->conv_size, conv_dim(net), net->conv_weight, NULL};
 }
 
 static float dot(const float *a, const float *b, long size) {
@@ -124,21 +60,15 @@ static void prepare_key_head(const DeltaNet *net, const Row *row, long head, con
     long size = net->key_dim, first_key = net->num_key_heads * size;
     float *query = work->queries + (head * work->num_tokens + row->first_token) * size;
     float *key = work->keys + (head * work->num_tokens + row->first_token) * size;
-    convolve(net, row, head * size, size, projected, conv_states, query);
-    convolve(net, row, first_key + head * size, size, projected, conv_states, key);
+    Convolution convolution = convolution_of(net);
+    long width = projected_dim(net);
+    convolve(&convolution, row, head * size, size, projected, width, conv_states, query);
+    convolve(&convolution, row, first_key + head * size, size, projected, width, conv_states, key);
     for (long token = row->first_token; token < row->first_token + row->length; token++, query += size, key += size) {
         set_length(query, size, 1 / sqrtf((float)size));
         set_length(key, size, 1);
         work->dots[token * net->num_key_heads + head] = dot(query, key, size);
     }
-}
-
-// log(1 + exp(x)), relative error about 2e-7; NaN of NaN. Source: the series of 2 atanh(s) = log((1 + s) / (1 - s)).
-static vfloat soft_plus(vfloat x) {
-    vfloat y = vf_exp(vf_sub(vf_zero(), vf_abs(x))), s = vf_div(y, vf_add(y, vf_all(2.0f))), square = vf_mul(s, s);
-    vfloat p = vf_all(2.0f / 15);
-    for (int i = 13; i > 0; i -= 2) p = vf_fma(p, square, vf_all(2.0f / (float)i));
-    return vf_fma(p, s, vf_max(vf_zero(), x));
 }
 
 // How much of the state stays, and how much of a change enters, for each value head and the tokens of a row.
@@ -148,12 +78,10 @@ static void prepare_gates(const DeltaNet *net, const Row *row, const float *proj
         const float *b = projected + token * projected_dim(net) + conv_dim(net) + output_dim(net), *a = b + num_heads;
         for (long i = 0; i < num_heads; i += LANES) {
             long rest = num_heads - i;
-            vfloat speed = vf_exp(vf_load_part(net->a_log + i, rest));
             vfloat time = soft_plus(vf_add(vf_load_part(a + i, rest), vf_load_part(net->dt_bias + i, rest)));
-            vfloat decay = vf_exp(vf_sub(vf_zero(), vf_mul(speed, time))), gate = vf_load_part(b + i, rest);
-            decay = vf_add(decay, vf_sub(time, time));                    // a NaN stays
-            vfloat one = vf_add(vf_all(1.0f), vf_sub(gate, gate));        // so here
-            vf_store_part(work->decays + token * num_heads + i, decay, rest);
+            vfloat gate = vf_load_part(b + i, rest), one = vf_add(vf_all(1.0f), vf_sub(gate, gate));  // a NaN stays
+            vf_store_part(work->decays + token * num_heads + i, decay_over(time, vf_load_part(net->a_log + i, rest)),
+                          rest);
             vf_store_part(work->betas + token * num_heads + i, weigh_by_sigmoid(one, gate), rest);
         }
     }
@@ -163,6 +91,7 @@ static void prepare_gates(const DeltaNet *net, const Row *row, const float *proj
 static void prepare(const DeltaNet *net, const StepRows *rows, const float *projected, float *conv_states,
                     const OwnWork *own, const Work *work, const Member *member) {
     long num_units = net->num_key_heads + net->num_value_heads + 1;
+    Convolution convolution = convolution_of(net);
     Phase phase = begin_phase(member, rows->num_rows * num_units, ONCE);
     while (next_task(&phase)) {
         Row row = row_at(rows, own, phase.task / num_units);
@@ -170,24 +99,10 @@ static void prepare(const DeltaNet *net, const StepRows *rows, const float *proj
         if (unit < net->num_key_heads)
             prepare_key_head(net, &row, unit, projected, conv_states, work);
         else if (unit < num_units - 1)
-            convolve(net, &row, conv_dim(net) - output_dim(net) + head * size, size, projected, conv_states,
-                     work->values + (head * work->num_tokens + row.first_token) * size);
+            convolve(&convolution, &row, conv_dim(net) - output_dim(net) + head * size, size, projected,
+                     projected_dim(net), conv_states, work->values + (head * work->num_tokens + row.first_token) * size);
         else
             prepare_gates(net, &row, projected, work);
-    }
-}
-
-// Columns of a state at p; `count` of them are there.
-INLINE void load_columns(const float *p, const bool is_whole, long count, vfloat columns[COLUMN_VECTORS]) {
-#pragma GCC unroll 2
-    for (long j = 0; j < COLUMN_VECTORS; j++)
-        columns[j] = is_whole ? vf_load(p + j * LANES) : vf_load_part(p + j * LANES, most(0, count - j * LANES));
-}
-INLINE void store_columns(float *p, const bool is_whole, long count, const vfloat columns[COLUMN_VECTORS]) {
-#pragma GCC unroll 2
-    for (long j = 0; j < COLUMN_VECTORS; j++) {
-        if (is_whole) vf_store(p + j * LANES, columns[j]);
-        else vf_store_part(p + j * LANES, columns[j], most(0, count - j * LANES));
     }
 }
 
@@ -276,7 +191,7 @@ void run_delta_net(const DeltaNet *net, const StepRows *rows, const float *proje
                    float *out, void *memory, const Member *member) {
     Work work;
     OwnWork own;
-    long num_tokens = find_own_work(net, rows, &own), num_heads = net->num_value_heads, value_dim = net->value_dim;
+    long num_tokens = find_own_work(rows, net->key_dim, &own), num_heads = net->num_value_heads, value_dim = net->value_dim;
     take_work(net, num_tokens, (uintptr_t)memory, &work);
     prepare(net, rows, projected, conv_states, &own, &work, member);
     long num_blocks = ceil_div(value_dim, COLUMNS);

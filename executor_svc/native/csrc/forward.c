@@ -7,6 +7,7 @@
 #include "embedding.h"
 #include "layers.h"
 #include "likeliest.h"
+#include "mamba2.h"
 #include "plan.h"
 #include "rotation.h"
 #include "short_conv.h"
@@ -31,11 +32,12 @@ typedef struct {
 // What comes before an attention or what a layer has in its place, and that.
 typedef struct {
     const Segment *segment;
-    const AttentionKind *kind;  // NULL: it has a state instead, of one of two kinds
+    const AttentionKind *kind;  // NULL: it has a state instead, of one of three kinds
     LayerCache cache;
     const float *sinks;         // [num_heads] logits; NULL: none
     const DeltaNet *delta_net;
     const ShortConv *short_conv;
+    const Mamba2 *mamba2;
     float *conv_states, *states;
 } Layer;
 
@@ -48,7 +50,7 @@ typedef struct {
     Rotation *rotations;
     long num_layers, num_kinds, num_rotations;
     const Segment *last_segment, *head;
-    float logit_soft_cap;  // 0: none
+    float logit_scale, logit_soft_cap;  // soft cap 0: none
     Step last_step;        // of the last layer: tasks of the wanted tokens only
 } Model;
 
@@ -94,7 +96,7 @@ typedef struct {
     float *qkv, *attended;            // or what a layer with a state takes, and returns
     float *wanted_attended;           // of the wanted tokens
     char *segment_memory;
-    float *attention_memory;          // or of gated delta nets
+    float *attention_memory;          // of parts of attention, or of layers with a state
     int32_t *likeliest_memory;
 } Work;
 
@@ -107,6 +109,7 @@ static Logits logits_of(const Model *model, const Batch *batch) {
         .values = batch->logits,
         .num_rows = batch->num_logit_rows,
         .size = model->head->projection.num_outputs,
+        .scale = model->logit_scale,
         .soft_cap = model->logit_soft_cap,
         .likeliest = batch->likeliest,
     };
@@ -117,6 +120,7 @@ static const Layer *last_layer(const Model *model) { return model->layers + mode
 // Numbers that a layer attends for a token, or returns with its state.
 static long attended_width(const Layer *layer) {
     if (layer->kind) return layer->kind->step.num_heads * layer->kind->step.head_dim;
+    if (layer->mamba2) return mamba2_width(layer->mamba2);
     return layer->delta_net ? output_dim(layer->delta_net) : layer->short_conv->size;
 }
 
@@ -133,8 +137,10 @@ static long count_drafts(const StepRows *rows) {
 // Memory of any layer with a state, for so many tokens.
 static long state_scratch_bytes(const Model *model, long num_tokens) {
     long bytes = 0;
-    for (const Layer *layer = model->layers; layer <= last_layer(model); layer++)
+    for (const Layer *layer = model->layers; layer <= last_layer(model); layer++) {
         if (layer->delta_net) bytes = most(bytes, octavo_delta_net_scratch_bytes(layer->delta_net, num_tokens));
+        if (layer->mamba2) bytes = most(bytes, octavo_mamba2_scratch_bytes(layer->mamba2, num_tokens));
+    }
     return bytes;
 }
 
@@ -151,7 +157,7 @@ static void plan(const Model *model, const Batch *batch, int num_threads, Arena 
 }
 
 // Lay out all memory except the plans'; the attention is planned.
-static void lay_out(const Model *model, const Batch *batch, int num_threads, Arena *arena, Work *work) {
+static void lay_out(const Model *model, const Batch *batch, Arena *arena, Work *work) {
     long num_tokens = 0, qkv_width = 0, width = 0;
     for (long row = 0; row < batch->rows.num_rows; row++) num_tokens += batch->rows.lengths[row];
     work->num_tokens = num_tokens;
@@ -182,7 +188,7 @@ static void lay_out(const Model *model, const Batch *batch, int num_threads, Are
     work->segment_memory = take(arena, bytes);
     bytes = 0;
     for (long i = 0; i < model->num_kinds; i++)
-        bytes = most(bytes, octavo_attention_scratch_bytes(&model->kinds[i].step, num_threads));
+        bytes = most(bytes, octavo_attention_scratch_bytes(&model->kinds[i].step));
     work->attention_memory = take(arena, most(bytes, state_scratch_bytes(model, num_tokens)));
     Logits logits = logits_of(model, batch);
     work->likeliest_memory = take(arena, likeliest_scratch_bytes(&logits));
@@ -270,6 +276,8 @@ static void run_state(const Layer *layer, const StepRows *rows, const float *tak
                       const Member *member) {
     if (layer->delta_net)
         run_delta_net(layer->delta_net, rows, taken, layer->conv_states, layer->states, out, memory, member);
+    else if (layer->mamba2)
+        run_mamba2(layer->mamba2, rows, taken, layer->conv_states, layer->states, out, memory, member);
     else
         run_short_conv(layer->short_conv, rows, taken, layer->conv_states, out, member);
 }
@@ -341,7 +349,7 @@ long octavo_forward(Model *model, const Batch *batch, char *memory, long num_byt
     Arena arena = {(uintptr_t)memory, (uintptr_t)memory};
     plan(model, batch, num_threads, &arena);
     Work work;
-    lay_out(model, batch, num_threads, &arena, &work);
+    lay_out(model, batch, &arena, &work);
     if (used_bytes(&arena) > num_bytes) return used_bytes(&arena);
     place_tokens(model, batch, &work);
     plan_last_layer(model, batch, &work);

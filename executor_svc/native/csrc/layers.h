@@ -16,7 +16,8 @@ typedef struct {
     Mlp mlp;          // used if there are no experts
     Experts experts;
     Norm mlp_output_norm;
-    long activation;  // an Activation
+    long activation;       // an Activation
+    float residual_scale;  // of what joins the residual stream
 } LayerEnd;
 
 // Norms over each query head and each key head of a projection.
@@ -40,7 +41,7 @@ typedef struct {
 void project(const Matrix *matrix, const Rows *in, float *out, bool add, const Member *member);
 
 long octavo_segment_scratch_bytes(const Segment *segment, long num_rows);
-long octavo_attention_scratch_bytes(const Step *step, int num_threads);
+long octavo_attention_scratch_bytes(const Step *step);
 
 // As octavo_segment.
 void run_segment(const Segment *segment, long num_rows, float *attended, float *residual, float *out, void *memory,

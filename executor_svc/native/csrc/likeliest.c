@@ -64,12 +64,14 @@ long likeliest_scratch_bytes(const Logits *logits) {
 }
 
 void finish_logits(const Logits *logits, int32_t *memory, const Member *member) {
-    if (!logits->soft_cap && !logits->likeliest) return;
+    if (logits->scale == 1 && !logits->soft_cap && !logits->likeliest) return;
     long num_parts = ceil_div(logits->size, PART);
     Phase parts = begin_phase(member, logits->num_rows * num_parts, ONCE);
     while (next_task(&parts)) {
         long begin = parts.task % num_parts * PART, count = least(PART, logits->size - begin);
         float *values = logits->values + parts.task / num_parts * logits->size + begin;
+        if (logits->scale != 1)
+            for (long i = 0; i < count; i++) values[i] *= logits->scale;
         if (logits->soft_cap) cap_values(count, logits->soft_cap, values);
         if (!logits->likeliest) continue;
         long found = largest_of(values, count);

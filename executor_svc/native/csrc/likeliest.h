@@ -13,6 +13,7 @@
 typedef struct {
     float *values;
     long num_rows, size;
+    float scale;         // of the values, before they are capped
     float soft_cap;      // values become cap * tanh(value / cap); 0: they stay
     int32_t *likeliest;  // [num_rows] the first of the largest of each row, or NOT_FINITE; NULL: not wanted
 } Logits;
@@ -21,7 +22,7 @@ typedef struct {
 long first_largest(const float *scores, long size);
 
 long likeliest_scratch_bytes(const Logits *logits);
-// Cap logits and find the likeliest, shared by the threads of a region; memory has likeliest_scratch_bytes(...). No
+// Scale and cap logits and find the likeliest, shared by the threads of a region; memory has likeliest_scratch_bytes(...). No
 // thread waits at the end.
 void finish_logits(const Logits *logits, int32_t *memory, const Member *member);
 

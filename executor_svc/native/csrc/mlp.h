@@ -45,7 +45,7 @@ typedef struct {
     float sum_epsilon;             // added to the sum that weights are divided by
     float scale;                   // of the weights
     Mlp shared;          // for every row, times the sigmoid of its gate; no outputs: there is none
-    Matrix shared_gate;  // float32, one output
+    Matrix shared_gate;  // float32, one output; none: the factor is 1
 } Experts;
 
 // The rows of each expert, with their inputs and results.

@@ -80,24 +80,25 @@ void normalize_rows(const Norm *norm, const float *in, long size, const Rows *ou
     quantize_rows(out, size, out->values, out->stride, begin, end);
 }
 
-void add_normed_rows(const Norm *norm, float *in, long size, float *residual, long begin, long end) {
+void add_normed_rows(const Norm *norm, float scale, float *in, long size, float *residual, long begin, long end) {
     for (long row = begin; row < end; row++) {
         float *from = in + row * size, *to = residual + row * size;
         if (norm->weight) normalize(norm, from, size, from);
         for (long i = 0; i < size; i += LANES)
-            vf_store_part(to + i, vf_add(vf_load_part(to + i, size - i), vf_load_part(from + i, size - i)), size - i);
+            vf_store_part(to + i, vf_fma(vf_load_part(from + i, size - i), vf_all(scale), vf_load_part(to + i, size - i)),
+                          size - i);
     }
 }
 
-// residual[num_rows][size] += norm(sum of parts[num_parts][num_rows][size]), added in their order; `parts` is
+// residual[num_rows][size] += scale * norm(sum of parts[num_parts][num_rows][size]), added in their order; `parts` is
 // overwritten.
-void octavo_add_parts(const Norm *norm, long num_parts, long num_rows, long size, float *parts, float *residual,
+void octavo_add_parts(const Norm *norm, float scale, long num_parts, long num_rows, long size, float *parts, float *residual,
                       int num_threads) {
 #pragma omp parallel for num_threads(num_threads) if (num_parts * num_rows * size >= ALONE)
     for (long row = 0; row < num_rows; row++) {
         float *sum = parts + row * size;
         for (long part = 1; part < num_parts; part++)
             for (long i = 0; i < size; i++) sum[i] += sum[part * num_rows * size + i];
-        add_normed_rows(norm, sum, size, residual + row * size, 0, 1);
+        add_normed_rows(norm, scale, sum, size, residual + row * size, 0, 1);
     }
 }

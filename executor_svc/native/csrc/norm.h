@@ -18,8 +18,8 @@ void normalize(const Norm *norm, const float *in, long size, float *out);
 // out = norm(in[num_rows][size]) for the rows [begin, end); with their codes, if they have some.
 void normalize_rows(const Norm *norm, const float *in, long size, const Rows *out, long begin, long end);
 
-// residual += norm(in), both [num_rows][size], for the rows [begin, end); `in` is overwritten. Without a norm in itself
-// is added.
-void add_normed_rows(const Norm *norm, float *in, long size, float *residual, long begin, long end);
+// residual += scale * norm(in), both [num_rows][size], for the rows [begin, end); `in` is overwritten. Without a norm in
+// itself is added.
+void add_normed_rows(const Norm *norm, float scale, float *in, long size, float *residual, long begin, long end);
 
 #endif

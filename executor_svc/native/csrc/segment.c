@@ -4,12 +4,17 @@
 
 typedef struct {
     Rows attended, mlp_inputs, activated, normed;  // `normed` is for the projection
-    float *outputs;  // [num_rows][hidden_size], of attention and MLP where they are normed or weighed
+    float *outputs;  // [num_rows][hidden_size], of attention and MLP where they are normed or scaled
     ExpertsScratch experts;
 } Scratch;
 
 // The first and the last matrix of an MLP, or of the first of several experts, which are alike.
 static const Mlp *first_mlp(const LayerEnd *end) { return end->experts.num_experts ? end->experts.mlps : &end->mlp; }
+
+// The norm of what joins the residual stream, if that is normed or scaled first; NULL: it is added at once.
+static const Norm *norm_apart(const LayerEnd *end, const Norm *norm) {
+    return norm->weight || end->residual_scale != 1 ? norm : NULL;
+}
 
 // Lay out the scratch memory at `address` (0: only measure); return its size in bytes.
 static long lay_out(const Segment *segment, long num_rows, uintptr_t address, Scratch *scratch) {
@@ -33,7 +38,7 @@ static long lay_out(const Segment *segment, long num_rows, uintptr_t address, Sc
         lay_out_experts(&end->experts, num_rows, &arena, &scratch->experts);
     else
         scratch->activated = take_inputs(&arena, num_rows, end->mlp.down.num_inputs, input_format(&end->mlp.down));
-    if (end->attention_output_norm.weight || end->mlp_output_norm.weight)
+    if (norm_apart(end, &end->attention_output_norm) || norm_apart(end, &end->mlp_output_norm))
         scratch->outputs = take(&arena, num_rows * segment->hidden_size * (long)sizeof(float));
     return used_bytes(&arena);
 }
@@ -55,12 +60,13 @@ static Rows normalize_in_place(const Norm *norm, float *residual, long size, con
     return (Rows){.num_rows = into->num_rows, .stride = size, .values = residual};
 }
 
-// residual += norm(outputs), if there is such a norm, and then norm(residual), as a product takes it, maybe in `into`.
+// residual += scale * norm(outputs), unless `output_norm` is NULL, and then norm(residual), as a product takes it, maybe
+// in `into`.
 static Rows normalize_residual(const Segment *segment, const Norm *output_norm, float *outputs, const Norm *norm,
                                float *residual, const Rows *into, const Member *member) {
     long num_rows = into->num_rows, size = segment->hidden_size;
     if (segment->is_post_norm) return normalize_in_place(norm, residual, size, into, member);
-    if (!output_norm->weight && is_for_each(num_rows, member)) {
+    if (!output_norm && is_for_each(num_rows, member)) {
         Rows own = own_rows(OWN_ROWS, num_rows, size, into->format);
         normalize_rows(norm, residual, size, &own, 0, num_rows);
         return own;
@@ -68,7 +74,8 @@ static Rows normalize_residual(const Segment *segment, const Norm *output_norm, 
     Phase phase = begin_phase(member, num_rows, ONCE);
     while (next_task(&phase)) {
         long row = phase.task;
-        if (output_norm->weight) add_normed_rows(output_norm, outputs, size, residual, row, row + 1);
+        if (output_norm)
+            add_normed_rows(output_norm, segment->end.residual_scale, outputs, size, residual, row, row + 1);
         normalize_rows(norm, residual, size, into, row, row + 1);
     }
     return *into;
@@ -106,11 +113,12 @@ static void run_one_mlp(const Mlp *mlp, Activation activation, const Rows *in, c
     project(&mlp->down, &rows, out, add, member);
 }
 
-// out += sigmoid(gate(in)) * mlp(in), of the expert that every row goes to.
+// out += sigmoid(gate(in)) * mlp(in), of the expert that every row goes to; without a gate out += mlp(in).
 static void add_shared_expert(const Experts *experts, Activation activation, const Rows *in,
                               const ExpertsScratch *scratch, float *out, const Member *member) {
     long num_rows = in->num_rows, size = experts->shared.down.num_outputs;
-    project(&experts->shared_gate, in, scratch->shared_gates, false, member);
+    bool has_gate = experts->shared_gate.num_outputs > 0;
+    if (has_gate) project(&experts->shared_gate, in, scratch->shared_gates, false, member);
     Rows inputs = *in;
     if (scratch->shared_inputs.format != FLOATS && scratch->shared_inputs.format != in->format) {
         inputs = scratch->shared_inputs;
@@ -124,9 +132,9 @@ static void add_shared_expert(const Experts *experts, Activation activation, con
     while (next_task(&phase)) {
         const float *values = outputs + phase.task * size;
         float *sums = out + phase.task * size;
-        vfloat gate = vf_all(scratch->shared_gates[phase.task]);
         for (long i = 0; i < size; i += LANES) {
-            vfloat weighed = weigh_by_sigmoid(vf_load_part(values + i, size - i), gate);
+            vfloat weighed = vf_load_part(values + i, size - i);
+            if (has_gate) weighed = weigh_by_sigmoid(weighed, vf_all(scratch->shared_gates[phase.task]));
             vf_store_part(sums + i, vf_add(vf_load_part(sums + i, size - i), weighed), size - i);
         }
     }
@@ -158,20 +166,17 @@ static void normalize_heads(const HeadNorms *norms, long num_outputs, float *out
 
 void run_segment(const Segment *segment, long num_rows, float *attended, float *residual, float *out, void *memory,
                  const Member *member) {
-    static const Norm none;
     Scratch scratch;
     lay_out(segment, num_rows, (uintptr_t)memory, &scratch);
-    const Norm *output_norm = &none;
+    const Norm *output_norm = NULL;
     if (segment->has_layer_end) {
         const LayerEnd *layer = &segment->end;
-        output_norm = &layer->attention_output_norm;
-        end_attention(segment, attended, &scratch, output_norm->weight ? scratch.outputs : residual,
-                      !output_norm->weight, member);
+        output_norm = norm_apart(layer, &layer->attention_output_norm);
+        end_attention(segment, attended, &scratch, output_norm ? scratch.outputs : residual, !output_norm, member);
         Rows normed = normalize_residual(segment, output_norm, scratch.outputs, &layer->mlp_norm, residual,
                                          &scratch.mlp_inputs, member);
-        output_norm = &layer->mlp_output_norm;
-        run_mlp(segment, &normed, &scratch, output_norm->weight ? scratch.outputs : residual, !output_norm->weight,
-                member);
+        output_norm = norm_apart(layer, &layer->mlp_output_norm);
+        run_mlp(segment, &normed, &scratch, output_norm ? scratch.outputs : residual, !output_norm, member);
     }
     if (segment->projection.num_outputs) {
         Rows normed = normalize_residual(segment, output_norm, scratch.outputs, &segment->norm, residual,
@@ -179,10 +184,11 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
         project(&segment->projection, &normed, out, false, member);
     } else if (segment->is_post_norm) {
         normalize_residual(segment, output_norm, scratch.outputs, &segment->norm, residual, &scratch.normed, member);
-    } else if (output_norm->weight) {
+    } else if (output_norm) {
         Phase phase = begin_phase(member, num_rows, ONCE);
         while (next_task(&phase))
-            add_normed_rows(output_norm, scratch.outputs, segment->hidden_size, residual, phase.task, phase.task + 1);
+            add_normed_rows(output_norm, segment->end.residual_scale, scratch.outputs, segment->hidden_size, residual,
+                            phase.task, phase.task + 1);
     }
     if (!segment->head_norms.num_heads) return;
     Phase phase = begin_phase(member, num_rows, ONCE);
@@ -203,8 +209,8 @@ static void run_segment_call(const Member *member, void *argument) {
 }
 
 // Run a segment on rows of tokens; each norm is there if it has a weight:
-//   residual += norm(attended @ attention_output.T)                   with a layer's end only
-//   residual += norm(mlp(norm(residual)))                             with a layer's end only
+//   residual += residual_scale * norm(attended @ attention_output.T)  with a layer's end only
+//   residual += residual_scale * norm(mlp(norm(residual)))            with a layer's end only
 //   out = norm(residual) @ projection.T, its heads normed             with a projection only
 // With is_post_norm residual = norm(residual) in front of the MLP and of the projection, or where a projection would be.
 //
@@ -216,12 +222,11 @@ void octavo_segment(const Segment *segment, long num_rows, float *attended, floa
 }
 
 static void run_mlp_call(const Member *member, void *argument) {
-    static const Norm none;
     const SegmentCall *call = argument;
     Scratch scratch;
     lay_out(call->segment, call->num_rows, (uintptr_t)call->memory, &scratch);
     const Norm *norm = &call->segment->end.mlp_norm;
-    Rows normed = normalize_residual(call->segment, &none, NULL, norm, call->residual, &scratch.mlp_inputs, member);
+    Rows normed = normalize_residual(call->segment, NULL, NULL, norm, call->residual, &scratch.mlp_inputs, member);
     run_mlp(call->segment, &normed, &scratch, call->out, false, member);
 }
 

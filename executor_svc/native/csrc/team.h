@@ -82,7 +82,7 @@ static inline long upcoming_task(const Phase *phase) {
 }
 
 // Memory of this thread alone, aligned to 64 bytes, uninitialised; valid until it asks for the same part again.
-typedef enum { OWN_ROWS, OWN_CHOICE, OWN_GATHERED, OWN_STATE, NUM_PARTS } OwnPart;
+typedef enum { OWN_ROWS, OWN_CHOICE, OWN_GATHERED, OWN_ATTENTION, OWN_STATE, NUM_PARTS } OwnPart;
 void *own_memory(OwnPart part, long num_bytes);
 
 #endif

@@ -57,6 +57,17 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [
         "supported are linear_attention and full_attention",
     ),
     ("Qwen3_5ForCausalLM", {"layer_types": ["linear_attention"] * 2}, "the latter at least once"),
+    ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba"] * 2}, "the latter at least once"),
+    (
+        "GraniteMoeHybridForCausalLM",
+        {"layer_types": ["mamba", "attention"], "num_local_experts": 0, "time_step_limit": [0.1, 2.0]},
+        r"time_step_limit \[0.1, 2.0\], which is not supported",
+    ),
+    (
+        "GraniteMoeHybridForCausalLM",
+        {"position_embedding_type": "alibi"},
+        "position_embedding_type 'alibi'; supported are rope, nope and null",
+    ),
     ("Qwen3NextForCausalLM", {"attn_output_gate": False, "num_experts": 4}, "attn_output_gate False"),
     ("GptOssForCausalLM", {"swiglu_limit": 5.0, "num_local_experts": 4, "num_experts_per_tok": 2}, "swiglu_limit 5.0"),
 ]
@@ -77,6 +88,11 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
         "Qwen3_5ForCausalLM",
         {"linear_num_value_heads": 6, "linear_num_key_heads": 4},
         "6 value heads in a delta net, not",
+    ),
+    (
+        "GraniteMoeHybridForCausalLM",
+        {"layer_types": ["mamba", "attention"], "num_local_experts": 0, "mamba_n_heads": 6, "mamba_n_groups": 4},
+        "6 heads in a Mamba-2 layer, not a multiple of 4 groups",
     ),
     ("Lfm2ForCausalLM", {"full_attn_idxs": 1}, "full_attn_idxs 1; it must be a list of layers"),
     ("MptForCausalLM", {"attn_config": 3}, "attn_config 3; it must be an object"),
