@@ -13,7 +13,7 @@ from executor_svc.worker.interface import DoneStep, RunningStep
 from octavo_shared.errors import StepFailedError
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, split_moves
-from octavo_shared.step_wire.step import Step, StepResult
+from octavo_shared.step_wire.step import Step, StepResult, TokenCounts
 from tests.simulation.alone import EOS_PROBABILITY
 from tests.simulation.block_checks import BlockChecks
 from tests.simulation.plan import ExecutorPlan
@@ -122,10 +122,10 @@ class SimulatedWorker(FakeWorker):
         super().reset(uses_groups=uses_groups)
         self._checks = BlockChecks(self.table, self._histories, self._caches, self._states, self._contents)
 
-    def _write_and_read(self, layout: StepLayout) -> None:
+    def _write_and_read(self, layout: StepLayout, token_counts: TokenCounts | None = None) -> None:
         self._layout = layout
         self._checks.before_writes(self._launched, layout)
-        super()._write_and_read(layout)
+        super()._write_and_read(layout, token_counts)
 
     def _write_half(self, step: Step) -> None:
         """Leave behind what a step may that fails in its midst: blocks that it writes have something else in them."""
