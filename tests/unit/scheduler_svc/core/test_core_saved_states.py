@@ -5,6 +5,7 @@ position than the step says.
 """
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -189,3 +190,40 @@ def test_without_room_on_the_host_preempted_sequences_are_computed_again() -> No
     bench.run()
     assert bench.planner.preemption.num_preemptions[PreemptionMode.SWAP] == 0
     assert bench.planner.preemption.num_preemptions[PreemptionMode.RECOMPUTE] > 0
+
+
+def busy_limits() -> CoreLimits:
+    limits = replace(limits_with_states(saved=160, blocks=6000, budget=2048, slots=64), block_size=16)
+    return replace(limits, max_model_len=2000)
+
+
+@pytest.mark.parametrize("shift", [0, 100])
+def test_of_64_requests_with_a_common_beginning_62_find_it(shift: int) -> None:
+    """The second wave is the first one, or has its tokens at other places: 100 of the common ones are left out."""
+    bench = Bench(busy_limits())
+    common = list(range(1, 561))
+    for begin in (0, shift):
+        for number in range(64):
+            own = list(range(10_000 + 100 * number, 10_100 + 100 * number))
+            bench.add(number + begin, [*common[begin:], *own], max_tokens(1))
+        found = computed(bench.run(num_steps_in_flight=2))
+        assert len(found) == 64
+        assert sum(count >= (560 - begin) // 16 * 16 for count in found) >= 62
+
+
+def test_a_tree_of_branches_is_found_at_every_branch_the_second_time() -> None:
+    """A prefix of 1,000 tokens, 5 continuations of 100, and 5 of 100 of each of them, one request after the other."""
+    bench, arrivals = Bench(busy_limits()), count()
+    prefix = list(range(1, 1001))
+    branches = [[*prefix, *range(2000 + 100 * i, 2100 + 100 * i)] for i in range(5)]
+    own = [list(range(3000 + 100 * i, 3100 + 100 * i)) for i in range(25)]
+    prompts = [[*branches[i // 5], *tokens] for i, tokens in enumerate(own)]
+    for _ in range(2):
+        found = []
+        for prompt in prompts:
+            bench.add(next(arrivals), prompt, max_tokens(1))
+            found += computed(bench.run())
+    assert found == [1184] * 25, "each goes on behind its last full block"
+    for begin, end in ((branches[3], 1088), (prefix, 992)):
+        bench.add(next(arrivals), [*begin, *range(9000, 9100)], max_tokens(1))
+        assert computed(bench.run()) == [end], "another continuation begins at the branch"
