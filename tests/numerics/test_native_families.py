@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from executor_svc.checkpoint.weights import Checkpoint
-from executor_svc.models.config import ExpertsConfig, MlpConfig, RopeConfig
+from executor_svc.models.config import ExpertsConfig, Mamba2Config, MlpConfig, RopeConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels, Experts, LayerEnd, Mlp, Norm
 from executor_svc.models.families import parse_config
@@ -59,8 +59,10 @@ class DensePart:
     def __init__(self, directory: Path, kernels: DenseKernels[Any], group: TensorParallelGroup = SINGLE_RANK) -> None:
         path = directory / "config.json"
         self.config = parse_config(json.loads(path.read_text(encoding="utf-8")), path)
-        num_heads = self.config.layers[0].num_heads
-        self._heads = slice(*Shard.of(self.config, group.rank, group.size).even_part(num_heads))
+        layer = self.config.layers[0]
+        # What the output matrix takes; delta nets and short convolutions return as much as attention.
+        self._shape = layer.state if isinstance(layer.state, Mamba2Config) else layer
+        self._heads = slice(*Shard.of(self.config, group.rank, group.size).even_part(self._shape.num_heads))
         self._model = Decoder(self.config, kernels, group)
         self._model.load(Checkpoint(directory))
 
@@ -83,7 +85,7 @@ class DensePart:
         return (
             torch.randint(config.vocab_size, (NUM_ROWS,), generator=generator),
             torch.randint(config.max_position_embeddings, (NUM_ROWS,), generator=generator),
-            torch.randn(NUM_ROWS, config.layers[0].num_heads, config.layers[0].head_dim, generator=generator),
+            torch.randn(NUM_ROWS, self._shape.num_heads, self._shape.head_dim, generator=generator),
             torch.randn(NUM_ROWS, config.hidden_size, generator=generator),
         )
 
