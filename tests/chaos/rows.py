@@ -13,7 +13,7 @@ from tests.chaos.faults import EXECUTOR_FAULTS, SCHEDULER_FAULTS
 from tests.chaos.many_clients import ManyClients
 from tests.chaos.result import Result
 from tests.chaos.scale import Scale
-from tests.chaos.services import demo_executor, fake_executor
+from tests.chaos.services import demo_executor, fake_executor, hybrid_executor
 
 
 class Row(Protocol):
@@ -51,6 +51,12 @@ ROWS: tuple[Row, ...] = (
         demo_executor,
         every=4,
     ),
+    EveryStep(
+        "steps-hybrid",
+        "the same at every second step; two executors with a tiny hybrid",
+        hybrid_executor,
+        every=2,
+    ),
     EveryStepOfEngine(
         "steps-core",
         "SIGKILL of the core at every step of 64 tokens, in three phases; a front, a fake executor",
@@ -61,6 +67,12 @@ ROWS: tuple[Row, ...] = (
         "the same at every fourth step; a front, an executor with the demo model",
         demo_executor,
         every=4,
+    ),
+    EveryStepOfEngine(
+        "steps-core-hybrid",
+        "the same at every second step; a front, an executor with a tiny hybrid",
+        hybrid_executor,
+        every=2,
     ),
     EveryStepOfFront(),
     ManyClients(),

@@ -1,13 +1,17 @@
 """The processes that `make chaos` starts, kills, stops and starts again."""
 
 import asyncio
+import atexit
 import contextlib
 import random
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 from octavo.admin.v1 import admin_pb2
@@ -36,6 +40,24 @@ def demo_executor(*flags: str) -> tuple[str, ...]:
     model = find_model("smollm2")
     assert model is not None, "the demo model is not prepared: run `octavo model prepare smollm2`"
     return ("executor_svc", "--model", str(model), "--num-device-blocks", "400", *flags)
+
+
+def hybrid_executor(*flags: str) -> tuple[str, ...]:
+    """Return module and flags of an executor with a tiny hybrid, whose states are saved at every 16 tokens."""
+    return ("executor_svc", "--model", _tiny_hybrid(), "--num-device-blocks", "200", "--block-size-tokens", "4", *flags)
+
+
+@cache
+def _tiny_hybrid() -> str:
+    """Make a tiny model with gated delta nets and random weights, until this process ends."""
+    from tests.numerics.architectures import save_tiny_architecture  # torch takes seconds to import
+    from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+
+    directory = tempfile.TemporaryDirectory(prefix="octavo-hybrid-")
+    atexit.register(directory.cleanup)
+    settings = {**FAMILY_ARCHITECTURES["Qwen3_5ForCausalLM"], "vocab_size": 128}  # prompts are printable bytes
+    save_tiny_architecture(Path(directory.name), "Qwen3_5ForCausalLM", settings)
+    return directory.name
 
 
 def free_port() -> int:

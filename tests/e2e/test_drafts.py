@@ -67,6 +67,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "Llama in a file of GGUF": ("LlamaForCausalLM", {"intermediate_size": 64}, {}),
     "Qwen 3.5: delta nets, states": ("Qwen3_5ForCausalLM", {}, {}),
     "LFM2: short convolutions, states": ("Lfm2ForCausalLM", {}, {}),
+    "Granite 4: Mamba-2, states": ("GraniteMoeHybridForCausalLM", {}, {}),
 }
 
 
