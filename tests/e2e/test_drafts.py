@@ -193,12 +193,12 @@ class Campaign:
         then = Scene.of(self.model, following)
         return Scene(self.model, first.requests + then.requests, first.alone + then.alone)
 
-    def play(self, scene: Scene, seed: int, most_drafts: int) -> None:
+    def play(self, scene: Scene, seed: int, most_drafts: int, *, share_of_lookup: float = 0.2) -> None:
         """Play a scene by a random schedule with at most so many drafts of a row."""
         random = np.random.default_rng((seed, most_drafts))
         block_size = int(random.choice(BLOCK_SIZES))
         settings = {"block_size_tokens": block_size, "num_threads": int(random.choice([1, 2]))}
-        proposer = knowing(scene) if random.random() < 0.8 else self.lookup
+        proposer = self.lookup if random.random() < share_of_lookup else knowing(scene)
         schedule = random_waves(random, scene, block_size)
         if self.has_states:  # the scheduler counts the blocks of groups as the worker has them
             schedule = replace(schedule, uses_groups=True)
@@ -258,7 +258,7 @@ def tiny(name: str, lookup: PromptLookup, tmp_path: Path) -> Campaign:
 def test_random_requests_get_with_drafts_what_they_get_alone(name: str, tiny: Campaign) -> None:
     number = list(FAMILIES).index(name)
 
-    tiny.play(tiny.scene(number, 12), number, MOST_DRAFTS[number % 3])
+    tiny.play(tiny.scene(number, 12), number, MOST_DRAFTS[number % 3], share_of_lookup=0.0)
 
     assert tiny.num_right > 30
     assert tiny.num_wrong > 5
