@@ -369,7 +369,7 @@ async def test_an_executor_with_states_is_attached_with_the_tables_of_its_other_
         limits = serving_limits(session.info, PlannerSettings())
     assert [group.kind for group in session.info.cache_groups] == [CacheKind.FULL, CacheKind.STATE]
     assert [group.num_device_blocks for group in worker.table.groups] == [100]
-    assert (limits.has_states, limits.prefix_caching, limits.max_allowance) == (True, False, 1)
+    assert (limits.has_states, limits.prefix_caching, limits.max_allowance) == (True, False, 4)
 
 
 async def test_an_executor_whose_groups_leave_a_layer_out_is_refused() -> None:
