@@ -165,7 +165,7 @@ class Decoder:
             return None
         logits = logits[:, : self.config.vocab_size].float()
         if self.config.logit_scale != 1.0:
-            logits *= self.config.logit_scale
+            logits = self._kernels.scale_logits(logits, self.config.logit_scale)
         cap = self.config.logit_soft_cap
         return logits if cap is None else self._kernels.cap_logits(logits, cap)
 

@@ -218,5 +218,8 @@ class DenseKernels(Protocol[MatrixT]):
     def gate(self, values: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Return values * sigmoid(gates), both [num_tokens, size]; `values` may be written."""
 
+    def scale_logits(self, logits: torch.Tensor, scale: float) -> torch.Tensor:
+        """Return scale * logits, for logits in float32."""
+
     def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """Return cap * tanh(logits / cap), for logits in float32."""

@@ -106,6 +106,12 @@ class NativeDense:
         self._library.gate_rows(values, gates)
         return values
 
+    def scale_logits(self, logits: torch.Tensor, scale: float) -> torch.Tensor:
+        """Return scale * logits, in place if they lie one after the other."""
+        logits = logits.contiguous()
+        self._library.scale(logits, scale)
+        return logits
+
     def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """Return cap * tanh(logits / cap), in place if they lie one after the other."""
         logits = logits.contiguous()

@@ -140,6 +140,10 @@ class TorchDense:
         """Return values * sigmoid(gates)."""
         return values * gates.sigmoid()
 
+    def scale_logits(self, logits: torch.Tensor, scale: float) -> torch.Tensor:
+        """Return scale * logits."""
+        return logits * scale
+
     def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """Return cap * tanh(logits / cap)."""
         return (logits / cap).tanh_().mul_(cap)

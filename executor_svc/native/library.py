@@ -59,6 +59,7 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_finish_embedding", None, (POINTER, LONG, POINTER, POINTER, INT)),
     ("octavo_rotations", None, (LONG, POINTER, POINTER, LONG, FLOAT, POINTER, POINTER, INT)),
     ("octavo_soft_cap", None, (LONG, FLOAT, POINTER, INT)),
+    ("octavo_scale", None, (LONG, FLOAT, POINTER, INT)),
     ("octavo_linear_scratch_bytes", LONG, (POINTER, LONG)),
     ("octavo_linear", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_segment_scratch_bytes", LONG, (POINTER, LONG)),
@@ -164,6 +165,11 @@ class NativeLibrary:
         """Make of each value cap * tanh(value / cap)."""
         assert values.is_contiguous(), "values lie one after the other"
         self._library.octavo_soft_cap(values.numel(), cap, values.data_ptr(), self.num_threads)
+
+    def scale(self, values: torch.Tensor, factor: float) -> None:
+        """Multiply each value by a factor."""
+        assert values.is_contiguous(), "values lie one after the other"
+        self._library.octavo_scale(values.numel(), factor, values.data_ptr(), self.num_threads)
 
     def linear(self, matrix: MatrixStruct, x: torch.Tensor, out: torch.Tensor) -> None:
         """Multiply the rows of `x`, [num_rows, num_inputs], with a matrix; see octavo_linear in linear.c."""
