@@ -41,6 +41,7 @@ DEFAULTS: dict[str, Any] = {
     "tp": 1,
     "num_threads": None,
     "kv_cache_gib": None,
+    "state_cache_gib": None,
     "gpu_memory_utilization": 0.9,
     "num_device_blocks": None,
     "host_cache_gib": 0.5,
