@@ -1,22 +1,13 @@
 """The weights of a decoder on one rank: made by the kernels, with a map from the tensors of a checkpoint."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic
 
 import torch
 
 from executor_svc.checkpoint.weight_map import Range, WeightMap
-from executor_svc.models.config import (
-    DeltaNetConfig,
-    ExpertsConfig,
-    LayerConfig,
-    Mamba2Config,
-    MlpConfig,
-    ModelConfig,
-    ShortConvConfig,
-    StateConfig,
-)
+from executor_svc.models.config import ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
 from executor_svc.models.dense import (
     DenseKernels,
     EmbeddingWeights,
@@ -29,25 +20,12 @@ from executor_svc.models.dense import (
     Norm,
     Segment,
 )
-from executor_svc.models.sharding import Shard
+from executor_svc.models.sharding import Rows, Shard, rows_by_turns, scaled
+from executor_svc.models.state_weights import StateLayers
 from executor_svc.native.structs import NumberFormat
-from executor_svc.states.interface import DeltaNetWeights, Mamba2Weights, ShortConvWeights, StateWeights
+from executor_svc.states.interface import StateWeights
 
 StoredFormats = Callable[[Sequence[str]], Sequence[NumberFormat]]
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of a tensor of a checkpoint; `tensor` is its name without `.weight` and `.bias`."""
-
-    tensor: str
-    tensor_rows: int  # of all of it
-    ranges: tuple[Range, ...]
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return sum(end - begin for begin, end in self.ranges)
 
 
 class DecoderWeights(Generic[MatrixT]):
@@ -73,6 +51,7 @@ class DecoderWeights(Generic[MatrixT]):
         self._kernels = kernels
         self._shard = shard
         self._stored = stored
+        self._state_layers = StateLayers(config, shard, self.map, kernels.device)
         names = config.names
         embedding = self._vocabulary_matrix(names.embedding)
         self.embed = kernels.embedding(self._embedding_weights(embedding))
@@ -85,7 +64,7 @@ class DecoderWeights(Generic[MatrixT]):
             projection = self._projection(index, layer)
             self.segments.append(kernels.segment(layer_end, norm, projection, self._head_norms(index, layer)))
             self.sinks.append(self._sinks(index, layer) if layer.has_sinks else None)
-            self.states.append(None if layer.state is None else self._state(index, layer.state))
+            self.states.append(None if layer.state is None else self._state_layers.weights(index, layer.state))
             layer_end = self._layer_end(index, layer)
         assert layer_end is not None, "a model has layers"
         self.last_segment = kernels.last_segment(layer_end)
@@ -94,12 +73,9 @@ class DecoderWeights(Generic[MatrixT]):
         self.head = kernels.segment(None, self.norm, head)
 
     def _projection(self, index: int, layer: LayerConfig) -> MatrixT:
-        if isinstance(layer.state, DeltaNetConfig):
-            return self._columns(self._delta_net_rows(index, layer.state), has_bias=False, role="delta_net")
-        if isinstance(layer.state, Mamba2Config):
-            return self._columns(self._mamba2_rows(index, layer.state), has_bias=layer.state.has_bias, role="mamba2")
         if layer.state is not None:
-            return self._columns([self._short_conv_rows(index, layer.state)], has_bias=layer.state.has_bias)
+            rows, role = self._state_layers.projected_rows(index, layer.state)
+            return self._columns(rows, has_bias=layer.state.has_bias, role=role)
         return self._columns(self._qkv_rows(index, layer), has_bias=self._config.qkv_bias, role="qkv")
 
     def _layer_end(self, index: int, layer: LayerConfig) -> LayerEnd[MatrixT]:
@@ -180,114 +156,6 @@ class DecoderWeights(Generic[MatrixT]):
         self.map.add(self._config.names.sinks.format(layer=index), (layer.num_heads,), sinks, rows=(ours,))
         return sinks
 
-    def _state(self, index: int, state: StateConfig) -> StateWeights:
-        if isinstance(state, DeltaNetConfig):
-            return self._delta_net(index, state)
-        if isinstance(state, Mamba2Config):
-            return self._mamba2(index, state)
-        return self._short_conv(index, state)
-
-    def _delta_net(self, index: int, net: DeltaNetConfig) -> DeltaNetWeights:
-        module, own = self._config.names.state.format(layer=index), net.shared_by(self._shard.size)
-        weights = DeltaNetWeights(
-            config=own,
-            conv_weight=self._tensor(own.conv_size, own.conv_dim, dtype=torch.float32),
-            a_log=self._tensor(own.num_value_heads, dtype=torch.float32),
-            dt_bias=self._tensor(own.num_value_heads, dtype=torch.float32),
-            norm_weight=self._tensor(own.value_dim, dtype=torch.float32),
-            epsilon=self._config.norm.epsilon,
-        )
-        conv_shape = (net.conv_dim, 1, net.conv_size)
-        ours = (self._shard.even_part(net.num_value_heads),)
-        self.map.add(f"{module}.conv1d.weight", conv_shape, weights.conv_weight.T[:, None], rows=self._conv_rows(net))
-        self.map.add(f"{module}.A_log", (net.num_value_heads,), weights.a_log, rows=ours)
-        self.map.add(f"{module}.dt_bias", (net.num_value_heads,), weights.dt_bias, rows=ours)
-        self.map.add(f"{module}.norm.weight", (net.value_dim,), weights.norm_weight)
-        return weights
-
-    def _conv_rows(self, net: DeltaNetConfig) -> tuple[Range, Range, Range]:
-        """Return this rank's channels of the convolution: of queries, keys and values."""
-        keys = _scaled(self._shard.even_part(net.num_key_heads), net.key_dim)
-        values = _scaled(self._shard.even_part(net.num_value_heads), net.value_dim)
-        key_size = net.num_key_heads * net.key_dim
-        return keys, (key_size + keys[0], key_size + keys[1]), (2 * key_size + values[0], 2 * key_size + values[1])
-
-    def _delta_net_rows(self, index: int, net: DeltaNetConfig) -> list[Rows]:
-        """Return this rank's rows of q, k, v, z, b and a."""
-        names, module = self._config.names, self._config.names.state.format(layer=index)
-        if names.delta_net_layout == "apart":
-            ours = self._shard.even_part(net.num_value_heads)
-            return [
-                *(Rows(f"{module}.in_proj_qkv", net.conv_dim, (rows,)) for rows in self._conv_rows(net)),
-                Rows(f"{module}.in_proj_z", net.output_dim, (_scaled(ours, net.value_dim),)),
-                *(Rows(f"{module}.in_proj_{part}", net.num_value_heads, (ours,)) for part in "ba"),
-            ]
-        ours, num_values = self._shard.even_part(net.num_key_heads), net.num_value_heads // net.num_key_heads
-        sizes = (net.key_dim, net.key_dim, num_values * net.value_dim, num_values * net.value_dim)
-        return [
-            *_by_turns(f"{module}.in_proj_qkvz", net.num_key_heads, sizes, [ours] * 4),
-            *_by_turns(f"{module}.in_proj_ba", net.num_key_heads, (num_values, num_values), [ours] * 2),
-        ]
-
-    def _short_conv(self, index: int, conv: ShortConvConfig) -> ShortConvWeights:
-        name, ours = f"{self._config.names.state.format(layer=index)}.conv", self._shard.even_part(conv.size)
-        own = conv.shared_by(self._shard.size)
-        weight = self._tensor(own.conv_size, own.size, dtype=torch.float32)
-        bias = self._tensor(own.size, dtype=torch.float32) if own.has_bias else None
-        self.map.add(f"{name}.weight", (conv.size, 1, conv.conv_size), weight.T[:, None], rows=(ours,))
-        if bias is not None:
-            self.map.add(f"{name}.bias", (conv.size,), bias, rows=(ours,))
-        return ShortConvWeights(own, weight, bias)
-
-    def _short_conv_rows(self, index: int, conv: ShortConvConfig) -> Rows:
-        """Return this rank's rows of b, c and x."""
-        begin, end = self._shard.even_part(conv.size)
-        ranges = tuple((part * conv.size + begin, part * conv.size + end) for part in range(3))
-        return Rows(f"{self._config.names.state.format(layer=index)}.in_proj", conv.projected_dim, ranges)
-
-    def _mamba2(self, index: int, mamba: Mamba2Config) -> Mamba2Weights:
-        module, own = self._config.names.state.format(layer=index), mamba.shared_by(self._shard.size)
-        heads, rows = self._shard.even_part(mamba.num_heads), self._mamba2_conv_rows(mamba)
-        weights = Mamba2Weights(
-            config=own,
-            conv_weight=self._tensor(own.conv_size, own.conv_dim, dtype=torch.float32),
-            conv_bias=self._tensor(own.conv_dim, dtype=torch.float32) if own.has_conv_bias else None,
-            a_log=self._tensor(own.num_heads, dtype=torch.float32),
-            dt_bias=self._tensor(own.num_heads, dtype=torch.float32),
-            d=self._tensor(own.num_heads, dtype=torch.float32),
-            norm_weight=self._tensor(own.output_dim, dtype=torch.float32),
-            epsilon=self._config.norm.epsilon,
-        )
-        shape, conv_weight = (mamba.conv_dim, 1, mamba.conv_size), weights.conv_weight.T[:, None]
-        self.map.add(f"{module}.conv1d.weight", shape, conv_weight, rows=rows)
-        if weights.conv_bias is not None:
-            self.map.add(f"{module}.conv1d.bias", shape[:1], weights.conv_bias, rows=rows)
-        for name, vector in (("A_log", weights.a_log), ("dt_bias", weights.dt_bias), ("D", weights.d)):
-            self.map.add(f"{module}.{name}", (mamba.num_heads,), vector, rows=(heads,))
-        ours = (_scaled(heads, mamba.head_dim),)
-        self.map.add(f"{module}.norm.weight", (mamba.output_dim,), weights.norm_weight, rows=ours)
-        return weights
-
-    def _mamba2_conv_rows(self, mamba: Mamba2Config) -> tuple[Range, Range, Range]:
-        """Return this rank's channels of the convolution: of x, B and C."""
-        heads = _scaled(self._shard.even_part(mamba.num_heads), mamba.head_dim)
-        groups = (0, 1) if mamba.num_groups == 1 else self._shard.even_part(mamba.num_groups)
-        begin, end = _scaled(groups, mamba.state_size)
-        firsts = (mamba.output_dim, mamba.output_dim + mamba.num_groups * mamba.state_size)
-        of_b, of_c = ((first + begin, first + end) for first in firsts)
-        return heads, of_b, of_c
-
-    def _mamba2_rows(self, index: int, mamba: Mamba2Config) -> list[Rows]:
-        """Return this rank's rows of x, B, C and the gates, and those of dt; the gates come first in a checkpoint."""
-        name, size = f"{self._config.names.state.format(layer=index)}.in_proj", mamba.output_dim
-        heads = self._shard.even_part(mamba.num_heads)
-        convolved = tuple((size + begin, size + end) for begin, end in self._mamba2_conv_rows(mamba))
-        first = size + mamba.conv_dim
-        return [
-            Rows(name, mamba.projected_dim, (*convolved, _scaled(heads, mamba.head_dim))),
-            Rows(name, mamba.projected_dim, ((first + heads[0], first + heads[1]),)),
-        ]
-
     def _qkv_rows(self, index: int, layer: LayerConfig) -> list[Rows]:
         """Return this rank's rows of q, of k and of v, and of the gate of what is attended."""
         names = self._config.names
@@ -298,19 +166,19 @@ class DecoderWeights(Generic[MatrixT]):
         dim = layer.head_dim
         if names.qkv_layout == "apart":
             parts = zip(tensors, counts, ours, strict=True)
-            query, *others = (Rows(tensor, count * dim, (_scaled(heads, dim),)) for tensor, count, heads in parts)
+            query, *others = (Rows(tensor, count * dim, (scaled(heads, dim),)) for tensor, count, heads in parts)
             if not layer.has_output_gate:
                 return [query, *others]
-            query, gate = _by_turns(tensors[0], counts[0], (dim, dim), [ours[0]] * 2)
+            query, gate = rows_by_turns(tensors[0], counts[0], (dim, dim), [ours[0]] * 2)
             return [query, *others, gate]
         total = sum(counts) * dim
         if names.qkv_layout == "merged":
             begins = (0, counts[0], counts[0] + counts[1])
             return [
-                Rows(tensors[0], total, (_scaled((first + heads[0], first + heads[1]), dim),))
+                Rows(tensors[0], total, (scaled((first + heads[0], first + heads[1]), dim),))
                 for first, heads in zip(begins, ours, strict=True)
             ]
-        return _by_turns(tensors[0], layer.num_heads, (dim, dim, dim), ours)
+        return rows_by_turns(tensors[0], layer.num_heads, (dim, dim, dim), ours)
 
     def _columns(self, parts: Sequence[Rows], *, has_bias: bool, role: MatrixRole = "layer") -> MatrixT:
         """Return a matrix of this rank's outputs, from the hidden state."""
@@ -398,22 +266,3 @@ class DecoderWeights(Generic[MatrixT]):
 
     def _tensor(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype or self._kernels.dtype, device=self._kernels.device)
-
-
-def _scaled(heads: Range, head_dim: int) -> Range:
-    """Return the rows of a range of heads."""
-    return heads[0] * head_dim, heads[1] * head_dim
-
-
-def _by_turns(tensor: str, num_heads: int, sizes: Sequence[int], ours: Sequence[Range]) -> list[Rows]:
-    """Return the rows of each part of a tensor that holds, head by head, so many rows of each."""
-    rows_of_head = sum(sizes)
-    begins = [sum(sizes[:part]) for part in range(len(sizes))]
-    return [
-        Rows(
-            tensor,
-            num_heads * rows_of_head,
-            tuple((head * rows_of_head + begin, head * rows_of_head + begin + size) for head in range(*heads)),
-        )
-        for begin, size, heads in zip(begins, sizes, ours, strict=True)
-    ]

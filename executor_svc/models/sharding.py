@@ -4,6 +4,7 @@ Source: Shoeybi et al. 2019, "Megatron-LM": heads and MLP columns are shared out
 follows each attention and each MLP; the vocabulary is shared out by rows of the embedding.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +13,20 @@ from executor_svc.attention.interface import AttentionLayer
 from executor_svc.checkpoint.weight_map import Range
 from executor_svc.models.config import DeltaNetConfig, ExpertsConfig, LayerConfig, Mamba2Config, ModelConfig
 from octavo_shared.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a tensor of a checkpoint; `tensor` is its name without `.weight` and `.bias`."""
+
+    tensor: str
+    tensor_rows: int  # of all of it
+    ranges: tuple[Range, ...]
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return sum(end - begin for begin, end in self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,25 @@ class Shard:
         """Return how this rank's heads of a layer attend, with their sinks."""
         slopes, own = layer.attention.alibi_slopes, slice(*self.even_part(layer.num_heads))
         return replace(layer.attention, alibi_slopes=None if slopes is None else slopes[own], sinks=sinks)
+
+
+def scaled(heads: Range, head_dim: int) -> Range:
+    """Return the rows of a range of heads."""
+    return heads[0] * head_dim, heads[1] * head_dim
+
+
+def rows_by_turns(tensor: str, num_heads: int, sizes: Sequence[int], ours: Sequence[Range]) -> list[Rows]:
+    """Return the rows of each part of a tensor that holds, head by head, so many rows of each."""
+    rows_of_head = sum(sizes)
+    begins = [sum(sizes[:part]) for part in range(len(sizes))]
+    return [
+        Rows(
+            tensor,
+            num_heads * rows_of_head,
+            tuple((head * rows_of_head + begin, head * rows_of_head + begin + size) for head in range(*heads)),
+        )
+        for begin, size, heads in zip(begins, sizes, ours, strict=True)
+    ]
 
 
 def _check(config: ModelConfig, layer: LayerConfig, size: int) -> None:
