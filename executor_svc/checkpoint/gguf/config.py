@@ -4,7 +4,6 @@ A file names an architecture of llama.cpp, and some numbers of it stand in llama
 Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-model.cpp.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -12,23 +11,10 @@ from typing import Final
 import numpy as np
 from gguf import ExpertGatingFuncType
 
-from executor_svc.checkpoint.gguf.header import GGUFTensor
+from executor_svc.checkpoint.gguf.decoder_config import Config, Tensors, decoder_config
 from executor_svc.checkpoint.gguf.metadata import Metadata, is_of_converter, warn_of_key
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
-
-Config = dict[str, object]
-Tensors = Mapping[str, GGUFTensor]
-
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-# What divides rotary frequencies, by its name in config.json: of Llama 3.1; of Phi-3 and Phi-4.
-ROPE_FACTORS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "factors": "rope_freqs.weight",
-        "short_factor": "rope_factors_short.weight",
-        "long_factor": "rope_factors_long.weight",
-    }
-)
 
 # Keys that families which do not read them may have with this value: with it they change nothing.
 _UNREAD: Final[Mapping[str, float]] = MappingProxyType(
@@ -96,122 +82,29 @@ def build_config(metadata: Metadata, tensors: Tensors) -> Config:
     return config
 
 
-def _decoder(
-    metadata: Metadata, tensors: Tensors, architecture: str, *, num_kv_heads: int | None = None, **more: object
-) -> Config:
-    """Return what all architectures share, and more. `num_kv_heads` None: the same in all layers."""
-    hidden_size, num_heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
-    head_dim = metadata.integer("attention.key_length", hidden_size // max(1, num_heads))
-    if metadata.integer("attention.value_length", head_dim) != head_dim:
-        key = "attention.value_length"
-        raise metadata.wrong(metadata.key(key), metadata.integer(key), f"the length of a key, {head_dim}")
-    if num_kv_heads is None:
-        num_kv_heads = metadata.integer("attention.head_count_kv", num_heads)
-    return {
-        "architectures": [architecture],
-        "hidden_size": hidden_size,
-        "num_hidden_layers": metadata.integer("block_count"),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": metadata.integer("feed_forward_length", metadata.integer("expert_feed_forward_length", 0)),
-        "max_position_embeddings": metadata.integer("context_length"),
-        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(metadata, tensors, head_dim),
-        "tie_word_embeddings": HEAD not in tensors,
-        "vocab_size": _vocab_size(metadata, tensors),
-        **more,
-    }
-
-
-def _vocab_size(metadata: Metadata, tensors: Tensors) -> int:
-    """Return the rows of the embedding, which all else must agree with."""
-    if EMBEDDING not in tensors:
-        raise ModelLoadError(f"the tensor {EMBEDDING} is missing from {metadata.path}")
-    num_rows = tensors[EMBEDDING].shape[0]
-    tokens = metadata.values.get("tokenizer.ggml.tokens")
-    counts = {metadata.key("vocab_size"): metadata.integer("vocab_size", num_rows)}
-    if isinstance(tokens, list):
-        counts["tokenizer.ggml.tokens"] = len(tokens)
-    for key, count in counts.items():
-        if count != num_rows:
-            raise ModelLoadError(f"{metadata.path} has {key} for {count} tokens, but {EMBEDDING} has {num_rows} rows")
-    return num_rows
-
-
-def _rope(metadata: Metadata, tensors: Tensors, head_dim: int) -> Config:
-    """Return the rotary embedding; factors of frequencies are tensors, which the weights bring."""
-    rope: Config = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", 10_000.0)}
-    rotary_dim = metadata.integer("rope.dimension_count", head_dim)
-    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
-        key = metadata.key("rope.dimension_count")
-        raise metadata.wrong(key, rotary_dim, f"an even number up to the length of a key, {head_dim}")
-    if rotary_dim < head_dim:
-        rope["rotary_dim"] = rotary_dim
-    # As for llama.cpp, a factor without a type is linear.
-    scaling = metadata.text(metadata.key("rope.scaling.type"), "linear")
-    name = "rope.scaling.factor" if metadata.has("rope.scaling.factor") else "rope.scale_linear"
-    is_long = ROPE_FACTORS["short_factor"] in tensors or ROPE_FACTORS["long_factor"] in tensors
-    if is_long and scaling != "yarn" and not metadata.has(name):
-        return rope | {"rope_type": "longrope"} | _original(metadata, metadata.number("rope.scaling.attn_factor", 1.0))
-    if is_long or scaling not in ("none", "linear", "yarn"):
-        wanted = f"none, linear or yarn, or longrope with {ROPE_FACTORS['short_factor']} and without a factor"
-        raise metadata.wrong(metadata.key("rope.scaling.type"), scaling, wanted)
-    if scaling == "yarn":
-        return rope | _yarn(metadata)
-    if scaling == "linear" and metadata.has(name):
-        return rope | {"rope_type": "linear", "factor": metadata.number(name)}
-    return rope | ({"rope_type": "factors"} if ROPE_FACTORS["factors"] in tensors else {})
-
-
-def _yarn(metadata: Metadata) -> Config:
-    """Return YaRN; an attention factor of the file comes on top of that which follows from the other factor."""
-    factor = metadata.number("rope.scaling.factor")
-    more = metadata.number("rope.scaling.attn_factor", 1.0) * metadata.number("rope.scaling.yarn_attn_factor", 1.0)
-    return {
-        "rope_type": "yarn",
-        "factor": factor,
-        "beta_fast": metadata.number("rope.scaling.yarn_beta_fast", 32.0),
-        "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", 1.0),
-        **_original(metadata, more * (1 + 0.1 * math.log(max(1.0, factor)))),
-    }
-
-
-def _original(metadata: Metadata, attention_factor: float) -> Config:
-    original = metadata.integer("rope.scaling.original_context_length", metadata.integer("context_length"))
-    return {"original_max_position_embeddings": original, "attention_factor": attention_factor}
-
-
 def _llama(metadata: Metadata, tensors: Tensors) -> Config:
     """Llama, Mistral, SmolLM and Mixtral: for llama.cpp they are one."""
     window = metadata.integer("attention.sliding_window", 0)
     if num_experts := metadata.integer("expert_count", 0):
         experts = {"num_local_experts": num_experts, "num_experts_per_tok": metadata.integer("expert_used_count")}
-        return _decoder(metadata, tensors, "MixtralForCausalLM", **experts, sliding_window=window or None)
+        return decoder_config(metadata, tensors, "MixtralForCausalLM", **experts, sliding_window=window or None)
     if window:
-        return _decoder(metadata, tensors, "MistralForCausalLM", sliding_window=window)
+        return decoder_config(metadata, tensors, "MistralForCausalLM", sliding_window=window)
     biases = {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
-    return _decoder(metadata, tensors, "LlamaForCausalLM", **biases)
+    return decoder_config(metadata, tensors, "LlamaForCausalLM", **biases)
 
 
 def _qwen2(metadata: Metadata, tensors: Tensors) -> Config:
-    return _decoder(metadata, tensors, "Qwen2ForCausalLM")
+    return decoder_config(metadata, tensors, "Qwen2ForCausalLM")
 
 
 def _qwen3(metadata: Metadata, tensors: Tensors) -> Config:
-    return _decoder(metadata, tensors, "Qwen3ForCausalLM", attention_bias="blk.0.attn_q.bias" in tensors)
+    return decoder_config(metadata, tensors, "Qwen3ForCausalLM", attention_bias="blk.0.attn_q.bias" in tensors)
 
 
 def _qwen3_moe(metadata: Metadata, tensors: Tensors) -> Config:
-    return _decoder(
-        metadata,
-        tensors,
-        "Qwen3MoeForCausalLM",
-        num_experts=metadata.integer("expert_count"),
-        num_experts_per_tok=metadata.integer("expert_used_count"),
-        moe_intermediate_size=metadata.integer("expert_feed_forward_length"),
-        norm_topk_prob=True,  # in llama.cpp's code
-    )
+    config = decoder_config(metadata, tensors, "Qwen3MoeForCausalLM", norm_topk_prob=True)  # in llama.cpp's code
+    return config | _experts(metadata)
 
 
 def _qwen3_5(metadata: Metadata, tensors: Tensors) -> Config:
@@ -228,11 +121,16 @@ def _qwen3_next(metadata: Metadata, tensors: Tensors) -> Config:
 
 
 def _shared_experts(metadata: Metadata) -> Config:
+    return _experts(metadata) | {
+        "shared_expert_intermediate_size": metadata.integer("expert_shared_feed_forward_length"),
+    }
+
+
+def _experts(metadata: Metadata) -> Config:
     return {
         "num_experts": metadata.integer("expert_count"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
         "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": metadata.integer("expert_shared_feed_forward_length"),
     }
 
 
@@ -241,7 +139,7 @@ def _hybrid(metadata: Metadata, tensors: Tensors, architecture: str, *, is_tiled
     sections = "rope.dimension_sections"  # of the three parts of a position, equal for text
     if metadata.has(sections) and any(metadata.numbers(metadata.key(sections))[3:]):
         raise metadata.wrong(metadata.key(sections), metadata.values[metadata.key(sections)], "three sections")
-    config = _decoder(metadata, tensors, architecture)
+    config = decoder_config(metadata, tensors, architecture)
     num_keys, num_values = metadata.integer("ssm.group_count"), metadata.integer("ssm.time_step_rank")
     rope, num_layers, head_dim = config["rope_parameters"], config["num_hidden_layers"], config["head_dim"]
     assert isinstance(rope, dict)
@@ -276,7 +174,7 @@ def _lfm2(metadata: Metadata, tensors: Tensors, architecture: str = "Lfm2ForCaus
     heads = metadata.whole_numbers(key)
     if len({*heads} - {0}) != 1:
         raise metadata.wrong(key, heads, "a list of one number, with 0 for layers that do not attend")
-    config = _decoder(metadata, tensors, architecture, num_kv_heads=max(heads), **more)
+    config = decoder_config(metadata, tensors, architecture, num_kv_heads=max(heads), **more)
     return config | {
         "norm_eps": config["rms_norm_eps"],
         "block_auto_adjust_ff_dim": False,
@@ -294,19 +192,17 @@ def _lfm2_moe(metadata: Metadata, tensors: Tensors) -> Config:
         metadata,
         tensors,
         "Lfm2MoeForCausalLM",
-        num_experts=metadata.integer("expert_count"),
-        num_experts_per_tok=metadata.integer("expert_used_count"),
-        moe_intermediate_size=metadata.integer("expert_feed_forward_length"),
+        **_experts(metadata),
         num_dense_layers=metadata.integer("leading_dense_block_count", 0),
     )
 
 
 def _gemma(metadata: Metadata, tensors: Tensors) -> Config:
-    return _decoder(metadata, tensors, "GemmaForCausalLM", hidden_activation="gelu_pytorch_tanh")
+    return decoder_config(metadata, tensors, "GemmaForCausalLM", hidden_activation="gelu_pytorch_tanh")
 
 
 def _gemma2(metadata: Metadata, tensors: Tensors) -> Config:
-    config = _decoder(metadata, tensors, "Gemma2ForCausalLM", hidden_activation="gelu_pytorch_tanh")
+    config = decoder_config(metadata, tensors, "Gemma2ForCausalLM", hidden_activation="gelu_pytorch_tanh")
     return config | {
         "sliding_window": metadata.integer("attention.sliding_window", 4096),
         "query_pre_attn_scalar": _query_scalar(config, layers_of_largest=46),
@@ -316,7 +212,7 @@ def _gemma2(metadata: Metadata, tensors: Tensors) -> Config:
 
 
 def _gemma3(metadata: Metadata, tensors: Tensors) -> Config:
-    config = _decoder(metadata, tensors, "Gemma3ForCausalLM", hidden_activation="gelu_pytorch_tanh")
+    config = decoder_config(metadata, tensors, "Gemma3ForCausalLM", hidden_activation="gelu_pytorch_tanh")
     local_theta = metadata.number("rope.freq_base_swa", 10_000.0)
     local = {"rope_type": "default", "rope_theta": local_theta}
     soft_cap = metadata.number("final_logit_softcapping") if metadata.has("final_logit_softcapping") else None
@@ -340,7 +236,7 @@ def _query_scalar(config: Config, *, layers_of_largest: int) -> object:
 
 def _gpt_oss(metadata: Metadata, tensors: Tensors) -> Config:
     """Its YaRN is between parts of dimensions, as in OpenAI's code; llama.cpp rounds them to whole ones."""
-    config = _decoder(
+    config = decoder_config(
         metadata,
         tensors,
         "GptOssForCausalLM",
@@ -364,7 +260,7 @@ def _granite_hybrid(metadata: Metadata, tensors: Tensors) -> Config:
     num_heads, num_experts = metadata.integer("ssm.time_step_rank"), metadata.integer("expert_count", 0)
     attending, others = (counts.index(each) if each in counts else 0 for each in (num_kv_heads, 0))
     shared = "expert_shared_feed_forward_length"
-    config = _decoder(
+    config = decoder_config(
         metadata,
         tensors,
         "GraniteMoeHybridForCausalLM",
@@ -394,7 +290,7 @@ def _granite_hybrid(metadata: Metadata, tensors: Tensors) -> Config:
 
 
 def _phi3(metadata: Metadata, tensors: Tensors) -> Config:
-    return _decoder(
+    return decoder_config(
         metadata, tensors, "Phi3ForCausalLM", sliding_window=metadata.integer("attention.sliding_window", 0) or None
     )
 

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from executor_svc.checkpoint.gguf.config import ROPE_FACTORS, build_config
+from executor_svc.checkpoint.gguf.config import build_config
+from executor_svc.checkpoint.gguf.decoder_config import ROPE_FACTORS
 from executor_svc.checkpoint.gguf.files import read_files
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.metadata import Metadata

@@ -24,7 +24,8 @@ from gguf import (
 )
 from gguf.quants import dequantize
 
-from executor_svc.checkpoint.gguf.config import ROPE_FACTORS, has_interleaved_heads
+from executor_svc.checkpoint.gguf.config import has_interleaved_heads
+from executor_svc.checkpoint.gguf.decoder_config import ROPE_FACTORS
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.rounding import HELD_BITS, RoundingErrors
 from executor_svc.checkpoint.weight_map import BlockRows, TensorSource, TensorTarget

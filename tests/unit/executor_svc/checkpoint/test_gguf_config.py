@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType as FileType
 
-from executor_svc.checkpoint.gguf.config import EMBEDDING, build_config
+from executor_svc.checkpoint.gguf.config import build_config
+from executor_svc.checkpoint.gguf.decoder_config import EMBEDDING
 from executor_svc.checkpoint.gguf.header import GGUFTensor, read_header
 from executor_svc.checkpoint.gguf.metadata import Metadata
 from tests.support.each_row import each_row
