@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
 from executor_svc.checkpoint.model_directory import ModelDirectory
-from executor_svc.models.config import Activation, ModelConfig
+from executor_svc.models.config import Activation, LayerConfig, ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights
 from executor_svc.models.dense import EmbeddingWeights
 from executor_svc.models.families import parse_config
@@ -168,6 +168,11 @@ class Doubling(SingleRank):
         return partial.add_(partial.clone())
 
 
+def attended_size(layer: LayerConfig) -> int:
+    """Return how many numbers a layer attends for a token, or returns with its state."""
+    return layer.num_heads * layer.head_dim if layer.state is None else layer.state.output_dim
+
+
 def run_segments(
     config: ModelConfig, kernels: TorchDense | TritonDense, group: SingleRank, rows: slice = slice(None)
 ) -> list[torch.Tensor]:
@@ -177,15 +182,15 @@ def run_segments(
     """
     weights = DecoderWeights[Any](config, kernels, Shard.of(config, group.rank, group.size))
     generator = torch.Generator().manual_seed(5)
-    for name, target in weights.map.targets.items():
+    for name, target in sorted(weights.map.targets.items()):  # kernels make them in orders of their own
         is_norm = len(target.shape) == 1 and name.endswith("weight")
         target.fill(torch.randn(target.shape, generator=generator) * 0.2 + float(is_norm))
-    attended_size = config.layers[0].num_heads * config.layers[0].head_dim // group.size
+    sizes = [attended_size(layer) // group.size for layer in config.layers]
     residual, results = random(NUM_ROWS, config.hidden_size, dtype=kernels.dtype)[rows].clone(), []
     for index, segment in enumerate(weights.segments):
-        attended = random(NUM_ROWS, attended_size, dtype=kernels.dtype, seed=index)[rows]
+        attended = random(NUM_ROWS, sizes[index - 1], dtype=kernels.dtype, seed=index)[rows]
         results += [segment(attended if index else None, residual), residual.clone()]
-    weights.last_segment(random(NUM_ROWS, attended_size, dtype=kernels.dtype, seed=99)[rows], residual)
+    weights.last_segment(random(NUM_ROWS, sizes[-1], dtype=kernels.dtype, seed=99)[rows], residual)
     return [*results, residual.clone(), weights.head(None, residual)]
 
 
