@@ -270,26 +270,29 @@ class NativeLibrary:
         assert gates.stride(1) == 1, "the gates of a row lie side by side"
         self._library.octavo_gate_rows(*values.shape, values.data_ptr(), gates.data_ptr(), gates.stride(0))
 
-    def delta_net(
+    def recurrence(
         self,
-        net: DeltaNetStruct,
+        layer: DeltaNetStruct | Mamba2Struct,
         rows: StepRowsStruct,
         projected: torch.Tensor,
         conv_states: torch.Tensor,
         states: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """Run the gated delta net of a layer; see octavo_delta_net in delta_net.c."""
+        """Run a gated delta net or a Mamba-2 layer; see octavo_delta_net in delta_net.c, octavo_mamba2 in mamba2.c."""
         assert projected.is_contiguous(), "tokens lie one after the other"
-        num_bytes = self._library.octavo_delta_net_scratch_bytes(byref(net), projected.shape[0])
-        self._library.octavo_delta_net(
-            byref(net),
+        library = self._library
+        scratch_bytes, run = library.octavo_delta_net_scratch_bytes, library.octavo_delta_net
+        if isinstance(layer, Mamba2Struct):
+            scratch_bytes, run = library.octavo_mamba2_scratch_bytes, library.octavo_mamba2
+        run(
+            byref(layer),
             byref(rows),
             projected.data_ptr(),
             conv_states.data_ptr(),
             states.data_ptr(),
             out.data_ptr(),
-            self._scratch.address(num_bytes),
+            self._scratch.address(scratch_bytes(byref(layer), projected.shape[0])),
             byref(self._team),
         )
 
@@ -309,29 +312,6 @@ class NativeLibrary:
             projected.data_ptr(),
             conv_states.data_ptr(),
             out.data_ptr(),
-            byref(self._team),
-        )
-
-    def mamba2(
-        self,
-        mamba: Mamba2Struct,
-        rows: StepRowsStruct,
-        projected: torch.Tensor,
-        conv_states: torch.Tensor,
-        states: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        """Run a Mamba-2 layer; see octavo_mamba2 in mamba2.c."""
-        assert projected.is_contiguous(), "tokens lie one after the other"
-        num_bytes = self._library.octavo_mamba2_scratch_bytes(byref(mamba), projected.shape[0])
-        self._library.octavo_mamba2(
-            byref(mamba),
-            byref(rows),
-            projected.data_ptr(),
-            conv_states.data_ptr(),
-            states.data_ptr(),
-            out.data_ptr(),
-            self._scratch.address(num_bytes),
             byref(self._team),
         )
 

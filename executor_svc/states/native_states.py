@@ -29,10 +29,7 @@ class NativeStateBackend:
         self, projected: torch.Tensor, rows: StateRows, state: LayerState, weights: DeltaNetWeights
     ) -> torch.Tensor:
         """Run a gated delta net over the tokens of a step."""
-        out, columns = _empty_output(projected, weights), _columns(rows)
-        struct = delta_net_struct(weights)
-        self._library.delta_net(struct, _rows_struct(columns), projected, state.conv, state.recurrent, out)
-        return out
+        return self._recur(delta_net_struct(weights), projected, rows, state, weights)
 
     def short_conv(
         self, projected: torch.Tensor, rows: StateRows, state: LayerState, weights: ShortConvWeights
@@ -46,9 +43,18 @@ class NativeStateBackend:
         self, projected: torch.Tensor, rows: StateRows, state: LayerState, weights: Mamba2Weights
     ) -> torch.Tensor:
         """Run a Mamba-2 layer over the tokens of a step."""
+        return self._recur(mamba2_struct(weights), projected, rows, state, weights)
+
+    def _recur(
+        self,
+        struct: DeltaNetStruct | Mamba2Struct,
+        projected: torch.Tensor,
+        rows: StateRows,
+        state: LayerState,
+        weights: StateWeights,
+    ) -> torch.Tensor:
         out, columns = _empty_output(projected, weights), _columns(rows)
-        struct = mamba2_struct(weights)
-        self._library.mamba2(struct, _rows_struct(columns), projected, state.conv, state.recurrent, out)
+        self._library.recurrence(struct, _rows_struct(columns), projected, state.conv, state.recurrent, out)
         return out
 
 
