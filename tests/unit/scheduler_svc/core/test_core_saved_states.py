@@ -183,8 +183,7 @@ def test_a_long_prompt_leaves_states_at_ends_of_chunks_which_go_first() -> None:
     bench.add(0, 1100, max_tokens(1))
     steps = bench.run()
     # Chunks of 90 end at full blocks, 88; a state is saved behind every 64 blocks at the next one of these ends.
-    assert saves(steps) == [264, 528, 792, 1056, 1096][: len(saves(steps))]
-    assert saves(steps)[-1] == 1096
+    assert saves(steps) == [264, 528, 792, 1056, 1096]
     states = bench.planner.blocks.states
     assert states is not None
     first = states.prefix_cache.hash_of(int(states.allocator.cached_block_ids[0]))
