@@ -225,17 +225,13 @@ class BlockManager:
 
     def waits_for_prefix(self, plan: AdmissionPlan) -> bool:
         """Return whether the next block of the group's prefix, or a state behind it, is being computed."""
-        lead, num_found, num_in_chain = (
-            plan.sequences[0].sequence,
-            plan.sequences[0].num_cached,
-            plan.sequences[0].num_in_chain,
-        )
-        if lead.group.lacks_prompt_logprobs:
+        lead = plan.sequences[0]
+        if lead.sequence.group.lacks_prompt_logprobs:
             return False
-        names = lead.block_hashes[: self._max_hit(lead)]
-        if self.states is not None and self.states.is_expected(names[num_found:num_in_chain]):
+        names = lead.sequence.block_hashes[: self._max_hit(lead.sequence)]
+        if self.states is not None and self.states.is_expected(names[lead.num_cached : lead.num_in_chain]):
             return True
-        return self.is_being_computed(names, num_in_chain)
+        return self.is_being_computed(names, lead.num_in_chain)
 
     def is_being_computed(self, names: list[bytes], num_found: int) -> bool:
         """Return whether a step in flight computes the block of a prefix that follows the `num_found` first ones."""

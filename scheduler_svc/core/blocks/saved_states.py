@@ -2,8 +2,9 @@
 
 The state of a sequence lies at its slot of the batch, and says nothing of earlier positions. So a prefix is found up to
 the last block whose keys and values are cached *and* behind which a state is saved. A saved state has the name of that
-block, which stands for all tokens before. It takes as much memory as the blocks of a thousand tokens or more, so states
-are saved where they will be used (after Pan et al. 2024, "Marconi: Prefix Caching for the Era of Hybrid LLMs"):
+block, which stands for all tokens before. One of delta nets takes as much memory as the blocks of a thousand tokens or
+more, so states are saved where they will be used (after Pan et al. 2024, "Marconi: Prefix Caching for the Era of
+Hybrid LLMs"):
 
 - where a request leaves a prefix whose blocks are cached: others will leave it there too;
 - behind the last full block of a prompt;
