@@ -2,11 +2,12 @@
 
 A weight is code * scale. The code is in E4M3 of the Open Compute Project, which has no infinities, or an integer; the
 scale is that of 128 x 128 weights, of some inputs of a row, of a row or of a tensor; or both are MXFP4's (`mxfp4.py`).
+With 4 bits a weight is (code - zero) * scale: AWQ, GPTQ, and some of compressed-tensors.
 Imports no torch: `octavo list` asks too.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
@@ -50,14 +51,25 @@ class CodeKind:
 E4M3: Final = CodeKind("F8_E4M3", 1000, 448.0)
 INT8: Final = CodeKind("I8", 1001, 128.0)
 MXFP4: Final = CodeKind("MXFP4", mxfp4.MXFP4_BLOCK, 6.0, mxfp4.BLOCK_INPUTS, mxfp4.BLOCK_BYTES)
-KINDS: Final[Mapping[int, CodeKind]] = MappingProxyType({kind.block_type: kind for kind in (E4M3, INT8, MXFP4)})
+# A block of a row of 4 bits: the scale in float32, the zero in a byte, then codes, of inputs 2 i and 2 i + 1 in the low
+# and the high half of byte i, 0 behind the row. The largest difference of a code and a zero is that of 0 and 16.
+UINT4_G32: Final = CodeKind("U4", 1003, 16.0, 32, 4 + 1 + 16)
+UINT4_G128: Final = CodeKind("U4", 1004, 16.0, 128, 4 + 1 + 64)
+UINT4: Final = (UINT4_G128, UINT4_G32)  # the one with fewer scales first
+KINDS: Final[Mapping[int, CodeKind]] = MappingProxyType(
+    {kind.block_type: kind for kind in (E4M3, INT8, MXFP4, *UINT4)}
+)
+
+# How codes of less than a byte, or of a byte in an int32, lie in it; see `packed_codes.py`.
+Packing = Literal["none", "rows", "gptq", "awq"]
 
 # What shares a scale; "group": some inputs of a row.
 Sharing = Literal["block", "group", "channel", "tensor"]
 
 _ACCEPTED: Final = (
     "codes may be E4M3 or symmetric integers of 8 bits, with a scale for each tensor, channel, block of [128, 128], or "
-    "group of 128 inputs or a multiple of that"
+    "group of 128 inputs or a multiple of that; or integers of 4 bits in int32, with a scale for each channel, or group "
+    "of 32 inputs or a multiple of that"
 )
 
 
@@ -69,16 +81,33 @@ class CodesConfig:
         kind: Of the codes.
         scale_name: What a scale is called in place of `weight`.
         sharings: What may share a scale.
-        group_inputs: Inputs of a group, a multiple of BLOCK_INPUTS.
-        is_packed: Whether four codes plus 128 are an int32, the first in the lowest bits: `weight_packed` in place of
-            `weight`, beside `weight_shape`. Source: compressors/pack_quantized/helpers.py of compressed-tensors 0.20.1.
+        group_inputs: Inputs of a group, a multiple of those of a block of `kind`.
+        packing: How several codes lie in an int32. "rows": neighbours of a row, the first in the lowest bits, plus 128
+            or 8: `weight_packed` in place of `weight`, beside `weight_shape`. Source:
+            compressors/pack_quantized/helpers.py of compressed-tensors 0.20.1.
+        zero_name: What tells the code of weight 0, of 4 bits; None: it is 8.
+        added_to_zeros: What the stored ones lack.
+        has_order: Whether config.json says that inputs may be in groups out of order.
     """
 
     kind: CodeKind
     scale_name: str
     sharings: frozenset[Sharing]
     group_inputs: int = BLOCK_INPUTS
-    is_packed: bool = False
+    packing: Packing = "none"
+    zero_name: str | None = None
+    added_to_zeros: int = 0
+    has_order: bool = False
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether an int32 holds several codes."""
+        return self.packing != "none"
+
+    @property
+    def code_name(self) -> str:
+        """What codes are called in place of `weight`."""
+        return {"none": "weight", "rows": "weight_packed"}.get(self.packing, "qweight")
 
     @property
     def stored_format(self) -> str:
@@ -88,11 +117,27 @@ class CodesConfig:
     @property
     def codes_of_element(self) -> int:
         """Codes that an element of a tensor holds."""
-        return 4 if self.is_packed else 2 if self.kind == MXFP4 else 1
+        return 8 if self.kind in UINT4 else 4 if self.is_packed else 2 if self.kind == MXFP4 else 1
+
+    @property
+    def companions(self) -> tuple[str, ...]:
+        """What may lie beside codes; scales of activations are not used."""
+        if self.packing in ("gptq", "awq"):
+            # Packers once wrote a bias of zeros for maps that have none.
+            return (self.scale_name, "qzeros", "g_idx", "bias")
+        of_rows = ("weight_shape",) if self.is_packed else ()
+        of_groups = ("weight_zero_point", "weight_g_idx") if self.kind in UINT4 else ()
+        return (self.scale_name, *of_rows, *of_groups, "input_scale", "input_zero_point", "activation_scale")
+
+    def is_companion(self, name: str) -> bool:
+        """Return whether a tensor lies beside codes, by its name, and is no vector of the model."""
+        if self.kind == MXFP4:
+            return name.endswith(mxfp4.SCALES)
+        return (last := name.rpartition(".")[2]) in self.companions and last != "bias"
 
     def is_code(self, name: str, number_format: str) -> bool:
         """Return whether a tensor of a file has codes."""
-        ending = ".weight_packed" if self.is_packed else mxfp4.BLOCKS if self.kind == MXFP4 else ""
+        ending = f".{self.code_name}" if self.is_packed else mxfp4.BLOCKS if self.kind == MXFP4 else ""
         return number_format == self.stored_format and name.endswith(ending)
 
 
@@ -121,6 +166,10 @@ def read_codes(values: Mapping[str, object], source: Path) -> CodesConfig | None
             return CodesConfig(MXFP4, "", frozenset())
         if settings.get("quant_method") == "fp8":
             return _read_fp8(settings, f"{source} has in {field}")
+        if settings.get("quant_method") == "gptq":
+            return _read_gptq(settings, f"{source} has in {field}")
+        if settings.get("quant_method") == "awq":
+            return _read_awq(settings, f"{source} has in {field}")
         if settings.get("quant_method") == "compressed-tensors" and str(settings.get("format")) in _FORMATS:
             return _read_groups(settings, f"{source} has in {field}")
     return None
@@ -135,6 +184,49 @@ def _read_fp8(settings: Mapping[str, object], begin: str) -> CodesConfig:
     return CodesConfig(E4M3, "weight_scale_inv", frozenset({"block"}))
 
 
+def _read_gptq(settings: Mapping[str, object], begin: str) -> CodesConfig:
+    """Read what AutoGPTQ and GPTQModel write."""
+    _expect(settings, "bits", (4,), begin)
+    for field in ("checkpoint_format", "format"):
+        _expect(settings, field, ("gptq", "gptq_v2", None), begin)
+    _expect(settings, "is_marlin_format", (False, None), begin)
+    _expect(settings, "pack_dtype", ("int32", None), begin)
+    dynamic = settings.get("dynamic") or {}
+    if not isinstance(dynamic, dict) or not all(str(pattern).startswith("-:") for pattern in dynamic):
+        raise ModelLoadError(f"{begin} dynamic {shown(repr(dynamic))}; all modules in codes must have the same settings")
+    is_second = "gptq_v2" in (settings.get("checkpoint_format"), settings.get("format"))
+    return replace(
+        _read_group_size(settings, "group_size", "gptq", begin),
+        added_to_zeros=0 if is_second else 1,
+        has_order=settings.get("desc_act") is True,
+    )
+
+
+def _read_awq(settings: Mapping[str, object], begin: str) -> CodesConfig:
+    """Read what AutoAWQ and GPTQModel write; AutoAWQ's own names of two fields are others."""
+    _expect(settings, "bits" if "bits" in settings else "w_bit", (4,), begin)
+    _expect(settings, "zero_point", (True, None), begin)
+    for field in ("version", "format"):
+        _expect(settings, field, ("gemm", "GEMM", None), begin)
+    return _read_group_size(settings, "group_size" if "group_size" in settings else "q_group_size", "awq", begin)
+
+
+def _read_group_size(settings: Mapping[str, object], field: str, packing: Packing, begin: str) -> CodesConfig:
+    size = settings.get(field)
+    if size == -1:
+        return CodesConfig(UINT4[0], "scales", frozenset({"channel"}), packing=packing, zero_name="qzeros")
+    if (kind := _kind_of_groups(UINT4, size)) is None or not isinstance(size, int):
+        raise ModelLoadError(f"{begin} {field} {shown(repr(size))}; {_ACCEPTED}")
+    return CodesConfig(kind, "scales", frozenset({"group"}), size, packing, "qzeros")
+
+
+def _kind_of_groups(kinds: Iterable[CodeKind], size: object) -> CodeKind | None:
+    """Return the first kind of which whole blocks are a group; None: there is none."""
+    if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+        return None
+    return next((kind for kind in kinds if size % kind.block_inputs == 0), None)
+
+
 def _read_groups(settings: Mapping[str, object], begin: str) -> CodesConfig:
     """Read what llm-compressor writes."""
     kind, type_name, is_packed = _FORMATS[settings["format"]]
@@ -143,7 +235,11 @@ def _read_groups(settings: Mapping[str, object], begin: str) -> CodesConfig:
     if not isinstance(groups, dict) or not groups:
         raise ModelLoadError(f"{begin} config_groups {shown(repr(groups))}; {_ACCEPTED}")
     sharings: set[Sharing] = set()
-    group_inputs = 0
+    group_inputs, has_order, has_zeros = 0, False, False
+    first = next(iter(groups.values()))
+    of_first = first.get("weights") if isinstance(first, dict) else None
+    kinds = UINT4 if is_packed and isinstance(of_first, dict) and of_first.get("num_bits") == 4 else (kind,)
+    is_short = kinds == UINT4
     for name, group in groups.items():
         weights = group.get("weights") if isinstance(group, dict) else None
         where = f"{begin} config_groups {shown(str(name))}"
@@ -151,20 +247,32 @@ def _read_groups(settings: Mapping[str, object], begin: str) -> CodesConfig:
             raise ModelLoadError(f"{where} weights {shown(repr(weights))}; {_ACCEPTED}")
         _expect(group, "format", (settings["format"], None), where)
         _expect(weights, "type", (type_name,), where)
-        _expect(weights, "num_bits", (8,), where)
-        _expect(weights, "symmetric", (True, None), where)
-        _expect(weights, "actorder", ("static", "weight", False, None), where)
-        _expect(weights, "strategy", ("block", "group", "channel", "tensor"), where)
+        _expect(weights, "num_bits", (4 if is_short else 8,), where)
+        _expect(weights, "symmetric", (True, False, None) if is_short else (True, None), where)
+        orders = ("static", "weight", False, None)
+        _expect(weights, "actorder", (*orders, "group") if is_short else orders, where)
+        _expect(weights, "strategy", ("group", "channel") if is_short else ("block", "group", "channel", "tensor"), where)
         if weights["strategy"] == "block":
             _expect(weights, "block_structure", ([128, 128],), where)
         if weights["strategy"] == "group":
             size = weights.get("group_size")
-            if not isinstance(size, int) or size <= 0 or size % BLOCK_INPUTS or group_inputs not in (0, size):
+            found = _kind_of_groups(kinds, size)
+            if found is None or group_inputs not in (0, size):
                 other = f" beside {group_inputs}" if group_inputs else ""
                 raise ModelLoadError(f"{where} group_size {shown(repr(size))}{other}; {_ACCEPTED}")
-            group_inputs = size
+            kinds, group_inputs = (found,), size
+        has_zeros |= weights.get("symmetric") is False
+        has_order |= weights.get("actorder") == "group"
         sharings.add(weights["strategy"])
-    return CodesConfig(kind, "weight_scale", frozenset(sharings), group_inputs or BLOCK_INPUTS, is_packed)
+    return CodesConfig(
+        kinds[0],
+        "weight_scale",
+        frozenset(sharings),
+        group_inputs or BLOCK_INPUTS,
+        "rows" if is_packed else "none",
+        "weight_zero_point" if has_zeros else None,
+        has_order=has_order,
+    )
 
 
 def _expect(settings: Mapping[str, object], field: str, values: tuple[object, ...], begin: str) -> None:
@@ -176,8 +284,12 @@ def restore_codes(kind: CodeKind, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[
     """Return what rows of blocks stand for, [num_rows, num_inputs rounded up to whole blocks]."""
     if kind == MXFP4:
         return mxfp4.restore_mxfp4(blocks)
-    blocks = np.ascontiguousarray(blocks).reshape(len(blocks), -1, BLOCK_BYTES)
+    blocks = np.ascontiguousarray(blocks).reshape(len(blocks), -1, kind.block_bytes)
     scales = np.ascontiguousarray(blocks[..., :4]).view(np.float32)
+    if kind in UINT4:
+        pairs = blocks[..., 5:, None]
+        codes = np.concatenate([pairs & 15, pairs >> 4], -1).reshape(*blocks.shape[:2], -1)
+        return ((codes.astype(np.float32) - blocks[..., 4:5]) * scales).reshape(len(blocks), -1)
     codes = np.ascontiguousarray(blocks[..., 4:])
     values = _e4m3_values()[codes] if kind == E4M3 else codes.view(np.int8).astype(np.float32)
     return (values * scales).reshape(len(blocks), -1)

@@ -17,7 +17,7 @@ from octavo_shared.errors import ModelLoadError
 _SCALE_TYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class _Codes(Protocol):
+class Codes(Protocol):
     """A tensor in a file."""
 
     def __getitem__(self, index: tuple[slice, slice], /) -> torch.Tensor: ...
@@ -35,23 +35,27 @@ class Scales:
     outputs: int
 
 
-def unpacked_shape(name: str, packed: Sequence[int], stored: torch.Tensor | None, shape_name: str) -> Sequence[int]:
-    """Return the shape of codes of which int32 hold four each.
+def unpacked_shape(
+    name: str, packed: Sequence[int], stored: torch.Tensor | None, shape_name: str, in_word: int
+) -> Sequence[int]:
+    """Return the shape of codes of which int32 hold several each.
 
     Args:
         name: File and tensor.
         packed: Its shape.
         stored: The shape of its codes, as it is stored; None: it is missing.
         shape_name: The name of that.
+        in_word: Codes of an int32.
 
     Raises: ModelLoadError: they do not fit.
     """
     if stored is None:
         raise ModelLoadError(f"{name} is packed, but its shape {shape_name} is missing")
     shape = [int(size) for size in stored.flatten()[:3]]
-    if len(shape) != 2 or list(packed) != [shape[0], -(-shape[1] // 4)]:
+    if len(shape) != 2 or list(packed) != [shape[0], -(-shape[1] // in_word)]:
         raise ModelLoadError(
-            f"{name} has the shape {list(packed)}, four codes in each int32, but {shape_name} is {shown(repr(shape))}"
+            f"{name} has the shape {list(packed)}, {'four' if in_word == 4 else 'eight'} codes in each int32, but "
+            f"{shape_name} is {shown(repr(shape))}"
         )
     return shape
 
@@ -70,13 +74,8 @@ def check_scales(
 
     Raises: ModelLoadError: it is missing, or not what the format requires.
     """
-    if len(shape) != 2:
-        raise ModelLoadError(f"{name} is {config.kind.name} with shape {list(shape)}; only a matrix may be")
-    if scale is None:
-        raise ModelLoadError(f"{name} is {config.kind.name}, but its scale {scale_name} is missing")
-    if scale.dtype not in _SCALE_TYPES:
-        kind = str(scale.dtype).removeprefix("torch.")
-        raise ModelLoadError(f"{name} has a scale {scale_name} in {kind}; it must be in float32, bfloat16 or float16")
+    check_matrix(name, shape, config)
+    scale = check_scale_type(name, scale, scale_name, config)
     layouts = _layouts(shape, config.group_inputs)
     for sharing in sorted(config.sharings):
         outputs, inputs, shapes = layouts[sharing]
@@ -88,11 +87,41 @@ def check_scales(
     else:
         expected = " or ".join(str(layouts[sharing][2][0]) for sharing in sorted(config.sharings))
         raise ModelLoadError(f"{name} has a scale {scale_name} with shape {list(scale.shape)}; it must be {expected}")
+    check_numbers(name, values, scale_name, config)
+    return Scales(shape, values, outputs)
+
+
+def check_matrix(name: str, shape: Sequence[int], config: CodesConfig) -> None:
+    """Raise ModelLoadError if codes are no matrix."""
+    if len(shape) != 2:
+        raise ModelLoadError(f"{name} is {config.kind.name} with shape {list(shape)}; only a matrix may be")
+
+
+def check_scale_type(name: str, scale: torch.Tensor | None, scale_name: str, config: CodesConfig) -> torch.Tensor:
+    """Return a scale. Raises: ModelLoadError: it is missing, or in a number format that is not read."""
+    if scale is None:
+        raise ModelLoadError(f"{name} is {config.kind.name}, but its scale {scale_name} is missing")
+    if scale.dtype not in _SCALE_TYPES:
+        kind = str(scale.dtype).removeprefix("torch.")
+        raise ModelLoadError(f"{name} has a scale {scale_name} in {kind}; it must be in float32, bfloat16 or float16")
+    return scale
+
+
+def check_numbers(name: str, values: torch.Tensor, scale_name: str, config: CodesConfig) -> None:
+    """Raise ModelLoadError if a scale makes a weight that float32 does not have."""
     is_wrong = ~(values.double().abs() * config.kind.largest < torch.finfo(torch.float32).max)  # so is NaN
     if is_wrong.any():
         wrong = float(values[is_wrong][0])
         raise ModelLoadError(f"{name} has {wrong:g} in its scale {scale_name}; weights must be finite")
-    return Scales(shape, values, outputs)
+
+
+def refuse_cut(name: str, begin: int, end: int, num_inputs: int, block_inputs: int) -> None:
+    """Raise ModelLoadError if a rank's inputs are not whole blocks."""
+    if begin % block_inputs or (end % block_inputs and end != num_inputs):
+        raise ModelLoadError(
+            f"{name} cannot be shared among so many ranks: one would have inputs {begin} to {end}, which are not whole "
+            f"blocks of {block_inputs}; lower --tp"
+        )
 
 
 def _layouts(shape: Sequence[int], group_inputs: int) -> Mapping[Sharing, tuple[int, int, list[list[int]]]]:
@@ -120,7 +149,7 @@ class ScaledSource:
     """
 
     name: str
-    codes: _Codes
+    codes: Codes
     scales: Scales
     config: CodesConfig
     rounding: RoundingErrors | None
@@ -159,9 +188,5 @@ class ScaledSource:
         num_blocks = math.ceil((end - begin) / BLOCK_INPUTS)
         if self.scales.values.shape[1] == 1:
             return self.scales.values.expand(-1, num_blocks)
-        if begin % BLOCK_INPUTS or (end % BLOCK_INPUTS and end != self.scales.shape[1]):
-            raise ModelLoadError(
-                f"{self.name} cannot be shared among so many ranks: one would have inputs {begin} to {end}, which "
-                f"are not whole blocks of {BLOCK_INPUTS}; lower --tp"
-            )
+        refuse_cut(self.name, begin, end, self.scales.shape[1], BLOCK_INPUTS)
         return self.scales.values[:, begin // BLOCK_INPUTS :][:, :num_blocks]

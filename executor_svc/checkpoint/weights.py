@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from executor_svc.checkpoint.gguf.rounding import RoundingErrors
 from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, read_json_object
 from executor_svc.checkpoint.mxfp4 import BLOCKS
-from executor_svc.checkpoint.scaled_codes import MXFP4, read_codes
+from executor_svc.checkpoint.packed_codes import GroupScales, GroupSource, check_groups
+from executor_svc.checkpoint.scaled_codes import MXFP4, UINT4, read_codes
 from executor_svc.checkpoint.scaled_weights import ScaledSource, Scales, check_scales, unpacked_shape
 from executor_svc.checkpoint.stacked_experts import (
     CodedStack,
@@ -108,7 +109,7 @@ class Checkpoint:
         targets = {self._stored(name): target for name, target in targets.items()}
         companions = {companion for name in of_codes for companion in self._companions(name)}
         self._check_names(targets, lambda name: name in companions or is_redundant(name))
-        scales = self._read_scales(of_codes & targets.keys())
+        scales = self._read_scales(of_codes & targets.keys(), targets)
         with loading(self._directory, targets) as advance:
             for path, names in self._names_by_file():
                 with _open(path) as file:
@@ -200,19 +201,19 @@ class Checkpoint:
         return set() if codes is None else {name for name, each in self._formats.items() if codes.is_code(name, each)}
 
     def _companions(self, name: str) -> Sequence[str]:
-        """Return the names of what lies beside codes; scales of activations are not used."""
+        """Return the names of what lies beside codes."""
         assert self.codes is not None, "there are none without a configuration"
         if self.codes.kind == MXFP4:
             return (scales_of(name),)
-        shape = (_SHAPE_NAME,) if self.codes.is_packed else ()
-        lasts = (self.codes.scale_name, *shape, "input_scale", "input_zero_point", "activation_scale")
-        return [f"{_parent(name)}.{last}" for last in lasts]
+        return [f"{_parent(name)}.{last}" for last in self.codes.companions]
 
-    def _read_scales(self, names: Set[str]) -> Mapping[str, Scales]:
-        """Return the scales of codes of 8 bits. Raises: ModelLoadError: one is missing or wrong."""
+    def _read_scales(
+        self, names: Set[str], targets: Mapping[str, TensorTarget]
+    ) -> Mapping[str, Scales | GroupScales]:
+        """Return the scales of codes of 8 or 4 bits. Raises: ModelLoadError: one is missing or wrong."""
         if self.codes is None or self.codes.kind == MXFP4:
             return {}
-        beside = {f"{_parent(name)}.{last}" for name in names for last in (self.codes.scale_name, _SHAPE_NAME)}
+        beside = {each for name in names for each in self._companions(name)} - targets.keys()
         shapes: dict[str, Sequence[int]] = {}
         read: dict[str, torch.Tensor] = {}
         for path, stored in self._names_by_file():
@@ -222,12 +223,19 @@ class Checkpoint:
                         shapes[name] = file.get_slice(name).get_shape()  # type: ignore[no-untyped-call]
                     if name in beside:
                         read[name] = file.get_tensor(name)  # type: ignore[no-untyped-call]
-        scales: dict[str, Scales] = {}
+        scales: dict[str, Scales | GroupScales] = {}
         for name in sorted(names):
             told, shape = f"{self._file_of[name]}: the tensor {shown(name)}", shapes[name]
             scale_name, shape_name = f"{_parent(name)}.{self.codes.scale_name}", f"{_parent(name)}.{_SHAPE_NAME}"
+            if self.codes.kind in UINT4:
+                lasts = {last: f"{_parent(name)}.{last}" for last in self.codes.companions}
+                found = {last: read[each] for last, each in lasts.items() if each in read}
+                if (bias := found.get("bias")) is not None and bool(bias.any()):
+                    raise self._is_unknown(lasts["bias"])
+                scales[name] = check_groups(told, shape, _parent(name), found, self.codes)
+                continue
             if self.codes.is_packed:
-                shape = unpacked_shape(told, shape, read.get(shape_name), shape_name)
+                shape = unpacked_shape(told, shape, read.get(shape_name), shape_name, self.codes.codes_of_element)
             scales[name] = check_scales(told, shape, read.get(scale_name), scale_name, self.codes)
         return scales
 
@@ -245,7 +253,7 @@ class Checkpoint:
         """Return what the files call a tensor; its own name if it is in none."""
         names = possible_names(name) if self._is_combined else (name,)
         if self.codes is not None and self.codes.is_packed:
-            names += tuple(f"{each}_packed" for each in names)
+            names += tuple(each.removesuffix("weight") + self.codes.code_name for each in names if ".weight" in each)
         return next((each for each in names if each in self._file_of), name)
 
     def _find_tensors(self) -> dict[str, Path]:
@@ -266,7 +274,7 @@ class Checkpoint:
                 raise ModelLoadError(f"{path} does not contain the tensor {shown(name)} that the index lists there")
         return file_of
 
-    def _copy_tensor(self, file: safe_open, path: Path, name: str, target: TensorTarget, scales: Scales | None) -> None:
+    def _copy_tensor(self, file: safe_open, path: Path, name: str, target: TensorTarget, scales: Scales | GroupScales | None) -> None:
         tensor = file.get_slice(name)  # type: ignore[no-untyped-call]  # the library has no types
         shape = list(tensor.get_shape() if scales is None else scales.shape)
         if shape != list(target.shape):
@@ -283,7 +291,10 @@ class Checkpoint:
         elif scales is not None:
             assert self.codes is not None, "it says what has scales"
             rounding = self.rounding if self._allow_requantization else None
-            target.fill(ScaledSource(told, tensor, scales, self.codes, rounding))
+            if isinstance(scales, GroupScales):
+                target.fill(GroupSource(told, tensor, scales, self.codes, rounding))
+            else:
+                target.fill(ScaledSource(told, tensor, scales, self.codes, rounding))
         elif number_format in _FLOATS:
             target.fill(tensor)
         else:
@@ -309,9 +320,14 @@ class Checkpoint:
         for name in targets:
             if name not in self._file_of:
                 raise ModelLoadError(f"the tensor {shown(name)} is missing from {self._table_of_contents}")
-        for name, path in self._file_of.items():
+        for name in self._file_of:
             if name not in targets and not is_redundant(name):
-                raise ModelLoadError(f"{path} contains the tensor {shown(name)}, which the model does not have")
+                raise self._is_unknown(name)
+
+    def _is_unknown(self, name: str) -> ModelLoadError:
+        return ModelLoadError(
+            f"{self._file_of[name]} contains the tensor {shown(name)}, which the model does not have"
+        )
 
     def _names_by_file(self) -> Iterator[tuple[Path, list[str]]]:
         for path in sorted(set(self._file_of.values())):

@@ -22,8 +22,9 @@ from executor_svc.models.dense import (
 )
 from executor_svc.models.sharding import Rows, Shard, rows_by_turns, scaled
 from executor_svc.models.state_weights import StateLayers
-from executor_svc.native.structs import NumberFormat
+from executor_svc.native.structs import FLOAT_INPUTS, NumberFormat
 from executor_svc.states.interface import StateWeights
+from octavo_shared.errors import ModelLoadError
 
 StoredFormats = Callable[[Sequence[str]], Sequence[NumberFormat]]
 
@@ -106,6 +107,7 @@ class DecoderWeights(Generic[MatrixT]):
     def _mlp(self, mlp: MlpConfig, gate_up: Sequence[str], down: str, **numbers: int) -> Mlp[MatrixT]:
         """Return an MLP whose tensors have these names, with `numbers` in them."""
         tensors = [name.format(**numbers) for name in gate_up]
+        self._check_alike(tensors)
         size = mlp.intermediate_size
         begin, end = self._shard.even_part(size)
         parts = [Rows(tensors[-1], size, ((begin, end),))]
@@ -121,6 +123,8 @@ class DecoderWeights(Generic[MatrixT]):
 
     def _experts(self, index: int, experts: ExpertsConfig) -> Experts[MatrixT]:
         names = self._config.names
+        for name in (names.expert_gate_up[0], names.expert_down):
+            self._check_alike([name.format(layer=index, expert=expert) for expert in range(experts.num_experts)])
         router = self._router(names.router.format(layer=index), experts.num_experts, experts.has_router_bias)
         mlps = tuple(
             self._mlp(experts.mlp, names.expert_gate_up, names.expert_down, layer=index, expert=expert)
@@ -260,6 +264,17 @@ class DecoderWeights(Generic[MatrixT]):
             bias = self._tensor(*shape, dtype=dtype)
             self.map.add(f"{name}.bias", shape, bias)
         return Norm(weight, bias, norm.epsilon, norm.is_layer_norm)
+
+    def _check_alike(self, tensors: Sequence[str]) -> None:
+        """Check that matrices with the same inputs all take floats, or all codes.
+
+        Raises: ModelLoadError: they do not.
+        """
+        formats = [self._stored_formats([tensor]) for tensor in tensors]
+        are_floats = [each[0] in FLOAT_INPUTS for each in formats if each]
+        if len(set(are_floats)) == 2:
+            first, other = tensors[are_floats.index(True)], tensors[are_floats.index(False)]
+            raise ModelLoadError(f"{first} is not in codes of 4 bits, but {other} is: both must be, or neither")
 
     def _stored_formats(self, tensors: Sequence[str]) -> Sequence[NumberFormat]:
         return () if self._stored is None else self._stored([f"{tensor}.weight" for tensor in tensors])

@@ -15,10 +15,10 @@ from gguf import GGMLQuantizationType as FileType
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.rounding import check_type
 from executor_svc.checkpoint.gguf.weights import FLOATS, GGUFCheckpoint
-from executor_svc.checkpoint.scaled_codes import E4M3, INT8, MXFP4
+from executor_svc.checkpoint.scaled_codes import E4M3, INT8, MXFP4, UINT4_G32, UINT4_G128
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.weight_format import NUMBER_FORMATS
-from executor_svc.native.structs import FILE_FORMATS, K_FORMATS, NumberFormat
+from executor_svc.native.structs import FILE_FORMATS, FLOAT_INPUTS, K_FORMATS, NumberFormat
 from octavo_shared.errors import ModelLoadError
 
 # The formats that have a type exactly, the best one first. To add a type: a line here and in `HELD_BITS`, its block in
@@ -130,7 +130,13 @@ def _holders(tensor: GGUFTensor, has_long_inputs: bool) -> list[NumberFormat]:
     return holders
 
 
-_HOLDERS_OF_CODES: Final = {E4M3: NumberFormat.FP8, INT8: NumberFormat.INT8_A32, MXFP4: NumberFormat.MXFP4}
+_HOLDERS_OF_CODES: Final = {
+    E4M3: NumberFormat.FP8,
+    INT8: NumberFormat.INT8_A32,
+    MXFP4: NumberFormat.MXFP4,
+    UINT4_G32: NumberFormat.INT4_G32,
+    UINT4_G128: NumberFormat.INT4_G128,
+}
 
 
 class ScaledFormats:
@@ -160,7 +166,7 @@ class ScaledFormats:
         """
         kinds = [self._checkpoint.format_of(name) or "" for name in names]
         formats = [self._holders.get(kind, NumberFormat.FLOAT32) for kind in kinds]
-        if len(list(itertools.groupby(formats))) > 2 or len({each == NumberFormat.INT8_A8 for each in formats}) == 2:
+        if len(list(itertools.groupby(formats))) > 2 or len({each in FLOAT_INPUTS for each in formats}) == 2:
             raise ModelLoadError(f"{names[0]} and its companions are {', '.join(kinds)}; they cannot be joined")
         self.used |= set(formats)
         return formats

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from gguf import GGMLQuantizationType as FileType
 from gguf import LlamaFileType
 
-from executor_svc.checkpoint import mxfp4, scaled_codes
+from executor_svc.checkpoint import scaled_codes
 from executor_svc.checkpoint.gguf.config import build_config
 from executor_svc.checkpoint.gguf.files import read_files
 from executor_svc.checkpoint.gguf.rounding import HELD_BITS, check_type
@@ -260,7 +260,7 @@ def _summarize_directory(path: Path, quantization: Quantization, float_bytes: in
         for name, number_format, count in _stored_weights(file):
             if codes is not None and codes.is_code(name, number_format):
                 number_format, count = codes.kind.name, count * codes.codes_of_element
-            elif codes is not None and codes.kind == scaled_codes.MXFP4 and name.endswith(mxfp4.SCALES):
+            elif codes is not None and codes.is_companion(name):
                 continue  # they are counted with their codes
             sizes[number_format] = sizes.get(number_format, 0) + count
     told = _BITS.get(quantization, 8 * float_bytes if float_bytes == 2 else None)

@@ -26,7 +26,7 @@ import torch.nn.functional as F  # noqa: N812 -- the usual name
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as FileType
 
-from executor_svc.checkpoint.scaled_codes import E4M3, INT8, MXFP4
+from executor_svc.checkpoint.scaled_codes import KINDS, MXFP4
 from executor_svc.native.structs import FILE_FORMATS, K_FORMATS, NumberFormat
 
 # Inputs that share a scale: of a few hundred the largest would rule, fewer cost more scales. GROUP of dense.h.
@@ -150,7 +150,7 @@ class _QuantizedRows:
 
     def copy_blocks(self, blocks: torch.Tensor, block_type: int, order: torch.Tensor | None) -> bool:
         """Take over codes; see `BlockTarget`."""
-        if block_type in (E4M3.block_type, INT8.block_type):  # for the kernels in C alone
+        if block_type in KINDS and block_type != MXFP4.block_type:  # for the kernels in C alone
             return False
         rows = blocks if order is None else blocks[order]
         if self.number_format in _FLOAT32_SCALES:

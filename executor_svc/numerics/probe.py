@@ -25,7 +25,7 @@ from gguf import GGMLQuantizationType
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata
 from executor_svc.cache.cache_engine import CacheEngine, CacheShape
 from executor_svc.checkpoint.gguf.rounding import block_size
-from executor_svc.checkpoint.scaled_codes import E4M3, INT8
+from executor_svc.checkpoint.scaled_codes import E4M3, INT8, UINT4_G32, UINT4_G128
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.models.config import (
     DeltaNetConfig,
@@ -364,8 +364,14 @@ _NUM_ROWS = (1, 6, 70)  # from a token alone to so many that codes are unpacked 
 
 def probe_file_format(library: NativeLibrary, number_format: NumberFormat) -> str:
     """Return the SHA-256 of counted rows and products of a format, 64 hexadecimal digits."""
-    scaled = {NumberFormat.FP8: E4M3.block_type, NumberFormat.INT8_A32: INT8.block_type}
-    block_type = scaled.get(number_format) or int(GGMLQuantizationType[number_format.name])
+    scaled = {
+        NumberFormat.FP8: E4M3,
+        NumberFormat.INT8_A32: INT8,
+        NumberFormat.INT4_G32: UINT4_G32,
+        NumberFormat.INT4_G128: UINT4_G128,
+    }
+    kind = scaled.get(number_format)
+    block_type = int(GGMLQuantizationType[number_format.name]) if kind is None else kind.block_type
     block_inputs, block_bytes = block_size(block_type)
     counted = counted_values("blocks", (_NUM_OUTPUTS, _BLOCKS_OF_ROW * block_bytes))
     # Without the second highest bit no float16 or float32 among the bytes is beyond 2: they are everywhere in a block.

@@ -1,4 +1,4 @@
-"""Checkpoints in FP8 and int8 as publishers write them, and the numbers that they stand for: the layout in numpy."""
+"""Checkpoints in FP8, int8 and int4 as publishers write them, and the numbers that they stand for: layouts in numpy."""
 
 import json
 import shutil
@@ -55,10 +55,31 @@ class Layout:
     scale_name: str
     sharing: tuple[int, int]
     dtype: torch.dtype
-    codes: Literal["e4m3", "int8", "packed"] = "e4m3"
+    codes: Literal["e4m3", "int8", "packed", "packed4", "gptq", "awq"] = "e4m3"
+    zeros: Literal["8", "any", "any less 1"] = "8"
+
+    @property
+    def has_4_bits(self) -> bool:
+        return self.codes in ("packed4", "gptq", "awq")
+
+
+def gptq(**settings: object) -> Mapping[str, Any]:
+    """Return the settings of GPTQModel."""
+    return {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": False, **settings}
+
+
+def awq(**settings: object) -> Mapping[str, Any]:
+    """Return the settings of AutoAWQ."""
+    settings = {"bits": 4, "group_size": 128, "zero_point": True, "version": "gemm", **settings}
+    return {"quant_method": "awq", "modules_to_not_convert": None, **settings}
+
+
+def packed4(strategy: str, **weights: object) -> Mapping[str, Any]:
+    return compressed(strategy, "pack-quantized", num_bits=4, **weights)
 
 
 ALL = 10**6
+F16 = torch.float16
 BF16 = torch.bfloat16
 LAYOUTS: Final[Mapping[str, Layout]] = {
     "blocks": Layout(BLOCK, "weight_scale_inv", (128, 128), torch.float32),
@@ -81,6 +102,20 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
         torch.bfloat16,
         "packed",
     ),
+    "w4a16": Layout(
+        packed4("group", group_size=128, actorder="group"), "weight_scale", (1, 128), BF16, "packed4"
+    ),
+    "w4a16, channels": Layout(packed4("channel"), "weight_scale", (1, ALL), torch.float32, "packed4"),
+    "w4a16, zeros": Layout(
+        packed4("group", group_size=64, symmetric=False), "weight_scale", (1, 64), F16, "packed4", "any"
+    ),
+    "gptq": Layout(gptq(), "scales", (1, 128), F16, "gptq", "any less 1"),
+    "gptq, rows": Layout(gptq(group_size=-1), "scales", (1, ALL), F16, "gptq", "any less 1"),
+    "gptq_v2, groups of 32": Layout(
+        gptq(group_size=32, checkpoint_format="gptq_v2", desc_act=True), "scales", (1, 32), BF16, "gptq", "any"
+    ),
+    "awq": Layout(awq(), "scales", (1, 128), F16, "awq", "any"),
+    "awq, groups of 32": Layout(awq(group_size=32), "scales", (1, 32), F16, "awq", "any"),
 }
 
 
@@ -103,10 +138,15 @@ def write_codes(directory: Path, target: Path, layout: str = "blocks") -> Mappin
         stored[name] = restored[name] = weight
         if not is_converted(name, weight):
             continue
+        module = name.removesuffix("weight")
+        if how.has_4_bits:
+            of_module, restored[name] = _four_bits(weight.numpy(), how)
+            del stored[name]
+            stored |= {f"{module}{last}": tensor for last, tensor in of_module.items()}
+            continue
         scales, index = _scales(weight.numpy(), how, float(np.nanmax(values_of)))
         codes = _codes(weight.numpy() / scales.float().numpy()[index], values_of)
         restored[name] = torch.from_numpy(values_of[codes] * scales.float().numpy()[index])
-        module = name.removesuffix("weight")
         stored |= _stored_codes(module, codes, how.codes)
         if how.codes == "packed":
             del stored[name]
@@ -127,6 +167,50 @@ def _stored_codes(module: str, codes: npt.NDArray[np.uint8], kind: str) -> Mappi
     words = (shifted.reshape(len(codes), -1, 4) << np.array([0, 8, 16, 24])).sum(-1).astype(np.uint32).view(np.int32)
     shape = torch.tensor(codes.shape)
     return {f"{module}weight_packed": torch.from_numpy(words), f"{module}weight_shape": shape}
+
+
+def _four_bits(values: Floats, how: Layout) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+    """Return the tensors of a matrix in 4 bits, by the ends of their names, and what they stand for.
+
+    Sources: pack_quantized of compressed-tensors 0.20.1; `pack` of GPTQModel's and AutoAWQ's linear layers.
+    """
+    num_outputs, num_inputs = values.shape
+    group = np.minimum(np.arange(num_inputs) // how.sharing[1], num_inputs)
+    scales, zeros = np.zeros((2, num_outputs, group[-1] + 1), np.float32)
+    for number in range(group[-1] + 1):
+        part = values[:, group == number]
+        low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
+        scales[:, number] = (high - low) / 15 if how.zeros != "8" else np.maximum(-low / 8, high / 7)
+        zeros[:, number] = 8 if how.zeros == "8" else np.round(-low / scales[:, number])
+    if how.zeros == "any less 1":
+        zeros = zeros.clip(1, 16)
+    in_type = torch.from_numpy(scales).to(how.dtype)
+    exact = in_type.float().numpy()[:, group]
+    codes = np.round(values / exact + zeros[:, group]).clip(0, 15).astype(np.int64)
+    restored = torch.from_numpy((codes - zeros[:, group]).astype(np.float32) * exact)
+    stored_zeros = zeros.astype(np.int64) - (how.zeros == "any less 1")
+    order = torch.from_numpy(group).int()
+    if how.codes == "packed4":
+        tensors = {"weight_packed": _words(codes), "weight_scale": in_type, "weight_shape": torch.tensor(values.shape)}
+        if how.zeros != "8":
+            tensors["weight_zero_point"] = _words(stored_zeros.T).T.contiguous()
+        if "actorder" in json.dumps(how.settings):
+            tensors["weight_g_idx"] = order
+        return tensors, restored
+    tensors = {"scales": in_type.T.contiguous()}
+    if how.codes == "gptq":
+        tensors |= {"qweight": _words(codes).T.contiguous(), "qzeros": _words(stored_zeros.T), "g_idx": order}
+        return {**tensors, "bias": torch.zeros(num_outputs, dtype=how.dtype)}, restored
+    places = np.arange(num_outputs).reshape(-1, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]].reshape(-1)
+    return {**tensors, "qweight": _words(codes.T[:, places]), "qzeros": _words(stored_zeros.T[:, places])}, restored
+
+
+def _words(codes: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Return eight neighbours of a row in an int32, the first in the lowest bits; 0 behind the row."""
+    words = np.zeros((len(codes), -(-codes.shape[1] // 8)), np.int64)
+    for column in range(codes.shape[1]):
+        words[:, column // 8] |= codes[:, column] << column % 8 * 4
+    return torch.from_numpy(words.astype(np.uint32).view(np.int32).copy())
 
 
 def _scales(values: Floats, how: Layout, largest_code: float) -> tuple[torch.Tensor, Any]:

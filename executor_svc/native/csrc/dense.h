@@ -30,6 +30,8 @@ typedef enum {
     FP8,       // floats
     MXFP4,     // int8 codes
     INT8_A32,  // floats
+    INT4_G32,  // int8 codes
+    INT4_G128, // int8 codes
 } NumberFormat;
 #define K_FORMATS(CASE) CASE(Q2_K) CASE(Q3_K) CASE(Q4_K) CASE(Q5_K) CASE(Q6_K)
 INLINE bool is_k_format(long format) { return format >= Q2_K && format <= Q6_K; }
@@ -43,6 +45,7 @@ INLINE bool is_k_format(long format) { return format >= Q2_K && format <= Q6_K; 
 //   INT4:     [panel][P / 8][PANEL_COLUMNS][4] uint8, of which each has input i in its low half and input i + 4 in
 //             its high half; weight = code * scale + minimum
 //   MXFP4:    as INT4; weight = value of the code (E2M1) * scale
+//   INT4_G32, INT4_G128: as INT4; weight = (code - zero) * scale
 //   Q5_1:     [panel][P / 4][PANEL_COLUMNS][4] uint8; weight = code * scale + minimum
 //   Q*_K:     as k_blocks.h has it, with its scales
 //   FP8:      [panel][num_inputs][PANEL_COLUMNS] E4M3, none of them NaN; weight = code * scale
@@ -50,6 +53,8 @@ INLINE bool is_k_format(long format) { return format >= Q2_K && format <= Q6_K; 
 // Scales are float16, [panel][G][PANEL_COLUMNS]; with minima [panel][G][2][PANEL_COLUMNS], scales and minima. Those of
 // FP8 and INT8_A32 are float32, [panel][num_inputs / BLOCK_INPUTS, rounded up][PANEL_COLUMNS]; of FP8 times E4M3_UNIT.
 // Those of MXFP4 are E8M0, none of them NaN: [panel][G][PANEL_COLUMNS] uint8, of which each is 2 ** (scale - 127).
+// INT4_G32 has a scale for 32 inputs, INT4_G128 for 128: [panel][P / 32 or P / 128, rounded up], of which each has
+// float32 scales [PANEL_COLUMNS], then zeros [PANEL_COLUMNS] uint8.
 typedef struct Matrix {
     long format;  // a NumberFormat
     long num_outputs, num_inputs;
@@ -83,8 +88,14 @@ typedef struct {
 // Whether a group has a minimum beside its scale.
 INLINE bool has_minimum(long format) { return format == INT4 || format == Q5_1; }
 
+// Whether it has a zero, the code of weight 0, beside a float32 scale.
+INLINE bool has_zero(long format) { return format == INT4_G32 || format == INT4_G128; }
+
+// Inputs that share a scale and a zero.
+INLINE long inputs_of_zero(long format) { return format == INT4_G128 ? 128 : GROUP; }
+
 // Whether a byte has two codes.
-INLINE bool has_nibbles(long format) { return format == INT4 || format == MXFP4; }
+INLINE bool has_nibbles(long format) { return format == INT4 || format == MXFP4 || has_zero(format); }
 
 // Whether BLOCK_INPUTS codes of a row share a float32 scale.
 INLINE bool has_block_scales(long format) { return format == FP8 || format == INT8_A32; }

@@ -2,8 +2,8 @@
 //
 // Both sides have a scale for each group of GROUP inputs. Products are summed exactly in int32 within a group, in
 // float32 over groups. The instruction multiplies uint8 weights with int8 inputs; what that adds to a sum follows from
-// the inputs alone: INT8_A8 starts a sum at -128 times the sum of the codes, MXFP4 at -16 times, and the others add a minimum
-// times the sum of the values.
+// the inputs alone: INT8_A8 starts a sum at -128 times the sum of the codes, MXFP4 at -16 times; INT4_G32 and INT4_G128
+// subtract their zero times that sum, which is exact in float32, and the others add a minimum times the sum of the values.
 #include <string.h>
 
 #include "dense.h"
@@ -12,23 +12,29 @@
 // Bytes of a panel that a group has.
 #define GROUP_BYTES(format) (GROUP * PANEL_COLUMNS / (has_nibbles(format) ? 2 : 1))
 
-// Bytes of scales and minima that it has.
-#define SCALE_BYTES(format) (PANEL_COLUMNS * ((format) == MXFP4 ? 1 : has_minimum(format) ? 4 : 2))
+// Bytes of scales, and minima or zeros, that it has, or several groups together.
+#define SCALE_BYTES(format) (PANEL_COLUMNS * ((format) == MXFP4 ? 1 : has_zero(format) ? 5 : has_minimum(format) ? 4 : 2))
 
 // Twice what the codes of MXFP4 stand for, plus 16.
 static const uint8_t SHIFTED_FP4[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
 // What a sum starts with; `offset` is -128 times the sum of the codes of the inputs.
 INLINE int32_t first_of_sum(const long format, int32_t offset) {
-    return has_minimum(format) ? 0 : format == MXFP4 ? offset >> 3 : offset;
+    return has_minimum(format) || has_zero(format) ? 0 : format == MXFP4 ? offset >> 3 : offset;
 }
 
 // LANES scales; those of MXFP4 are 2 ** (scale - 128), which is denormal for 0 and 1.
 INLINE vfloat load_scales(const long format, const uint8_t *scales, const int j) {
+    if (has_zero(format)) return vf_load((const float *)(const void *)scales + j * LANES);
     if (format != MXFP4) return vf_load_half((const uint16_t *)scales + j * LANES);
     vint scale = vi_load_narrow(scales + j * LANES);
     vint normal = vi_shift_left(vi_add(scale, vi_all(-1)), 23), denormal = vi_shift_left(vi_add(scale, vi_all(1)), 21);
     return vi_as_float(vi_max(normal, denormal));
+}
+
+// LANES zeros.
+INLINE vfloat load_zeros(const uint8_t *scales, const int j) {
+    return vi_to_float(vi_load_narrow(scales + PANEL_COLUMNS * sizeof(float) + j * LANES));
 }
 
 // The group's sums of `rows` rows; codes points at the group in the first row.
@@ -84,15 +90,18 @@ INLINE void tile_product_codes(const long format, const int rows, long num_group
         for (int j = 0; j < PANEL_VECTORS; j++) {
             vfloat scale = load_scales(format, scales, j);
             vfloat minimum = has_minimum(format) ? load_scales(format, scales, PANEL_VECTORS + j) : vf_zero();
+            vfloat zero = has_zero(format) ? load_zeros(scales, j) : vf_zero();
 #pragma GCC unroll 4
             for (int i = 0; i < rows; i++) {
                 long index = first + i * num_groups + group;
-                vfloat exact = vf_mul(vi_to_float(sum[i][j]), vf_all(in->scales[index]));
+                vfloat exact = vi_to_float(sum[i][j]);
+                if (has_zero(format)) exact = vf_accumulate(exact, zero, vf_all((float)in->offsets[index] * (1.0f / 128)));
+                exact = vf_mul(exact, vf_all(in->scales[index]));
                 total[i][j] = vf_accumulate(total[i][j], exact, scale);
                 if (has_minimum(format)) total[i][j] = vf_accumulate(total[i][j], minimum, vf_all(in->sums[index]));
             }
         }
-        scales += SCALE_BYTES(format);
+        if (format != INT4_G128 || group % (128 / GROUP) == 128 / GROUP - 1) scales += SCALE_BYTES(format);
     }
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < PANEL_VECTORS; j++) {
@@ -108,7 +117,8 @@ INLINE void multiply_format(const long format, const Matrix *matrix, long panel,
     long num_groups = ceil_div(matrix->num_inputs, GROUP);
     long panel_bytes = num_groups * GROUP_BYTES(format), num_tiles = ceil_div(num_rows, CODE_ROWS);
     const uint8_t *columns = (const uint8_t *)matrix->panels + panel * panel_bytes;
-    const uint8_t *scales = (const uint8_t *)matrix->scales + panel * num_groups * SCALE_BYTES(format);
+    long num_scales = has_zero(format) ? ceil_div(matrix->num_inputs, inputs_of_zero(format)) : num_groups;
+    const uint8_t *scales = (const uint8_t *)matrix->scales + panel * num_scales * SCALE_BYTES(format);
     const uint8_t *upcoming = (const uint8_t *)matrix->panels + next * panel_bytes;
     long num_columns = least(PANEL_COLUMNS, matrix->num_outputs - panel * PANEL_COLUMNS);
     for (long tile = 0; tile < num_tiles; tile++) {
@@ -131,6 +141,6 @@ void multiply_codes(const Matrix *matrix, long panel, long next, const Rows *in,
                     float *out, long out_stride, bool add) {
 #define FORMAT(format) \
     case format: multiply_format(format, matrix, panel, next, in, first_row, num_rows, out, out_stride, add); break;
-    switch (matrix->format) { FORMAT(INT4) FORMAT(Q5_1) FORMAT(INT8_A8) FORMAT(MXFP4) }
+    switch (matrix->format) { FORMAT(INT4) FORMAT(Q5_1) FORMAT(INT8_A8) FORMAT(MXFP4) FORMAT(INT4_G32) FORMAT(INT4_G128) }
 #undef FORMAT
 }

@@ -19,6 +19,9 @@ static long padded_inputs(long format, long num_inputs) {
     return format == FLOAT32 || has_block_scales(format) ? num_inputs : round_up(num_inputs, is_bfloat16(format) ? 2 : GROUP);
 }
 
+// Bytes of a float32 scale and a zero.
+#define ZERO_BYTES ((long)sizeof(float) + 1)
+
 // Bits of a weight, without scales.
 static long num_bits(long format) {
     return format == FLOAT32 ? 32 : is_bfloat16(format) ? 16 : has_nibbles(format) ? 4 : 8;
@@ -33,6 +36,7 @@ long octavo_scales_bytes(long format, long num_outputs, long num_inputs) {
     if (format <= BFLOAT16_A16 || is_k_format(format)) return 0;
     if (has_block_scales(format))
         return round_up(num_outputs, PANEL_COLUMNS) * ceil_div(num_inputs, BLOCK_INPUTS) * (long)sizeof(float);
+    if (has_zero(format)) return round_up(num_outputs, PANEL_COLUMNS) * ceil_div(num_inputs, inputs_of_zero(format)) * ZERO_BYTES;
     long num_groups = round_up(num_outputs, PANEL_COLUMNS) * padded_inputs(format, num_inputs) / GROUP;
     return num_groups * (format == MXFP4 ? 1 : has_minimum(format) ? 4 : 2);
 }
@@ -51,6 +55,8 @@ static long place_of(const Matrix *matrix, long row, long k) {
         case INT8_A8:
         case Q5_1: return begin + (k / 4 * PANEL_COLUMNS + column) * 4 + k % 4;
         case INT4:
+        case INT4_G32:
+        case INT4_G128:
         case MXFP4: return begin / 2 + (k / 8 * PANEL_COLUMNS + column) * 4 + k % 4;
     }
     return 0;
@@ -67,6 +73,13 @@ static long scale_of(const Matrix *matrix, long row, long k) {
 static float *block_scale_of(const Matrix *matrix, long row, long k) {
     long block = row / PANEL_COLUMNS * num_blocks_of(matrix) + k / BLOCK_INPUTS;
     return (float *)matrix->scales + block * PANEL_COLUMNS + row % PANEL_COLUMNS;
+}
+
+// The scales of weight (row, k) and of the other columns of its panel; zeros lie behind them.
+static float *zero_scales_of(const Matrix *matrix, long row, long k) {
+    long inputs = inputs_of_zero(matrix->format), num_groups = ceil_div(matrix->num_inputs, inputs);
+    long group = row / PANEL_COLUMNS * num_groups + k / inputs;
+    return (float *)(void *)((uint8_t *)matrix->scales + group * PANEL_COLUMNS * ZERO_BYTES);
 }
 
 // The nearest bfloat16, of two the even one; NaN stays NaN.
@@ -309,6 +322,21 @@ long pack_mxfp4_row(const Matrix *matrix, long row, const uint8_t *block, bool i
     return num_wrong;
 }
 
+void pack_zero_row(const Matrix *matrix, long row, const uint8_t *block) {
+    long inputs = inputs_of_zero(matrix->format), num_inputs = padded_inputs(matrix->format, matrix->num_inputs);
+    for (long k = 0; k < matrix->num_inputs; k += inputs, block += ZERO_BYTES + inputs / 2) {
+        float *scales = zero_scales_of(matrix, row, k);
+        memcpy(scales + row % PANEL_COLUMNS, block, sizeof *scales);
+        ((uint8_t *)(scales + PANEL_COLUMNS))[row % PANEL_COLUMNS] = block[sizeof *scales];
+        uint8_t *place = (uint8_t *)matrix->panels + place_of(matrix, row, k);
+        for (long i = 0; i < least(inputs, num_inputs - k) / 8; i++, place += 4 * PANEL_COLUMNS) {
+            uint64_t codes = part_pairs(block + ZERO_BYTES + 4 * i);
+            uint32_t joined = (uint32_t)(codes | codes >> 28);
+            memcpy(place, &joined, sizeof joined);
+        }
+    }
+}
+
 // Write rows [first, first + num_rows) of a matrix from `weight` [num_rows][num_inputs].
 // Parts may come in any order, each once; the memory must be 0 already.
 void octavo_pack(const Matrix *matrix, long first, long num_rows, const float *weight, int num_threads) {
@@ -341,6 +369,11 @@ void read_row(const Matrix *matrix, long row, float *out) {
             out[k] = _cvtsh_ss(half) * *block_scale_of(matrix, row, k);
         } else if (matrix->format == INT8_A32) {
             out[k] = (float)((const int8_t *)matrix->panels)[place] * *block_scale_of(matrix, row, k);
+        } else if (has_zero(matrix->format)) {
+            uint8_t byte = ((const uint8_t *)matrix->panels)[place], code = k % 8 < 4 ? byte & 15 : byte >> 4;
+            const float *scales = zero_scales_of(matrix, row, k);
+            int zero = ((const uint8_t *)(scales + PANEL_COLUMNS))[row % PANEL_COLUMNS];
+            out[k] = (float)(code - zero) * scales[row % PANEL_COLUMNS];
         } else if (matrix->format == MXFP4) {
             uint8_t byte = ((const uint8_t *)matrix->panels)[place], code = k % 8 < 4 ? byte & 15 : byte >> 4;
             out[k] = ldexpf(DOUBLED_FP4[code], ((const uint8_t *)matrix->scales)[scale_of(matrix, row, k)] - 128);

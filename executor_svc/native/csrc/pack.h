@@ -13,6 +13,10 @@ bool put_group(const Matrix *matrix, long row, long k, const BlockGroup *group);
 // Write a row in FP8 or INT8_A32 from its blocks.
 void pack_scaled_row(const Matrix *matrix, long row, const uint8_t *block);
 
+// Write a row in INT4_G32 or INT4_G128 from its blocks: a float32 scale, a zero, then codes, of inputs 2 * i and 2 * i + 1
+// in the low and the high half of byte i.
+void pack_zero_row(const Matrix *matrix, long row, const uint8_t *block);
+
 // The same of GROUP inputs in MXFP4: the scale, then codes.
 #define MXFP4_BLOCK_BYTES (1 + GROUP / 2)
 
