@@ -74,7 +74,8 @@ def check_groups(
         shape = [packed[1] * _IN_WORD, packed[0]]
     num_outputs, num_inputs = shape
     layouts = {
-        sharing: -(-num_inputs // config.group_inputs) if sharing == "group" else 1 for sharing in sorted(config.sharings)
+        sharing: -(-num_inputs // config.group_inputs) if sharing == "group" else 1
+        for sharing in sorted(config.sharings)
     }
     scale_name = f"{module}.{config.scale_name}"
     scales = check_scale_type(name, beside.get(config.scale_name), scale_name, config)
@@ -106,7 +107,9 @@ def _check_zeros(
     if config.zero_name is None:
         unused = beside.get("weight_zero_point")
         if unused is not None and bool(unused.any()):
-            raise ModelLoadError(f"{name} has zeros {module}.weight_zero_point, but config.json says that it is symmetric")
+            raise ModelLoadError(
+                f"{name} has zeros {module}.weight_zero_point, but config.json says that it is symmetric"
+            )
         return None
     zeros, zero_name = beside.get(config.zero_name), f"{module}.{config.zero_name}"
     if zeros is None:
@@ -134,7 +137,9 @@ def _check_order(
     order, order_name = beside.get(last), f"{module}.{last}"
     if order is None:
         if config.has_order:
-            raise ModelLoadError(f"{name} has groups of inputs in any order, but what tells it, {order_name}, is missing")
+            raise ModelLoadError(
+                f"{name} has groups of inputs in any order, but what tells it, {order_name}, is missing"
+            )
         return
     if order.is_floating_point() or list(order.shape) != [num_inputs]:
         kind = str(order.dtype).removeprefix("torch.")

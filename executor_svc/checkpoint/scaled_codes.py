@@ -56,9 +56,7 @@ MXFP4: Final = CodeKind("MXFP4", mxfp4.MXFP4_BLOCK, 6.0, mxfp4.BLOCK_INPUTS, mxf
 UINT4_G32: Final = CodeKind("U4", 1003, 16.0, 32, 4 + 1 + 16)
 UINT4_G128: Final = CodeKind("U4", 1004, 16.0, 128, 4 + 1 + 64)
 UINT4: Final = (UINT4_G128, UINT4_G32)  # the one with fewer scales first
-KINDS: Final[Mapping[int, CodeKind]] = MappingProxyType(
-    {kind.block_type: kind for kind in (E4M3, INT8, MXFP4, *UINT4)}
-)
+KINDS: Final[Mapping[int, CodeKind]] = MappingProxyType({kind.block_type: kind for kind in (E4M3, INT8, MXFP4, *UINT4)})
 
 # How codes of less than a byte, or of a byte in an int32, lie in it; see `packed_codes.py`.
 Packing = Literal["none", "rows", "gptq", "awq"]
@@ -193,7 +191,9 @@ def _read_gptq(settings: Mapping[str, object], begin: str) -> CodesConfig:
     _expect(settings, "pack_dtype", ("int32", None), begin)
     dynamic = settings.get("dynamic") or {}
     if not isinstance(dynamic, dict) or not all(str(pattern).startswith("-:") for pattern in dynamic):
-        raise ModelLoadError(f"{begin} dynamic {shown(repr(dynamic))}; all modules in codes must have the same settings")
+        raise ModelLoadError(
+            f"{begin} dynamic {shown(repr(dynamic))}; all modules in codes must have the same settings"
+        )
     is_second = "gptq_v2" in (settings.get("checkpoint_format"), settings.get("format"))
     return replace(
         _read_group_size(settings, "group_size", "gptq", begin),
@@ -251,7 +251,9 @@ def _read_groups(settings: Mapping[str, object], begin: str) -> CodesConfig:
         _expect(weights, "symmetric", (True, False, None) if is_short else (True, None), where)
         orders = ("static", "weight", False, None)
         _expect(weights, "actorder", (*orders, "group") if is_short else orders, where)
-        _expect(weights, "strategy", ("group", "channel") if is_short else ("block", "group", "channel", "tensor"), where)
+        _expect(
+            weights, "strategy", ("group", "channel") if is_short else ("block", "group", "channel", "tensor"), where
+        )
         if weights["strategy"] == "block":
             _expect(weights, "block_structure", ([128, 128],), where)
         if weights["strategy"] == "group":

@@ -207,9 +207,7 @@ class Checkpoint:
             return (scales_of(name),)
         return [f"{_parent(name)}.{last}" for last in self.codes.companions]
 
-    def _read_scales(
-        self, names: Set[str], targets: Mapping[str, TensorTarget]
-    ) -> Mapping[str, Scales | GroupScales]:
+    def _read_scales(self, names: Set[str], targets: Mapping[str, TensorTarget]) -> Mapping[str, Scales | GroupScales]:
         """Return the scales of codes of 8 or 4 bits. Raises: ModelLoadError: one is missing or wrong."""
         if self.codes is None or self.codes.kind == MXFP4:
             return {}
@@ -274,7 +272,9 @@ class Checkpoint:
                 raise ModelLoadError(f"{path} does not contain the tensor {shown(name)} that the index lists there")
         return file_of
 
-    def _copy_tensor(self, file: safe_open, path: Path, name: str, target: TensorTarget, scales: Scales | GroupScales | None) -> None:
+    def _copy_tensor(
+        self, file: safe_open, path: Path, name: str, target: TensorTarget, scales: Scales | GroupScales | None
+    ) -> None:
         tensor = file.get_slice(name)  # type: ignore[no-untyped-call]  # the library has no types
         shape = list(tensor.get_shape() if scales is None else scales.shape)
         if shape != list(target.shape):
@@ -325,9 +325,7 @@ class Checkpoint:
                 raise self._is_unknown(name)
 
     def _is_unknown(self, name: str) -> ModelLoadError:
-        return ModelLoadError(
-            f"{self._file_of[name]} contains the tensor {shown(name)}, which the model does not have"
-        )
+        return ModelLoadError(f"{self._file_of[name]} contains the tensor {shown(name)}, which the model does not have")
 
     def _names_by_file(self) -> Iterator[tuple[Path, list[str]]]:
         for path in sorted(set(self._file_of.values())):

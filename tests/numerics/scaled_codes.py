@@ -102,9 +102,7 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
         torch.bfloat16,
         "packed",
     ),
-    "w4a16": Layout(
-        packed4("group", group_size=128, actorder="group"), "weight_scale", (1, 128), BF16, "packed4"
-    ),
+    "w4a16": Layout(packed4("group", group_size=128, actorder="group"), "weight_scale", (1, 128), BF16, "packed4"),
     "w4a16, channels": Layout(packed4("channel"), "weight_scale", (1, ALL), torch.float32, "packed4"),
     "w4a16, zeros": Layout(
         packed4("group", group_size=64, symmetric=False), "weight_scale", (1, 64), F16, "packed4", "any"
