@@ -1,12 +1,12 @@
 """Codes of 4 bits in int32 on their way to the kernels: AWQ, GPTQ and compressed-tensors, in blocks of a row.
 
-A weight is (code - zero) * scale; both are of a group of inputs, or of a row. How eight codes lie in an int32, the first
-in its lowest bits, and what lies beside them:
+A weight is (code - zero) * scale; both are of a group of inputs, or of a row. How eight codes lie in an int32, the
+first in its lowest bits, and what lies beside them:
 
     rows   [outputs, inputs / 8]: neighbours of a row; scales [outputs, groups], zeros [outputs / 8, groups], of outputs
            Source: compressors/pack_quantized of compressed-tensors 0.20.1.
-    gptq   [inputs / 8, outputs]: neighbours of a row; scales [groups, outputs], zeros [groups, outputs / 8], each stored
-           one less but in gptq_v2. Source: nn_modules/qlinear of GPTQModel.
+    gptq   [inputs / 8, outputs]: neighbours of a row; scales [groups, outputs], zeros [groups, outputs / 8], each
+           stored one less but in gptq_v2. Source: nn_modules/qlinear of GPTQModel.
     awq    [inputs, outputs / 8]: outputs 0 2 4 6 1 3 5 7; scales and zeros as gptq, the zeros in the same order.
            Source: awq/modules/linear/gemm.py of AutoAWQ.
 """
@@ -29,7 +29,6 @@ from executor_svc.checkpoint.scaled_weights import (
     unpacked_shape,
 )
 from executor_svc.checkpoint.weight_map import BlockRows
-from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 
 _IN_WORD: Final = 8
@@ -138,14 +137,14 @@ def _check_order(
     if order is None:
         if config.has_order:
             raise ModelLoadError(
-                f"{name} has groups of inputs in any order, but what tells it, {order_name}, is missing"
+                f"{name} has groups of inputs in any order, but {order_name}, which tells it, is missing"
             )
         return
     if order.is_floating_point() or list(order.shape) != [num_inputs]:
         kind = str(order.dtype).removeprefix("torch.")
         raise ModelLoadError(
-            f"{name} has groups {order_name} in {kind} with shape {list(order.shape)}; they must be integers with shape "
-            f"{[num_inputs]}"
+            f"{name} has groups {order_name} in {kind} with shape {list(order.shape)}; they must be integers with "
+            f"shape {[num_inputs]}"
         )
     if config.packing == "rows" and bool((order == -1).all()):  # there is no order
         return

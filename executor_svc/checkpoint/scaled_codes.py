@@ -66,8 +66,8 @@ Sharing = Literal["block", "group", "channel", "tensor"]
 
 _ACCEPTED: Final = (
     "codes may be E4M3 or symmetric integers of 8 bits, with a scale for each tensor, channel, block of [128, 128], or "
-    "group of 128 inputs or a multiple of that; or integers of 4 bits in int32, with a scale for each channel, or group "
-    "of 32 inputs or a multiple of that"
+    "group of 128 inputs or a multiple of that; or integers of 4 bits in int32, with a scale for each channel, or "
+    "group of 32 inputs or a multiple of that"
 )
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint in FP8, int8 or int4 is the model of the numbers that its codes and scales stand for, and keeps its codes."""
+"""A checkpoint in FP8, int8 or int4 is the model of the numbers that its codes and scales are, and keeps its codes."""
 
 import json
 import re
@@ -350,7 +350,7 @@ ACT_ORDER = (
     (
         "w4a16",
         lambda tensors: tensors.pop(f"{DOWN}.weight_g_idx"),
-        f"{OF_PACKED}has groups of inputs in any order, but what tells it, {DOWN}.weight_g_idx, is missing",
+        f"{OF_PACKED}has groups of inputs in any order, but {DOWN}.weight_g_idx, which tells it, is missing",
     ),
     (
         "w4a16",
@@ -420,7 +420,8 @@ ACT_ORDER = (
             tensors.update({"model.layers.1.mlp.up_proj.weight": torch.ones(256, 160)})
             or tensors.pop("model.layers.1.mlp.up_proj.qweight")
         ),
-        "model.layers.1.mlp.up_proj is not in codes of 4 bits, but model.layers.1.mlp.gate_proj is: both must be, or neither",
+        "model.layers.1.mlp.up_proj is not in codes of 4 bits, but model.layers.1.mlp.gate_proj is: both must be, or "
+        "neither",
     ),
 )
 def test_a_damaged_checkpoint_is_refused_with_file_and_tensor(
@@ -445,14 +446,15 @@ def test_a_router_in_codes_is_refused(
     write_codes(tmp_path / f"plain, {layout}", tmp_path / layout, layout)
 
     assert refused(tmp_path / layout) == (
-        f"model.safetensors: the tensor model.layers.0.mlp.gate.weight{'_packed' * (kind == 'U4')} is {kind}; there it must be F32, F16 or BF16"
+        f"model.safetensors: the tensor model.layers.0.mlp.gate.weight{'_packed' * (kind == 'U4')} is {kind}; there it "
+        "must be F32, F16 or BF16"
     )
 
 
 ACCEPTED = (
     "; codes may be E4M3 or symmetric integers of 8 bits, with a scale for each tensor, channel, block of [128, 128], "
-    "or group of 128 inputs or a multiple of that; or integers of 4 bits in int32, with a scale for each channel, or group "
-    "of 32 inputs or a multiple of that"
+    "or group of 128 inputs or a multiple of that; or integers of 4 bits in int32, with a scale for each channel, or "
+    "group of 32 inputs or a multiple of that"
 )
 GROUP_0 = " config_groups group_0"
 INT = ("int-quantized", "pack-quantized")

@@ -104,8 +104,7 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
 
 # What config.json says, and the name in the sentence.
 QUANTIZED: list[tuple[dict[str, object], str]] = [
-    ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
-    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+    ({"quantization_config": {"quant_method": "quip", "bits": 4}}, "quip"),
     ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
     ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
     ({"quantization_config": {"bits": 4}}, "a method that its quantization_config does not name"),
