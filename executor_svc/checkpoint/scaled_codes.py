@@ -259,7 +259,7 @@ def _read_groups(settings: Mapping[str, object], begin: str) -> CodesConfig:
         if weights["strategy"] == "group":
             size = weights.get("group_size")
             found = _kind_of_groups(kinds, size)
-            if found is None or group_inputs not in (0, size):
+            if found is None or not isinstance(size, int) or group_inputs not in (0, size):
                 other = f" beside {group_inputs}" if group_inputs else ""
                 raise ModelLoadError(f"{where} group_size {shown(repr(size))}{other}; {_ACCEPTED}")
             kinds, group_inputs = (found,), size
