@@ -183,17 +183,18 @@ def test_every_code_is_held_exactly_and_multiplied_by_the_scale_of_its_block(lan
 
 
 @each_row(
-    ("blocks", 512),
-    ("channels", 512),
-    ("w8a8", 512),
-    ("w8a16, groups", 512),
-    ("w8a16", 402),
-    *((layout, 512) for layout in FOUR_BITS),
+    ("blocks", 512, 2),
+    ("channels", 512, 2),
+    ("w8a8", 512, 2),
+    ("w8a16, groups", 512, 2),
+    ("w8a16", 402, 2),
+    *((layout, 512, 2) for layout in FOUR_BITS),
+    *((layout, 512, 4) for layout in ("w4a16, zeros", "gptq, rows", "awq, groups of 32")),
 )
 def test_ranks_give_the_tokens_of_one_process(
-    layout: str, num_inputs: int, *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str, num_inputs: int, num_ranks: int, *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, target = tmp_path / f"plain, {layout}", tmp_path / layout
+    plain, target = tmp_path / f"plain, {layout}, {num_ranks}", tmp_path / f"{layout}, {num_ranks}"
     save_tiny_architecture(plain, "Qwen3ForCausalLM", {**WHOLE, "intermediate_size": num_inputs})
     write_codes(plain, target, layout)
     config = ExecutorConfig.model_validate({"model": str(target), "block_size_tokens": 4, "num_device_blocks": 100})
@@ -202,7 +203,7 @@ def test_ranks_give_the_tokens_of_one_process(
     expected = StepDriver(load_worker(config)).generate(prompts, num_new_tokens=8, chunk_size=5)
 
     with ExitStack() as stack:
-        ranks = ThreadedRanks(config, 2)
+        ranks = ThreadedRanks(config, num_ranks)
         stack.callback(ranks.close)
         assert StepDriver(ranks).generate(prompts, num_new_tokens=8, chunk_size=5) == expected
 
