@@ -31,7 +31,9 @@ from executor_svc.device.host_memory import available_memory_bytes, states_that_
 from executor_svc.device.memory import GpuMemory, gpu_memory
 from executor_svc.device.probe import device_probe
 from executor_svc.drafts.drafting import Drafting
+from executor_svc.drafts.mtp import Mtp
 from executor_svc.drafts.proposer import PromptLookup
+from executor_svc.models.decoder import Decoder
 from executor_svc.models.kernels import ChosenModel
 from executor_svc.models.native_forward import native_forward
 from executor_svc.models.pooling import DecoderTexts, EmbeddingHead, NormedHead, Pooler
@@ -234,7 +236,7 @@ class _Parts:
         sampler = Sampler(native, device_sampling(self.device))
         has_masks = grammars.num_slots and self.group.rank == 0
         masks = GrammarMasks(grammars.load_tokenizer, has_threads=True) if has_masks else None
-        drafting = self._drafting(sampler, masks)
+        drafting = self._drafting(sampler, masks, states)
         most_drafts = 0 if drafting is None else config.max_draft_tokens
         info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
@@ -277,7 +279,9 @@ class _Parts:
                 _logger.info(Event("cache_group", kind=group.kind.name, layers=len(group.layers), **sizes))
             forward = native_forward(model, backend, chosen.library, caches.layers, states.layers if states else ())
             if forward is not None and not sampler.samples_on_device:  # it reads all tokens from the batch table
-                return NativeRunner(model, forward, config.max_num_seqs), caches
+                head, own = self._mtp, caches.layers[-1:]
+                mtp = None if head is None else native_forward(head, backend, chosen.library, own)
+                return NativeRunner(model, forward, config.max_num_seqs, mtp), caches
             graphs = self._capture_graphs(caches.layers, last_tokens) if has_graphs and self.graph_sizes else None
             return ModelRunner(model, caches.layers, backend, last_tokens, graphs, states), caches
 
@@ -326,7 +330,7 @@ class _Parts:
         _logger.info(Event("cuda_graphs", sizes=len(self.graph_sizes), seconds=num_seconds))
         return graphs
 
-    def _drafting(self, sampler: Sampler, masks: GrammarMasks | None) -> Drafting | None:
+    def _drafting(self, sampler: Sampler, masks: GrammarMasks | None, states: LiveStates | None) -> Drafting | None:
         """Return what drafts; None: no row gets more than one token in a step."""
         library, config = self.chosen.library, self.config
         if (
@@ -337,7 +341,15 @@ class _Parts:
         ):
             return None
         proposer = PromptLookup(library.path)
-        return Drafting(proposer, config.max_num_seqs, config.max_draft_tokens, self.group, masks)
+        mtp = None
+        if self._mtp is not None and states is not None:
+            mtp = Mtp(states.layers[-1].conv[:, 0], self.group)  # the last one is the last hidden state
+        return Drafting(proposer, config.max_num_seqs, config.max_draft_tokens, self.group, masks, mtp)
+
+    @property
+    def _mtp(self) -> Decoder | None:
+        model = self.chosen.model
+        return model.mtp if isinstance(model, Decoder) else None
 
     def _pooler(self) -> Pooler | None:
         """Return what makes vectors of texts; None: the model makes none."""
