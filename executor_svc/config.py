@@ -126,10 +126,10 @@ class ExecutorConfig(_BatchConfig):
             "auto: native if AVX2 and the kernels or a C compiler are available, else torch."
         ),
     )
-    draft_method: Literal["lookup", "mtp"] = Field(
-        "lookup",
+    draft_method: Literal["prompt-lookup", "mtp"] = Field(
+        "prompt-lookup",
         description=(
-            "How drafts are proposed. lookup: what followed earlier in the sequence on the tokens that end it. mtp: by "
+            "How drafts are proposed. prompt-lookup: what followed earlier in the sequence on the tokens that end it. mtp: by "
             "the model's own head for multi-token prediction, as Qwen3.5 has one; it takes memory for a layer more. "
             "Needs the kernels in C."
         ),

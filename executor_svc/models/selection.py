@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures
 
 _logger = logging.getLogger(__name__)
 
-_LOOK_UP = "set --draft-method lookup"
+_LOOK_UP = "set --draft-method prompt-lookup"
 
 
 def choose_model(
@@ -246,6 +246,9 @@ def choose_decoder(
         numerics=config.numerics,
         stored=stored,
     )
+    if model_config.mtp is not None and not isinstance(made.attention, NativeAttentionBackend):
+        reason = made.path.why_not_c or "they do not attend here"
+        raise ModelLoadError(f"draft_method is mtp, which needs the kernels in C, but {reason}: {_LOOK_UP}")
     if group.rank == 0:
         _log_attention(chosen, made.attention)
     made = replace(
@@ -275,7 +278,7 @@ def read_model_config(directory: Model, config: ExecutorConfig) -> ModelConfig:
             f"tp is {config.tp}": config.tp > 1,
             f"quantization is {config.quantization}": config.quantization != "none",
             f"compute_dtype is {config.compute_dtype}": config.compute_dtype != "float32",
-            f"draft_method is {config.draft_method}": config.draft_method != "lookup",
+            f"draft_method is {config.draft_method}": config.draft_method != "prompt-lookup",
         }
         for setting in (setting for setting, is_wanted in wanted.items() if is_wanted):
             raise ModelLoadError(f"{setting}, which needs Octavo's own decoder; but {reason}") from reason

@@ -21,6 +21,7 @@ from octavo_shared.step_wire.step import Admission, Int32Array, SamplingRow, Tab
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver, fork_of
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.mtp_reference import MtpReference
 from tests.numerics.reference import assert_close, random_prompt
 from tests.numerics.threaded_group import ThreadedRanks
 
@@ -29,6 +30,7 @@ STATE_BYTES = {
     "GraniteMoeHybridForCausalLM": 2 * 4 * (3 * (8 * 10 + 2 * 11) + 8 * 10 * 11),
     "Lfm2ForCausalLM": 2 * 4 * 2 * 40,
     "Qwen3_5ForCausalLM": 2 * 4 * (3 * (2 * 4 * 7 + 12 * 10) + 12 * 7 * 10),
+    "Qwen3_5ForCausalLM with a head that drafts": 2 * 4 * (3 * (2 * 4 * 7 + 12 * 10) + 12 * 7 * 10) + 4 * 45,
 }
 
 PROMPT = random_prompt(8)  # whole blocks
@@ -39,8 +41,14 @@ NUM_NEW = 9
 @pytest.fixture(scope="module", params=STATE_BYTES)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("hybrid") / request.param
-    save_tiny_architecture(path, request.param, FAMILY_ARCHITECTURES[request.param])
+    architecture = request.param.partition(" ")[0]
+    save = MtpReference.save if has_head(path) else save_tiny_architecture
+    save(path, architecture, FAMILY_ARCHITECTURES[architecture])
     return path
+
+
+def has_head(directory: Path) -> bool:
+    return directory.name.endswith("drafts")
 
 
 @pytest.fixture(scope="module", params=["native", "composed", "torch", "two ranks"])
@@ -52,7 +60,10 @@ def worker(request: pytest.FixtureRequest, directory: Path) -> Iterator[TorchWor
         "num_host_blocks": 50,
         "state_cache_gib": 8.5 * STATE_BYTES[directory.name] / 2**30,
     }
-    settings = {"model": str(directory), "cpu_kernels": kernels, "block_size_tokens": 4, "max_num_seqs": 8, **room}
+    if kernels == "torch" and has_head(directory):
+        pytest.skip("the head of a model drafts with the kernels in C alone")
+    method = "mtp" if has_head(directory) else "prompt-lookup"
+    settings = {"draft_method": method, "model": str(directory), "cpu_kernels": kernels, "block_size_tokens": 4, "max_num_seqs": 8, **room}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("executor_svc.worker.assembly.CacheEngine", PoisonedCacheEngine)
         patch.setattr("executor_svc.worker.assembly.Sampler", RecordingSampler)
