@@ -60,9 +60,7 @@ def worker(request: pytest.FixtureRequest, directory: Path) -> Iterator[TorchWor
         "num_host_blocks": 50,
         "state_cache_gib": 8.5 * STATE_BYTES[directory.name] / 2**30,
     }
-    if kernels == "torch" and has_head(directory):
-        pytest.skip("the head of a model drafts with the kernels in C alone")
-    method = "mtp" if has_head(directory) else "prompt-lookup"
+    method = "mtp" if has_head(directory) and kernels == "native" else "prompt-lookup"
     settings = {"draft_method": method, "model": str(directory), "cpu_kernels": kernels, "block_size_tokens": 4, "max_num_seqs": 8, **room}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("executor_svc.worker.assembly.CacheEngine", PoisonedCacheEngine)
@@ -344,12 +342,13 @@ def test_a_step_that_begins_without_its_state_is_refused_and_changes_nothing(dri
 def test_what_the_executor_says_of_its_states(worker: TorchWorker, directory: Path) -> None:
     info = worker.info
     full, states = info.cache_groups
+    summary = summarize_model(directory, has_mtp=has_head(directory))
 
-    assert (full.kind, full.layers, full.num_device_blocks) == (CacheKind.FULL, (1,), 100)
-    assert (states.kind, states.layers) == (CacheKind.STATE, (0, 2))
+    assert (full.kind, full.layers, full.num_device_blocks) == (CacheKind.FULL, (1, *([3] * has_head(directory))), 100)
+    assert (states.kind, states.layers) == (CacheKind.STATE, (0, 2, *([4] * has_head(directory))))
     assert (states.num_device_blocks, states.num_host_blocks) == (8, 4)
-    assert states.bytes_per_block == STATE_BYTES[directory.name] == summarize_model(directory).state_bytes
-    assert full.bytes_per_block == 4 * summarize_model(directory).token_bytes
+    assert states.bytes_per_block == STATE_BYTES[directory.name] == summary.state_bytes
+    assert full.bytes_per_block == 4 * summary.token_bytes
     assert info.max_allowance == 8
     assert Capability.VARIABLE_TOKENS in info.capabilities
 

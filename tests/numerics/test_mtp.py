@@ -1,6 +1,7 @@
 """Drafts of a model's own head: those of the reference, and the same ones whatever the schedule."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +11,16 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.drafts.mtp import Mtp, MtpRunner
 from executor_svc.worker.interface import Worker
 from executor_svc.worker.loading import load_worker
+from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.step import Int32Array, TableDelta, pairs
+from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, StepDriver
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.mtp_reference import MtpReference
 from tests.numerics.reference import random_prompt
 from tests.numerics.threaded_group import ThreadedRanks
+from tests.support.each_row import each_row
 
 NUM_DRAFTS = 3
 # A draft may differ from the reference's where the two best logits are as near as the order of sums makes a difference.
@@ -79,3 +83,20 @@ def test_drafts_are_those_of_the_reference(
     if isinstance(worker, ThreadedRanks):
         worker.close()
 
+
+
+@each_row(
+    ("Qwen3_5ForCausalLM", {}, "draft_method is mtp, but .* has no head for it: set --draft-method prompt-lookup"),
+    ("LlamaForCausalLM", {}, "config.json is of no family that has a head for it"),
+    ("GPT2LMHeadModel", {}, "draft_method is mtp, which needs Octavo's own decoder; but"),
+    ("Qwen3_5ForCausalLM with a head", {"cpu_kernels": "torch"}, "needs the kernels in C, but cpu_kernels is torch"),
+)
+def test_a_model_that_cannot_draft_is_refused_in_a_sentence(
+    name: str, settings: dict[str, Any], expected: str, *, tmp_path: Path
+) -> None:
+    architecture, _, head = name.partition(" ")
+    save = MtpReference.save if head else save_tiny_architecture
+    save(tmp_path, architecture, FAMILY_ARCHITECTURES.get(architecture, {}))
+
+    with pytest.raises(ModelLoadError, match=expected):
+        load_worker(ExecutorConfig(model=str(tmp_path), draft_method="mtp", num_device_blocks=8, **settings))
