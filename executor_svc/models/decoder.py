@@ -50,7 +50,7 @@ class Decoder:
         self._shard = Shard.of(config, self._group.rank, self._group.size)
         self._kernels = kernels
         self._states = states or TorchStateBackend()
-        self.weights = DecoderWeights(
+        self.weights: DecoderWeights[Any] = DecoderWeights(
             config, kernels, self._shard, stored, None if drafts_for is None else drafts_for.weights
         )
         # How the heads of this rank attend.

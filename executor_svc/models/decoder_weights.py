@@ -10,6 +10,7 @@ from executor_svc.checkpoint.weight_map import Range, WeightMap
 from executor_svc.models.config import ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
 from executor_svc.models.dense import (
     DenseKernels,
+    Embedding,
     EmbeddingWeights,
     Experts,
     HeadNorms,
@@ -37,8 +38,8 @@ class DecoderWeights(Generic[MatrixT]):
         shard: The part of this rank.
         stored: The number formats of the parts of a matrix, by the names of their tensors, where a file has decided
             them; None: the kernels decide.
-        drafted: Those of the model for which these are the head that drafts: both share the embedding, the matrix of the
-            head and the map. None: these are of a model.
+        drafted: Those of the model for which these are the head that drafts: both share the embedding, the vocabulary's
+            matrix and the map. None: these are of a model.
     """
 
     def __init__(
@@ -49,19 +50,22 @@ class DecoderWeights(Generic[MatrixT]):
         stored: StoredFormats | None = None,
         drafted: "DecoderWeights[MatrixT] | None" = None,
     ) -> None:
-        self.map = WeightMap() if drafted is None else drafted.map
+        self.map: WeightMap = WeightMap() if drafted is None else drafted.map
         self._config = config
         self._kernels = kernels
         self._shard = shard
         self._stored = stored
         self._state_layers = StateLayers(config, shard, self.map, kernels.device)
         names = config.names
-        self.joins: Sequence[Segment] = ()  # of a head that drafts, of embeddings and of hidden states; their sum goes on
+        self.joins: Sequence[Segment] = ()  # of embeddings and hidden states, whose sum a head that drafts begins with
+        self.embed: Embedding
+        self._vocabulary: MatrixT
         if drafted is None:
             embedding = self._vocabulary_matrix(names.embedding)
             self.embed = kernels.embedding(self._embedding_weights(embedding))
+            self._vocabulary = embedding if config.tie_word_embeddings else self._vocabulary_matrix(names.head)
         else:
-            self.embed, self.joins = drafted.embed, self._joins()
+            self.embed, self._vocabulary, self.joins = drafted.embed, drafted._vocabulary, self._joins()
         self.segments: list[Segment] = []
         self.sinks: list[torch.Tensor | None] = []  # of each layer, of this rank's heads; see `AttentionLayer.sinks`
         self.states: list[StateWeights | None] = []  # of each layer; None: it attends
@@ -75,12 +79,8 @@ class DecoderWeights(Generic[MatrixT]):
             layer_end = self._layer_end(index, layer)
         assert layer_end is not None, "a model has layers"
         self.last_segment = kernels.last_segment(layer_end)
-        if drafted is not None:
-            self._head = drafted._head
-        else:
-            self._head = embedding if config.tie_word_embeddings else self._vocabulary_matrix(names.head)
         self.norm = self._norm(names.norm)
-        self.head = kernels.segment(None, self.norm, self._head)
+        self.head = kernels.segment(None, self.norm, self._vocabulary)
 
     def _joins(self) -> Sequence[Segment]:
         """Return what takes embeddings and hidden states into one residual stream: both halves of one tensor."""

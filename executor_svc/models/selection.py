@@ -202,7 +202,9 @@ def _with_drafts(model_config: ModelConfig, directory: Model, config: ExecutorCo
     if isinstance(directory, GGUFModel):
         raise ModelLoadError(f"draft_method is mtp, which is read of safetensors alone: {_LOOK_UP}")
     if model_config.mtp is None or not model_config.has_head:
-        raise ModelLoadError(f"draft_method is mtp, but {directory.source} is of no family that has a head for it: {_LOOK_UP}")
+        raise ModelLoadError(
+            f"draft_method is mtp, but {directory.source} is of no family that has a head for it: {_LOOK_UP}"
+        )
     return model_config
 
 

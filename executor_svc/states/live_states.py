@@ -21,7 +21,8 @@ class StepStates:
     """What a step needs of the states."""
 
     rows: StateRows
-    layers: Sequence[LayerState]  # of the layers with a state, in their order; behind them the last hidden state, if kept
+    # Of the layers with a state, in their order; behind them the last hidden state, if a head drafts.
+    layers: Sequence[LayerState]
     # What each of them has taken for the tokens that are not committed, [num_drafts, projected_dim].
     draft_inputs: list[torch.Tensor] = field(default_factory=list)
 

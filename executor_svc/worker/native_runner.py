@@ -67,8 +67,8 @@ class NativeRunner:
     def run_mtp(self, table: BatchTable, rows: MtpRows) -> MtpResult | None:
         """Run the head that drafts; see `MtpRunner.run_mtp`."""
         assert self._mtp is not None, "else it is not asked"
-        num_rows = len(rows.slots)
-        num_wanted, tables, wanted = num_rows if rows.has_drafts else 0, _tables(table), np.arange(num_rows, dtype=np.int32)
+        num_rows, tables = len(rows.slots), _tables(table)
+        num_wanted, wanted = num_rows if rows.has_drafts else 0, np.arange(num_rows, dtype=np.int32)
         hidden, normed = torch.empty(2, num_wanted, self._forward.hidden_size)
         logits, likeliest = torch.empty(num_wanted, self._forward.vocab_size), np.empty(num_wanted, np.int32)
         self._mtp(

@@ -61,7 +61,8 @@ def worker(request: pytest.FixtureRequest, directory: Path) -> Iterator[TorchWor
         "state_cache_gib": 8.5 * STATE_BYTES[directory.name] / 2**30,
     }
     method = "mtp" if has_head(directory) and kernels == "native" else "prompt-lookup"
-    settings = {"draft_method": method, "model": str(directory), "cpu_kernels": kernels, "block_size_tokens": 4, "max_num_seqs": 8, **room}
+    sizes = {"block_size_tokens": 4, "max_num_seqs": 8, **room}
+    settings = {"model": str(directory), "cpu_kernels": kernels, "draft_method": method, **sizes}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("executor_svc.worker.assembly.CacheEngine", PoisonedCacheEngine)
         patch.setattr("executor_svc.worker.assembly.Sampler", RecordingSampler)

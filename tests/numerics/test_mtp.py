@@ -84,7 +84,6 @@ def test_drafts_are_those_of_the_reference(
         worker.close()
 
 
-
 @each_row(
     ("Qwen3_5ForCausalLM", {}, "draft_method is mtp, but .* has no head for it: set --draft-method prompt-lookup"),
     ("LlamaForCausalLM", {}, "config.json is of no family that has a head for it"),
