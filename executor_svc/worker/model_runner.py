@@ -112,6 +112,7 @@ class ModelRunner:
         self._graphs = graphs
         self._states = states
         self._step_states: StepStates | None = None  # of the last step
+        self._has_mtp = isinstance(model, Decoder) and model.mtp is not None
 
     @torch.inference_mode()
     def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
@@ -121,9 +122,9 @@ class ModelRunner:
             return SampleLogits(self.model.logits(hidden), layout.sample_rows)
         inputs = prepare_input(table, layout, self.last_tokens)
         wanted, num_logit_rows, logit_rows = wanted_tokens(layout)
-        num_wanted = len(wanted)
-        has_mtp = isinstance(self.model, Decoder) and self.model.mtp is not None
-        if has_mtp:
+        num_asked = None
+        if self._has_mtp:
+            num_asked = len(wanted)
             wanted = np.concatenate((wanted, np.arange(len(inputs.token_ids), dtype=np.int32)))
         self._step_states = None if self._states is None else self._states.of_step(layout)
         hidden = self.model.forward(
@@ -135,8 +136,8 @@ class ModelRunner:
             self._step_states,
         )
         logits = self.model.logits(hidden[:num_logit_rows])
-        prompt_hidden = None if layout.num_prompt_logprobs is None else hidden[num_logit_rows:num_wanted]
-        normed = self.model.final_norm(hidden[num_wanted:]) if has_mtp else None
+        prompt_hidden = None if layout.num_prompt_logprobs is None else hidden[num_logit_rows:num_asked]
+        normed = self.model.final_norm(hidden[num_asked:]) if self._has_mtp else None
         return SampleLogits(logits, logit_rows, prompt_hidden, normed=normed)
 
     @torch.inference_mode()
@@ -156,8 +157,7 @@ class ModelRunner:
         return MtpResult(head.final_norm(hidden), token_ids)
 
     def _plan(self, inputs: ModelInput) -> AttentionPlan:
-        groups = zip(inputs.attention, self._first_caches, strict=True)
-        return join_plans([self._backend.plan(metadata, cache) for metadata, cache in groups])
+        return join_plans([*map(self._backend.plan, inputs.attention, self._first_caches)])
 
     def accept_drafts(self, num_accepted: Int32Array) -> None:
         """Let the states take the first drafts of each row; see `Runner.accept_drafts`."""
