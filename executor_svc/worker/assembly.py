@@ -52,7 +52,7 @@ from executor_svc.worker.decode_graphs import (
 from executor_svc.worker.grammar_masks import GrammarMasks, GrammarSupport, grammar_support
 from executor_svc.worker.largest_step import NUM_DEVICE_BLOCKS, run_largest_steps
 from executor_svc.worker.last_tokens import LastTokens
-from executor_svc.worker.model_runner import ModelRunner, Runner
+from executor_svc.worker.model_runner import FollowedRunner, ModelRunner, Runner
 from executor_svc.worker.native_runner import NativeRunner
 from executor_svc.worker.torch_worker import MovesBlocks, TorchWorker
 from executor_svc.worker.warm_up import warm_up
@@ -272,15 +272,21 @@ class _Parts:
             max_sample_rows=config.max_num_seqs + MOST_DRAFTS_OF_STEP if most_drafts else 0,
         )
 
+        head = None if drafting is None else drafting.mtp
+
         def lay_out(uses_groups: bool) -> tuple[Runner, MovesBlocks]:
+            runner, caches = lay_out_model(uses_groups)
+            return runner if head is None else FollowedRunner(runner, head), caches
+
+        def lay_out_model(uses_groups: bool) -> tuple[Runner, MovesBlocks]:
             caches = self._make_caches(shape, blocks, groups if uses_groups else (), states)
             for group in groups if uses_groups else ():
                 sizes = {"num_blocks": group.num_device_blocks, "num_host_blocks": group.num_host_blocks}
                 _logger.info(Event("cache_group", kind=group.kind.name, layers=len(group.layers), **sizes))
             forward = native_forward(model, backend, chosen.library, caches.layers, states.layers if states else ())
             if forward is not None and not sampler.samples_on_device:  # it reads all tokens from the batch table
-                head, own = self._mtp, caches.layers[-1:]
-                mtp = None if head is None else native_forward(head, backend, chosen.library, own)
+                own = caches.layers[-1:]
+                mtp = None if self._mtp is None else native_forward(self._mtp, backend, chosen.library, own)
                 return NativeRunner(model, forward, config.max_num_seqs, mtp), caches
             graphs = self._capture_graphs(caches.layers, last_tokens) if has_graphs and self.graph_sizes else None
             return ModelRunner(model, caches.layers, backend, last_tokens, graphs, states), caches

@@ -21,7 +21,7 @@ from executor_svc.attention.interface import (
     join_plans,
 )
 from executor_svc.device.transfer import index_to_device
-from executor_svc.drafts.mtp import MtpResult, MtpRows
+from executor_svc.drafts.mtp import Mtp, MtpResult, MtpRows
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.states.live_states import AcceptedDrafts, LiveStates, StepStates
@@ -164,6 +164,33 @@ class ModelRunner:
         if self._step_states is not None and num_accepted.any():
             assert isinstance(self.model, Decoder), "no other model has states"
             self.model.accept_drafts(self._step_states, AcceptedDrafts.of(self._step_states.rows, num_accepted))
+
+
+class FollowedRunner:
+    """A runner whose steps a head that drafts follows.
+
+    Args:
+        runner: Of the model and of the head.
+        mtp: The head.
+    """
+
+    def __init__(self, runner: Runner, mtp: Mtp) -> None:
+        self.model = runner.model
+        self.run_mtp = runner.run_mtp
+        self._runner = runner
+        self._mtp = mtp
+
+    def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
+        """Compute the tokens of a step, and let the head take them; see `Runner.run`."""
+        computed = self._runner.run(table, layout, finds_likeliest=finds_likeliest)
+        assert computed.normed is not None, "a model with a head has hidden states of all tokens"
+        self._mtp.follow(self._runner, table, layout, computed.normed)
+        return computed
+
+    def accept_drafts(self, num_accepted: Int32Array) -> None:
+        """Let the states take the first drafts of each row; see `Runner.accept_drafts`."""
+        self._runner.accept_drafts(num_accepted)
+        self._mtp.accept(num_accepted)
 
 
 def wanted_tokens(layout: StepLayout) -> tuple[Int32Array, int, Int32Array]:

@@ -185,10 +185,6 @@ class TorchWorker:
         rows = self._rows.of_step(self.table, computes)
         finish_masks = self._begin_masks(rows)
         computed = self._runner.run(self.table, computes, finds_likeliest=self._rows.take_likeliest)
-        mtp = None if self._drafting is None else self._drafting.mtp
-        if mtp is not None:
-            assert computed.normed is not None, "a model with such a head has states of all tokens"
-            mtp.follow(self._runner, self.table, computes, computed.normed)
         answer = self._answer(step, computes, rows, computed, finish_masks)
         if self._group.size > 1:
             flags = np.zeros(len(rows), np.int64) if answer.row_flags is None else answer.row_flags
@@ -198,10 +194,7 @@ class TorchWorker:
             answer.row_flags = flags.astype(np.uint8) if flags.any() else None
         if drafted is not None and self._drafting is not None:
             drafted.prove(answer)
-            num_accepted = drafted.num_accepted(answer)
-            self._runner.accept_drafts(num_accepted)
-            if mtp is not None:
-                mtp.accept(num_accepted)
+            self._runner.accept_drafts(drafted.num_accepted(answer))
             self._drafting.learn(layout, drafted, answer)
         return answer, computes
 

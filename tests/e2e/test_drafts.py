@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType as FileType
 from transformers import AutoTokenizer
 
@@ -28,7 +27,7 @@ from executor_svc.drafts.proposer import PromptLookup, Proposer
 from executor_svc.native.build import find_library
 from executor_svc.worker.interface import Worker
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, SamplingRow, StepLayout, TableDelta, pairs
+from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, SamplingRow, TableDelta, pairs
 from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
@@ -178,12 +177,6 @@ class RecordedHead:
 
     def __init__(self, head: Mtp, proposer: Proposer, drafted: dict[tuple[int, ...], list[int]]) -> None:
         self._head, self._proposer, self._drafted = head, proposer, drafted
-
-    def follow(self, runner: MtpRunner, table: BatchTable, layout: StepLayout, normed: torch.Tensor) -> None:
-        self._head.follow(runner, table, layout, normed)
-
-    def accept(self, num_accepted: Int32Array) -> None:
-        self._head.accept(num_accepted)
 
     def draft(
         self, runner: MtpRunner, table: BatchTable, slots: Int32Array, num_tokens: Int32Array, most: Int32Array
