@@ -126,6 +126,14 @@ class ExecutorConfig(_BatchConfig):
             "auto: native if AVX2 and the kernels or a C compiler are available, else torch."
         ),
     )
+    draft_method: Literal["prompt-lookup", "mtp"] = Field(
+        "prompt-lookup",
+        description=(
+            "How drafts are proposed. prompt-lookup: what followed earlier in the sequence on the tokens that end it. "
+            "mtp: by the model's own head for multi-token prediction, as Qwen3.5 has one; it takes memory for a layer "
+            "more, and needs the kernels in C."
+        ),
+    )
     numerics: Literal["fast", "invariant"] = Field(
         "fast",
         description=(

@@ -50,6 +50,7 @@ DEFAULTS: dict[str, Any] = {
     "block_size_tokens": None,
     "max_grammar_slots": 256,
     "max_draft_tokens": 7,
+    "draft_method": "prompt-lookup",
     "max_num_seqs": 256,
     "pooling": "auto",
     "max_num_batched_tokens": 2048,

@@ -102,6 +102,8 @@ class AttentionLayer:
     # model. Before there are weights, one on the device "meta" stands for them.
     # Source: OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card".
     sinks: torch.Tensor | None = field(default=None, compare=False)
+    # A token sees no position before this one, but for its own. Only the C library has other ones than 0.
+    first_position: int = 0
 
 
 class AttentionPlan(Protocol):

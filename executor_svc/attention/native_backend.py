@@ -85,6 +85,7 @@ class NativeAttentionPlan:
             num_tokens=num_tokens,
             table_width=self._block_tables.shape[1],
             window=self._longest if layer.window_tokens is None else min(layer.window_tokens, self._longest),
+            first=layer.first_position,
             scale=layer.scale,
             soft_cap=layer.soft_cap or 0.0,
             slopes=None if slopes is None else slopes.ctypes.data,

@@ -143,6 +143,10 @@ class Checkpoint:
         config = read_whole(self._directory / "config.json")
         return WeightsDigest(config, tensors_in(self._file_of))
 
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of a name."""
+        return self._stored(name) in self._file_of
+
     def holds_other_values(self, name: str, other: str) -> bool:
         """Whether two matrices are both stored, and differ in shape or in any value, or one is in codes."""
         name, other = self._stored(name), self._stored(other)

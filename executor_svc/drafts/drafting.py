@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from executor_svc.drafts.mtp import Mtp, MtpRunner
 from executor_svc.drafts.proposer import Grammars, Proposer
 from executor_svc.parallel.group import TensorParallelGroup
 from octavo_shared.step_wire.batch_table import BatchTable
@@ -117,11 +118,12 @@ class Drafting:
     learned: what a row costs from all steps, how often drafts are right from those of the sequence.
 
     Args:
-        proposer: Of the drafts.
+        proposer: Of the drafts; not asked if there is `mtp`.
         max_num_seqs: Slots of the batch table.
         most_drafts: Most drafts of a row.
         group: The ranks that share the model; rank 0 proposes.
         grammars: Of rank 0; None: rows that follow one have no drafts.
+        mtp: Drafts with a head of the model; None: it has none, or it is not used.
     """
 
     def __init__(
@@ -131,22 +133,25 @@ class Drafting:
         most_drafts: int,
         group: TensorParallelGroup,
         grammars: Grammars | None = None,
+        mtp: Mtp | None = None,
     ) -> None:
         self._proposer = proposer
         self._group = group
         self._grammars = grammars
+        self.mtp = mtp
         self._most_drafts = most_drafts
         self._row_cost = RowCost()
         self._generations = np.full(max_num_seqs, -1, np.int64)
         self._num_tried = np.zeros(max_num_seqs)  # drafts up to the first wrong one, lately
         self._num_right = np.zeros(max_num_seqs)
 
-    def draft(self, table: BatchTable, layout: StepLayout, step: Step) -> DraftedStep | None:
+    def draft(self, runner: MtpRunner, table: BatchTable, layout: StepLayout, step: Step) -> DraftedStep | None:
         """Write drafts behind the last tokens of rows with an allowance; None: there are none.
 
         Of rows that follow a grammar they are what it forces, or what it allows of the proposed ones.
 
         Args:
+            runner: Of the model.
             table: With the step applied, and all steps before it resolved.
             layout: Of the step, with allowances.
             step: The step.
@@ -162,7 +167,7 @@ class Drafting:
         most = np.maximum(allowances - 1, 0)
         most[layout.num_decodes :] = 0
         self._forget_others(slots, layout.sample_generations)
-        drafts, counts, num_looked_up = self._proposed(table, layout, most)
+        drafts, counts, num_looked_up = self._proposed(runner, table, layout, most)
         return self._drafted(table, layout, drafts, counts, num_looked_up) if counts.any() else None
 
     def _drafted(
@@ -206,15 +211,24 @@ class Drafting:
         self._generations[slots] = generations
 
     def _proposed(
-        self, table: BatchTable, layout: StepLayout, most: Int32Array
+        self, runner: MtpRunner, table: BatchTable, layout: StepLayout, most: Int32Array
     ) -> tuple[Int32Array, Int32Array, Int32Array]:
         """Return what rank 0 proposes: drafts, [num_samples, any], how many each row has, how many are looked up."""
         drafts, counts = np.zeros((len(most), self._most_drafts), np.int32), np.zeros(len(most), np.int32)
-        num_looked_up = counts
+        num_looked_up = worth = counts
         if self._group.rank == 0:
             worth = np.minimum(most, self._worth(layout.sample_index, layout.num_decodes))
-            found, counts = self._proposer.propose(table.token_ids, layout.sample_slots, layout.sample_positions, worth)
+        if self.mtp is not None:
+            if self._group.size > 1:
+                worth = self._group.broadcast(torch.from_numpy(worth.astype(np.int64))).numpy().astype(np.int32)
+            slots, num_tokens = layout.sample_slots, layout.sample_positions
+            found, counts = self.mtp.draft(runner, table, slots, num_tokens, worth), worth
             drafts[:, : found.shape[1]] = found
+        if self._group.rank == 0:
+            if self.mtp is None:
+                slots, num_tokens = layout.sample_slots, layout.sample_positions
+                found, counts = self._proposer.propose(table.token_ids, slots, num_tokens, worth)
+                drafts[:, : found.shape[1]] = found
             num_looked_up = counts.copy()
             guided = ((table.grammar_slot[layout.sample_index] != NO_GRAMMAR) & (most > 0)).nonzero()[0]
             if len(guided):

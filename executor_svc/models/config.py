@@ -4,7 +4,7 @@ A family (`executor_svc/models/families/`) reads a config.json into it. Everythi
 a field here, or is refused by the family.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -259,6 +259,34 @@ StateConfig = DeltaNetConfig | ShortConvConfig | Mamba2Config
 
 
 @dataclass(frozen=True, slots=True)
+class LastHiddenConfig:
+    """The normed hidden state of the last token of a sequence, which a head that drafts goes on from."""
+
+    size: int
+    conv_size: ClassVar[int] = 2  # it is kept as the last input of a convolution over two tokens
+    projected_dim: ClassVar[int] = 0
+
+    @property
+    def conv_dim(self) -> int:
+        """Numbers that are kept."""
+        return self.size
+
+    @property
+    def recurrent_shape(self) -> tuple[int, ...]:
+        """Shape of what a sequence keeps besides: nothing."""
+        return (0,)
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of it, in float32."""
+        return 4 * self.size
+
+
+# What a sequence keeps at its slot.
+SlotState = StateConfig | LastHiddenConfig
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """A layer: how many heads of which size attend how, or what state it has instead, and what follows."""
 
@@ -317,8 +345,23 @@ class WeightNames:
     mlp_output_norm: str = ""
     norm: str = "model.norm"
     head: str = "lm_head"
+    # Of a head that drafts: its projection of the embedding of a token and the hidden state before it, and their norms.
+    mtp_projection: str = "mtp.fc"
+    mtp_embedding_norm: str = "mtp.pre_fc_norm_embedding"
+    mtp_hidden_norm: str = "mtp.pre_fc_norm_hidden"
     # What some checkpoints leave out at the front of every name.
     optional_prefix: str = ""
+
+    def of_mtp(self) -> "WeightNames":
+        """Return the names of the head that drafts; embedding and head are the model's."""
+
+        def renamed(name: Any) -> Any:
+            if isinstance(name, tuple):
+                return tuple(map(renamed, name))
+            return f"mtp.{name.removeprefix('model.')}" if name.startswith("model.") else name
+
+        own = {field.name: renamed(getattr(self, field.name)) for field in fields(self)}
+        return WeightNames(**{**own, "embedding": self.embedding, "optional_prefix": self.optional_prefix})
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,10 +394,21 @@ class ModelConfig:
     logit_scale: float = 1.0
     # Logits become cap * tanh(logit / cap), behind the scale.
     logit_soft_cap: float | None = None
+    # The layer of a head that drafts (multi-token prediction, MTP); None: it has none, or it is not used.
+    mtp: LayerConfig | None = None
 
     def with_layers(self, **changes: Any) -> "ModelConfig":
         """Return the same with other values in all layers."""
         return replace(self, layers=tuple(replace(layer, **changes) for layer in self.layers))
+
+    def of_mtp(self) -> "ModelConfig":
+        """Return the head that drafts, as a decoder of one layer.
+
+        Beside each token it takes the hidden state before it, so it begins with the second token of a sequence.
+        """
+        assert self.mtp is not None, "it has one"
+        layer = replace(self.mtp, attention=replace(self.mtp.attention, first_position=1))
+        return replace(self, layers=(layer,), names=self.names.of_mtp(), mtp=None)
 
     @property
     def num_hidden_layers(self) -> int:

@@ -15,7 +15,7 @@ import torch
 from executor_svc.attention.interface import AttentionPlan, LayerCache
 from executor_svc.checkpoint.cache_scales import is_cache_scale
 from executor_svc.checkpoint.weight_map import WeightSource
-from executor_svc.models.config import ExpertsConfig, ModelConfig
+from executor_svc.models.config import ExpertsConfig, LastHiddenConfig, ModelConfig, SlotState
 from executor_svc.models.decoder_weights import DecoderWeights, StoredFormats
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.language_model import ModelShape
@@ -41,6 +41,7 @@ class Decoder:
         group: TensorParallelGroup = SINGLE_RANK,
         stored: StoredFormats | None = None,
         states: StateBackend | None = None,
+        drafts_for: "Decoder | None" = None,
     ) -> None:
         self.config = config
         self.dtype = kernels.dtype
@@ -49,7 +50,9 @@ class Decoder:
         self._shard = Shard.of(config, self._group.rank, self._group.size)
         self._kernels = kernels
         self._states = states or TorchStateBackend()
-        self.weights = DecoderWeights(config, kernels, self._shard, stored)
+        self.weights: DecoderWeights[Any] = DecoderWeights(
+            config, kernels, self._shard, stored, None if drafts_for is None else drafts_for.weights
+        )
         # How the heads of this rank attend.
         self.attention_layers = [
             self._shard.attention_layer(layer, sinks)
@@ -60,23 +63,32 @@ class Decoder:
             for layer in config.layers
             if layer.rope is not None
         }
+        # The head that drafts: it begins with hidden states beside tokens, which `forward` calls `previous`.
+        self.mtp = None
+        if config.mtp is not None:
+            self.mtp = Decoder(config.of_mtp(), kernels, group, stored, states, drafts_for=self)
 
     @property
     def shape(self) -> ModelShape:
         """What the executor needs to know of the model."""
         config = self.config
         first = config.layers[0]
+        windows = [layer.attention.window_tokens for layer in config.layers if layer.state is None]
+        states: dict[int, SlotState] = {
+            index: layer.state.shared_by(self._shard.size)
+            for index, layer in enumerate(config.layers)
+            if layer.state is not None
+        }
+        if config.mtp is not None:
+            windows.append(config.mtp.attention.window_tokens)
+            states[len(config.layers) + 1] = LastHiddenConfig(config.hidden_size)
         return ModelShape(
             num_kv_heads=self._shard.num_kv_heads(first),
             head_dim=first.head_dim,
             vocab_size=config.vocab_size,
             max_position_embeddings=config.max_position_embeddings,
-            layer_windows=tuple(layer.attention.window_tokens for layer in config.layers if layer.state is None),
-            states={
-                index: layer.state.shared_by(self._shard.size)
-                for index, layer in enumerate(config.layers)
-                if layer.state is not None
-            },
+            layer_windows=tuple(windows),
+            states=states,
         )
 
     @property
@@ -103,13 +115,20 @@ class Decoder:
         attention: AttentionPlan,
         wanted: torch.Tensor,
         states: StepStates | None = None,
+        previous: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run the decoder; see `LanguageModel.forward`. The last layer ends for the wanted tokens only."""
+        """Run the decoder; see `LanguageModel.forward`. The last layer ends for the wanted tokens only.
+
+        A head that drafts takes `previous` too: the normed hidden state before each token, [num_tokens, hidden_size].
+        """
         rotation_of = {
             rope: self._kernels.rotations(positions, frequencies, rope.attention_factor)
             for rope, frequencies in self.frequencies.items()
         }
         residual = self.weights.embed(token_ids, positions)  # [num_tokens, hidden_size]
+        if previous is not None:
+            of_tokens, of_hidden = self.weights.joins
+            residual = of_tokens(None, residual) + of_hidden(None, previous)
         attended: torch.Tensor | None = None
         next_cache, next_state = iter(caches), iter(() if states is None else states.layers)
         for index, layer in enumerate(self.config.layers):
@@ -138,7 +157,7 @@ class Decoder:
     def accept_drafts(self, step: StepStates, accepted: AcceptedDrafts) -> None:
         """Let the states take drafts that `forward` has computed; `step` has what it took for them."""
         weights = [each for each in self.weights.states if each is not None]
-        for of_layer, inputs, state in zip(weights, step.draft_inputs, step.layers, strict=True):
+        for of_layer, inputs, state in zip(weights, step.draft_inputs, step.layers[: len(weights)], strict=True):
             of_layer.run_on(self._states, accepted.inputs_of(inputs), accepted.rows, state)
 
     def _norm_with_others(self, gated: torch.Tensor, weights: Mamba2Weights) -> torch.Tensor:
@@ -179,5 +198,5 @@ class Decoder:
         """Whether a checkpoint may hold the tensor `name` although the model computes or shares it."""
         if name == f"{self.config.names.head}.weight":
             return self.config.tie_word_embeddings
-        # Layers that predict further tokens (`mtp.`) are for drafts.
+        # Layers that predict further tokens (`mtp.`) are for drafts, which may be drafted otherwise.
         return name.endswith(".rotary_emb.inv_freq") or name.startswith("mtp.") or is_cache_scale(name)

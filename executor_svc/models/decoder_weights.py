@@ -10,6 +10,7 @@ from executor_svc.checkpoint.weight_map import Range, WeightMap
 from executor_svc.models.config import ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
 from executor_svc.models.dense import (
     DenseKernels,
+    Embedding,
     EmbeddingWeights,
     Experts,
     HeadNorms,
@@ -38,6 +39,8 @@ class DecoderWeights(Generic[MatrixT]):
         shard: The part of this rank.
         stored: The number formats of the parts of a matrix, by the names of their tensors, where a file has decided
             them; None: the kernels decide.
+        drafted: Those of the model for which these are the head that drafts: both share the embedding, the vocabulary's
+            matrix and the map. None: these are of a model.
     """
 
     def __init__(
@@ -46,16 +49,24 @@ class DecoderWeights(Generic[MatrixT]):
         kernels: DenseKernels[MatrixT],
         shard: Shard,
         stored: StoredFormats | None = None,
+        drafted: "DecoderWeights[MatrixT] | None" = None,
     ) -> None:
-        self.map = WeightMap()
+        self.map: WeightMap = WeightMap() if drafted is None else drafted.map
         self._config = config
         self._kernels = kernels
         self._shard = shard
         self._stored = stored
         self._state_layers = StateLayers(config, shard, self.map, kernels.device)
         names = config.names
-        embedding = self._vocabulary_matrix(names.embedding)
-        self.embed = kernels.embedding(self._embedding_weights(embedding))
+        self.joins: Sequence[Segment] = ()  # of embeddings and hidden states, whose sum a head that drafts begins with
+        self.embed: Embedding
+        self._vocabulary: MatrixT
+        if drafted is None:
+            embedding = self._vocabulary_matrix(names.embedding)
+            self.embed = kernels.embedding(self._embedding_weights(embedding))
+            self._vocabulary = embedding if config.tie_word_embeddings else self._vocabulary_matrix(names.head)
+        else:
+            self.embed, self._vocabulary, self.joins = drafted.embed, drafted._vocabulary, self._joins()
         self.segments: list[Segment] = []
         self.sinks: list[torch.Tensor | None] = []  # of each layer, of this rank's heads; see `AttentionLayer.sinks`
         self.states: list[StateWeights | None] = []  # of each layer; None: it attends
@@ -69,9 +80,20 @@ class DecoderWeights(Generic[MatrixT]):
             layer_end = self._layer_end(index, layer)
         assert layer_end is not None, "a model has layers"
         self.last_segment = kernels.last_segment(layer_end)
-        head = embedding if config.tie_word_embeddings else self._vocabulary_matrix(names.head)
         self.norm = self._norm(names.norm)
-        self.head = kernels.segment(None, self.norm, head)
+        self.head = kernels.segment(None, self.norm, self._vocabulary)
+
+    def _joins(self) -> Sequence[Segment]:
+        """Return what takes embeddings and hidden states into one residual stream: both halves of one tensor."""
+        names, size = self._config.names, self._config.hidden_size
+        norms = (names.mtp_embedding_norm, names.mtp_hidden_norm)
+        halves = ((0, size), (size, 2 * size))
+        return [
+            self._kernels.segment(
+                None, self._norm(norm), self._row_parallel(names.mtp_projection, 2 * size, half, has_bias=False)
+            )
+            for norm, half in zip(norms, halves, strict=True)
+        ]
 
     def _projection(self, index: int, layer: LayerConfig) -> MatrixT:
         if layer.state is not None:

@@ -100,13 +100,13 @@ class FileFormats:
                 )
 
     def __call__(self, names: Sequence[str]) -> Sequence[NumberFormat]:
-        """Return the format of each part of a matrix, by its Hugging Face name; the library joins two formats at most.
+        """Return the format of each part of a matrix, by its Hugging Face name: all take the same inputs.
 
         Raises: ModelLoadError: the parts cannot be joined.
         """
         types = [self._checkpoint.type_of(name) for name in names]
         for formats in itertools.product(*(self._holders[each] for each in types)):
-            if len(list(itertools.groupby(formats))) <= 2 and len({each in _FLOATS for each in formats}) == 1:
+            if len({each in _FLOATS for each in formats}) == 1:
                 self.used |= set(formats)
                 return formats
         kinds = ", ".join(each.name for each in types)
@@ -160,13 +160,13 @@ class ScaledFormats:
         self.used: set[NumberFormat] = set()
 
     def __call__(self, names: Sequence[str]) -> Sequence[NumberFormat]:
-        """Return the format of each part of a matrix, by its Hugging Face name; the library joins two formats at most.
+        """Return the format of each part of a matrix, by its Hugging Face name: all take the same inputs.
 
         Raises: ModelLoadError: the parts cannot be joined.
         """
         kinds = [self._checkpoint.format_of(name) or "" for name in names]
         formats = [self._holders.get(kind, NumberFormat.FLOAT32) for kind in kinds]
-        if len(list(itertools.groupby(formats))) > 2 or len({each in FLOAT_INPUTS for each in formats}) == 2:
+        if len({each in FLOAT_INPUTS for each in formats}) == 2:
             raise ModelLoadError(f"{names[0]} and its companions are {', '.join(kinds)}; they cannot be joined")
         self.used |= set(formats)
         return formats

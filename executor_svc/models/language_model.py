@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from executor_svc.attention.interface import AttentionPlan, LayerCache
-from executor_svc.models.config import StateConfig
+from executor_svc.models.config import SlotState
 from executor_svc.states.live_states import StepStates
 
 
@@ -21,7 +21,7 @@ class ModelShape:
     max_position_embeddings: int
     # Last tokens that each layer with attention sees, the token itself included; None: all.
     layer_windows: tuple[int | None, ...]
-    states: Mapping[int, StateConfig] = field(default_factory=dict)  # of this rank, by layer; the others attend
+    states: Mapping[int, SlotState] = field(default_factory=dict)  # of this rank, by layer; the others attend
 
     @property
     def num_layers(self) -> int:

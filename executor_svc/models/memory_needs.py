@@ -162,7 +162,11 @@ def check_memory(model: Path | GGUFModel, config: ExecutorConfig, num_executors:
     """
     float_bytes: Literal[2, 4] = 4 if config.dtype in ("auto", "float32") else 2
     summary = summarize_model(
-        model, config.quantization, float_bytes=float_bytes, allow_requantization=config.allow_requantization
+        model,
+        config.quantization,
+        float_bytes=float_bytes,
+        allow_requantization=config.allow_requantization,
+        has_mtp=config.draft_method == "mtp",
     )
     auto_bits = 16 if config.compute_dtype == "bfloat16" else 8 * float_bytes
     cache_bits = _CACHE_BITS.get(config.kv_cache_dtype, auto_bits)
@@ -207,6 +211,7 @@ def summarize_model(
     *,
     float_bytes: Literal[2, 4] = 4,
     allow_requantization: bool = False,
+    has_mtp: bool = False,
 ) -> ModelSummary:
     """Return what the headers of a model say.
 
@@ -215,11 +220,12 @@ def summarize_model(
         quantization: What weights become as they are loaded.
         float_bytes: Of a number of the KV cache, and of a weight that is not quantized.
         allow_requantization: Whether types that no format holds are rounded.
+        has_mtp: Whether a head of the model's own drafts; GGUF files are read without one.
 
     Raises: ModelLoadError: it is damaged, or of a kind that is not read.
     """
     if isinstance(model, Path) and model.is_dir():
-        return _summarize_directory(model, quantization, float_bytes)
+        return _summarize_directory(model, quantization, float_bytes, has_mtp)
     metadata, tensors = read_files(model) if isinstance(model, Path) else model.header
     config = build_config(metadata, tensors)
     weights: dict[FileType, int] = {}
@@ -248,7 +254,7 @@ def _held_bits(kind: FileType, told: float | None) -> float:
     return held if told is None else told
 
 
-def _summarize_directory(path: Path, quantization: Quantization, float_bytes: int) -> ModelSummary:
+def _summarize_directory(path: Path, quantization: Quantization, float_bytes: int, has_mtp: bool) -> ModelSummary:
     config = ModelDirectory(path).config()
     source = path / "config.json"
     codes = scaled_codes.read_codes(config, source)
@@ -258,6 +264,8 @@ def _summarize_directory(path: Path, quantization: Quantization, float_bytes: in
     files = sorted(path.glob("*.safetensors"))
     for file in files:
         for name, number_format, count in _stored_weights(file):
+            if name.startswith("mtp.") and not has_mtp:
+                continue
             if codes is not None and codes.is_code(name, number_format):
                 number_format, count = codes.kind.name, count * codes.codes_of_element
             elif codes is not None and codes.is_companion(name):
@@ -268,7 +276,7 @@ def _summarize_directory(path: Path, quantization: Quantization, float_bytes: in
     if codes is not None:
         in_dtype[codes.kind.name] = codes.kind.held_bits
     bits = sum(count * in_dtype[each] for each, count in sizes.items())
-    return _summary(config, sizes, sum(sizes.values()), files, bits, float_bytes, is_gguf=False)
+    return _summary(config, sizes, sum(sizes.values()), files, bits, float_bytes, has_mtp=has_mtp)
 
 
 def _stored_weights(path: Path) -> Iterable[tuple[str, str, int]]:
@@ -294,7 +302,8 @@ def _summary(
     bits: float,
     float_bytes: int,
     *,
-    is_gguf: bool,
+    is_gguf: bool = False,
+    has_mtp: bool = False,
 ) -> ModelSummary:
     architectures = config.get("architectures")
     text = config.get("text_config")
@@ -322,8 +331,9 @@ def _summary(
         num_weights=num_weights,
         file_bytes=sum(file.stat().st_size for file in files),
         held_bytes=int(bits / 8),
-        token_bytes=2 * (num_layers - num_states) * num_kv_heads * head_dim * float_bytes,
-        state_bytes=4 * num_states * (convolved + values * number("linear_key_head_dim") + outputs * state_size),
+        token_bytes=2 * (num_layers - num_states + has_mtp) * num_kv_heads * head_dim * float_bytes,
+        state_bytes=4 * num_states * (convolved + values * number("linear_key_head_dim") + outputs * state_size)
+        + 4 * has_mtp * number("hidden_size"),
         max_model_len=number("max_position_embeddings", _CACHED_TOKENS),
         is_gguf=is_gguf,
     )

@@ -46,6 +46,7 @@ class _NativeParts:
     segments: Sequence[NativeSegment]
     last_segment: NativeLastSegment
     head: NativeSegment
+    joins: Sequence[NativeSegment]  # of the embedding and the hidden state, of a head that drafts
 
     @classmethod
     def of(cls, model: Decoder) -> "_NativeParts | None":
@@ -53,6 +54,7 @@ class _NativeParts:
         weights = model.weights
         segments = [segment for segment in weights.segments if isinstance(segment, NativeSegment)]
         embedding, last_segment, head = weights.embed, weights.last_segment, weights.head
+        joins = [join for join in weights.joins if isinstance(join, NativeSegment)]
         if (
             len(segments) < len(weights.segments)
             or not isinstance(embedding, NativeEmbedding)
@@ -60,7 +62,7 @@ class _NativeParts:
             or not isinstance(head, NativeSegment)
         ):
             return None
-        return cls(embedding, segments, last_segment, head)
+        return cls(embedding, segments, last_segment, head, joins)
 
 
 class NativeForward:
@@ -136,6 +138,8 @@ class NativeForward:
             num_rotations=len(ropes),
             last_segment=addressof(parts.last_segment.struct),
             head=addressof(parts.head.struct),
+            join_embedding=addressof(parts.joins[0].struct) if parts.joins else None,
+            join_hidden=addressof(parts.joins[1].struct) if parts.joins else None,
             logit_scale=model.config.logit_scale,
             logit_soft_cap=model.config.logit_soft_cap or 0.0,
         )
@@ -190,6 +194,7 @@ def _constant_step(
         block_size=cache.block_size,
         block_stride=cache.keys.stride(0),
         cache_format=FORMAT_NUMBERS[cache.keys.dtype],
+        first=layer.attention.first_position,
         scale=layer.attention.scale,
         soft_cap=layer.attention.soft_cap or 0.0,
         slopes=slopes.ctypes.data if len(slopes) else None,

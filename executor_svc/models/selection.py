@@ -44,6 +44,8 @@ if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures
 
 _logger = logging.getLogger(__name__)
 
+_LOOK_UP = "set --draft-method prompt-lookup"
+
 
 def choose_model(
     directory: Model,
@@ -77,6 +79,8 @@ def _choose_model(
         return _from_gguf(directory, model_config, config, device, group), model_config.names
     model_config = _with_its_own_head(directory, model_config, is_told=group.rank == 0)
     checkpoint = Checkpoint(directory.path)
+    if model_config.mtp is not None and not checkpoint.has(f"{model_config.names.mtp_projection}.weight"):
+        raise ModelLoadError(f"draft_method is mtp, but {directory.source.parent} has no head for it: {_LOOK_UP}")
     if codes := checkpoint.first_codes():
         return _from_codes(checkpoint, codes, model_config, config, device, group), model_config.names
     in_bfloat16 = config.quantization == "none" and _is_stored_in_bfloat16(directory, model_config)
@@ -188,6 +192,22 @@ def _is_stored_in_bfloat16(directory: ModelDirectory, model_config: ModelConfig)
     return Checkpoint(directory.path).matrix_formats(besides=routers) == {"BF16"}
 
 
+def _with_drafts(model_config: ModelConfig, directory: Model, config: ExecutorConfig) -> ModelConfig:
+    """Return the configuration without a head that drafts, unless that is asked for.
+
+    Raises: ModelLoadError: it is asked for, and this is no model that has one.
+    """
+    if config.draft_method != "mtp" or not config.max_draft_tokens:
+        return replace(model_config, mtp=None)
+    if isinstance(directory, GGUFModel):
+        raise ModelLoadError(f"draft_method is mtp, which is read of safetensors alone: {_LOOK_UP}")
+    if model_config.mtp is None or not model_config.has_head:
+        raise ModelLoadError(
+            f"draft_method is mtp, but {directory.source} is of no family that has a head for it: {_LOOK_UP}"
+        )
+    return model_config
+
+
 def choose_decoder(
     model_config: ModelConfig,
     config: ExecutorConfig,
@@ -228,6 +248,9 @@ def choose_decoder(
         numerics=config.numerics,
         stored=stored,
     )
+    if model_config.mtp is not None and not isinstance(made.attention, NativeAttentionBackend):
+        reason = made.path.why_not_c or "they do not attend here"
+        raise ModelLoadError(f"draft_method is mtp, which needs the kernels in C, but {reason}: {_LOOK_UP}")
     if group.rank == 0:
         _log_attention(chosen, made.attention)
     made = replace(
@@ -257,10 +280,12 @@ def read_model_config(directory: Model, config: ExecutorConfig) -> ModelConfig:
             f"tp is {config.tp}": config.tp > 1,
             f"quantization is {config.quantization}": config.quantization != "none",
             f"compute_dtype is {config.compute_dtype}": config.compute_dtype != "float32",
+            f"draft_method is {config.draft_method}": config.draft_method != "prompt-lookup",
         }
         for setting in (setting for setting, is_wanted in wanted.items() if is_wanted):
             raise ModelLoadError(f"{setting}, which needs Octavo's own decoder; but {reason}") from reason
         raise
+    model_config = _with_drafts(model_config, directory, config)
     Shard.of(model_config, rank=0, size=config.tp)
     most = model_config.max_positions
     if most is not None and (config.max_model_len or model_config.max_position_embeddings) > most:

@@ -17,8 +17,8 @@ class PackedMatrix:
     Args:
         library: What packs and multiplies.
         num_inputs: Inputs of the map.
-        formats: One or two number formats, which take the same inputs; each with the outputs of its parts, since a
-            checkpoint holds the parts apart.
+        formats: Number formats that take the same inputs; each with the outputs of its parts, since a checkpoint holds
+            the parts apart.
         has_bias: Whether a bias is added.
         memory: Where the weight lies.
     """
@@ -51,9 +51,8 @@ class PackedMatrix:
             )
             first_output += sum(of_format)
         self.struct = self._blocks[0].struct
-        if len(self._blocks) > 1:
-            (rest,) = self._blocks[1:]
-            self.struct.rest = ctypes.addressof(rest.struct)
+        for block, rest in itertools.pairwise(self._blocks):
+            block.struct.rest = ctypes.addressof(rest.struct)
 
     @property
     def num_bytes(self) -> int:
@@ -62,7 +61,7 @@ class PackedMatrix:
 
     def rows(self, row_ids: torch.Tensor) -> torch.Tensor:
         """Return rows of the weight, which has one number format, [num_ids, num_inputs] float32."""
-        assert len(self._blocks) == 1, "no matrix whose rows are looked up has two"
+        assert len(self._blocks) == 1, "no matrix whose rows are looked up has several"
         return self._blocks[0].rows(row_ids)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

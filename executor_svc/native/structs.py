@@ -148,6 +148,7 @@ class StepStruct(ctypes.Structure):
             "num_tokens",
             "table_width",
             "window",
+            "first",
         ),
         *_of(FLOAT, "scale", "soft_cap"),
         *_of(POINTER, "slopes", "cos", "sin", "slot_mapping", "block_tables", "tiles"),
@@ -230,7 +231,7 @@ class ModelStruct(ctypes.Structure):
         ("embedding", EmbeddingStruct),
         *_of(POINTER, "layers", "kinds", "rotations"),
         *_of(LONG, "num_layers", "num_kinds", "num_rotations"),
-        *_of(POINTER, "last_segment", "head"),
+        *_of(POINTER, "last_segment", "head", "join_embedding", "join_hidden"),
         *_of(FLOAT, "logit_scale", "logit_soft_cap"),
         ("last_step", StepStruct),
     )
@@ -250,7 +251,7 @@ class BatchStruct(ctypes.Structure):
         *_of(LONG, "max_model_len", "num_groups", "num_rows"),
         *_of(POINTER, "slots", "starts", "lengths", "commits", "wanted"),
         *_of(LONG, "num_wanted", "num_logit_rows"),
-        *_of(POINTER, "hidden", "logits", "likeliest", "draft_inputs"),
+        *_of(POINTER, "previous", "hidden", "normed", "logits", "likeliest", "draft_inputs"),
     )
 
 

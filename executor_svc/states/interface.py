@@ -13,7 +13,7 @@ import torch
 from octavo_shared.step_wire.step import Int32Array
 
 if TYPE_CHECKING:  # models stand on this package
-    from executor_svc.models.config import DeltaNetConfig, Mamba2Config, ShortConvConfig, StateConfig
+    from executor_svc.models.config import DeltaNetConfig, Mamba2Config, ShortConvConfig, SlotState
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class StateBackend(Protocol):
         """
 
 
-def make_layer_state(config: "StateConfig", max_num_seqs: int, device: torch.device) -> LayerState:
+def make_layer_state(config: "SlotState", max_num_seqs: int, device: torch.device) -> LayerState:
     """Return the states of a layer, for each slot of the batch table."""
     return LayerState(
         conv=torch.zeros(max_num_seqs, config.conv_size - 1, config.conv_dim, device=device),

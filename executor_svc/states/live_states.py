@@ -13,7 +13,7 @@ from executor_svc.states.interface import LayerState, StateRows, make_layer_stat
 from octavo_shared.step_wire.step import Fork, Int32Array, StepLayout
 
 if TYPE_CHECKING:  # models stand on this package
-    from executor_svc.models.config import StateConfig
+    from executor_svc.models.config import SlotState
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class StepStates:
     """What a step needs of the states."""
 
     rows: StateRows
-    layers: Sequence[LayerState]  # of the layers with a state, in their order
+    # Of the layers with a state, in their order; behind them the last hidden state, if a head drafts.
+    layers: Sequence[LayerState]
     # What each of them has taken for the tokens that are not committed, [num_drafts, projected_dim].
     draft_inputs: list[torch.Tensor] = field(default_factory=list)
 
@@ -84,7 +85,7 @@ class LiveStates:
         device: Where the model runs.
     """
 
-    def __init__(self, configs: Iterable[StateConfig], max_num_seqs: int, device: torch.device) -> None:
+    def __init__(self, configs: Iterable[SlotState], max_num_seqs: int, device: torch.device) -> None:
         self.layers = [make_layer_state(config, max_num_seqs, device) for config in configs]
 
     def of_step(self, layout: StepLayout) -> StepStates:

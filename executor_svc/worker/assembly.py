@@ -31,7 +31,9 @@ from executor_svc.device.host_memory import available_memory_bytes, states_that_
 from executor_svc.device.memory import GpuMemory, gpu_memory
 from executor_svc.device.probe import device_probe
 from executor_svc.drafts.drafting import Drafting
+from executor_svc.drafts.mtp import Mtp
 from executor_svc.drafts.proposer import PromptLookup
+from executor_svc.models.decoder import Decoder
 from executor_svc.models.kernels import ChosenModel
 from executor_svc.models.native_forward import native_forward
 from executor_svc.models.pooling import DecoderTexts, EmbeddingHead, NormedHead, Pooler
@@ -50,7 +52,7 @@ from executor_svc.worker.decode_graphs import (
 from executor_svc.worker.grammar_masks import GrammarMasks, GrammarSupport, grammar_support
 from executor_svc.worker.largest_step import NUM_DEVICE_BLOCKS, run_largest_steps
 from executor_svc.worker.last_tokens import LastTokens
-from executor_svc.worker.model_runner import ModelRunner, Runner
+from executor_svc.worker.model_runner import FollowedRunner, ModelRunner, Runner
 from executor_svc.worker.native_runner import NativeRunner
 from executor_svc.worker.torch_worker import MovesBlocks, TorchWorker
 from executor_svc.worker.warm_up import warm_up
@@ -234,7 +236,7 @@ class _Parts:
         sampler = Sampler(native, device_sampling(self.device))
         has_masks = grammars.num_slots and self.group.rank == 0
         masks = GrammarMasks(grammars.load_tokenizer, has_threads=True) if has_masks else None
-        drafting = self._drafting(sampler, masks)
+        drafting = self._drafting(sampler, masks, states)
         most_drafts = 0 if drafting is None else config.max_draft_tokens
         info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
@@ -270,14 +272,22 @@ class _Parts:
             max_sample_rows=config.max_num_seqs + MOST_DRAFTS_OF_STEP if most_drafts else 0,
         )
 
+        head = None if drafting is None else drafting.mtp
+
         def lay_out(uses_groups: bool) -> tuple[Runner, MovesBlocks]:
+            runner, caches = lay_out_model(uses_groups)
+            return runner if head is None else FollowedRunner(runner, head), caches
+
+        def lay_out_model(uses_groups: bool) -> tuple[Runner, MovesBlocks]:
             caches = self._make_caches(shape, blocks, groups if uses_groups else (), states)
             for group in groups if uses_groups else ():
                 sizes = {"num_blocks": group.num_device_blocks, "num_host_blocks": group.num_host_blocks}
                 _logger.info(Event("cache_group", kind=group.kind.name, layers=len(group.layers), **sizes))
             forward = native_forward(model, backend, chosen.library, caches.layers, states.layers if states else ())
             if forward is not None and not sampler.samples_on_device:  # it reads all tokens from the batch table
-                return NativeRunner(model, forward, config.max_num_seqs), caches
+                own = caches.layers[-1:]
+                mtp = None if self._mtp is None else native_forward(self._mtp, backend, chosen.library, own)
+                return NativeRunner(model, forward, config.max_num_seqs, mtp), caches
             graphs = self._capture_graphs(caches.layers, last_tokens) if has_graphs and self.graph_sizes else None
             return ModelRunner(model, caches.layers, backend, last_tokens, graphs, states), caches
 
@@ -326,7 +336,7 @@ class _Parts:
         _logger.info(Event("cuda_graphs", sizes=len(self.graph_sizes), seconds=num_seconds))
         return graphs
 
-    def _drafting(self, sampler: Sampler, masks: GrammarMasks | None) -> Drafting | None:
+    def _drafting(self, sampler: Sampler, masks: GrammarMasks | None, states: LiveStates | None) -> Drafting | None:
         """Return what drafts; None: no row gets more than one token in a step."""
         library, config = self.chosen.library, self.config
         if (
@@ -337,7 +347,15 @@ class _Parts:
         ):
             return None
         proposer = PromptLookup(library.path)
-        return Drafting(proposer, config.max_num_seqs, config.max_draft_tokens, self.group, masks)
+        mtp = None
+        if self._mtp is not None and states is not None:
+            mtp = Mtp(states.layers[-1].conv[:, 0], self.group)  # the last one is the last hidden state
+        return Drafting(proposer, config.max_num_seqs, config.max_draft_tokens, self.group, masks, mtp)
+
+    @property
+    def _mtp(self) -> Decoder | None:
+        model = self.chosen.model
+        return model.mtp if isinstance(model, Decoder) else None
 
     def _pooler(self) -> Pooler | None:
         """Return what makes vectors of texts; None: the model makes none."""

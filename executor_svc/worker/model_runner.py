@@ -15,11 +15,13 @@ import torch
 from executor_svc.attention.interface import (
     AttentionBackend,
     AttentionMetadata,
+    AttentionPlan,
     LayerCache,
     first_caches,
     join_plans,
 )
 from executor_svc.device.transfer import index_to_device
+from executor_svc.drafts.mtp import Mtp, MtpResult, MtpRows
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.states.live_states import AcceptedDrafts, LiveStates, StepStates
@@ -47,6 +49,7 @@ class SampleLogits:
     # [sum of StepLayout.num_prompt_logprobs, hidden_size] of the tokens before those; None: none is wanted.
     prompt_hidden: torch.Tensor | None = None
     likeliest: Int32Array | None = None  # [num_logit_rows] first of the largest logits; None: not looked for
+    normed: torch.Tensor | None = None  # [num_tokens, hidden_size] for a head that drafts; None: there is none
 
 
 class Runner(Protocol):
@@ -75,6 +78,9 @@ class Runner(Protocol):
         Args:
             num_accepted: How many of each row were right, the first ones, [num_rows].
         """
+
+    def run_mtp(self, table: BatchTable, rows: MtpRows) -> MtpResult | None:
+        """Run the head that drafts, if the model has one; see `MtpRunner.run_mtp`."""
 
 
 class ModelRunner:
@@ -106,6 +112,7 @@ class ModelRunner:
         self._graphs = graphs
         self._states = states
         self._step_states: StepStates | None = None  # of the last step
+        self._has_mtp = isinstance(model, Decoder) and model.mtp is not None
 
     @torch.inference_mode()
     def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
@@ -114,27 +121,76 @@ class ModelRunner:
             hidden = self._graphs.run(table, layout)
             return SampleLogits(self.model.logits(hidden), layout.sample_rows)
         inputs = prepare_input(table, layout, self.last_tokens)
-        groups = zip(inputs.attention, self._first_caches, strict=True)
-        plan = join_plans([self._backend.plan(metadata, cache) for metadata, cache in groups])
         wanted, num_logit_rows, logit_rows = wanted_tokens(layout)
+        num_asked = None
+        if self._has_mtp:
+            num_asked = len(wanted)
+            wanted = np.concatenate((wanted, np.arange(len(inputs.token_ids), dtype=np.int32)))
         self._step_states = None if self._states is None else self._states.of_step(layout)
         hidden = self.model.forward(
             inputs.token_ids,
             inputs.positions,
             self._caches,
-            plan,
+            self._plan(inputs),
             index_to_device(wanted, self.model.device),
             self._step_states,
         )
         logits = self.model.logits(hidden[:num_logit_rows])
-        prompt_hidden = None if layout.num_prompt_logprobs is None else hidden[num_logit_rows:]
-        return SampleLogits(logits, logit_rows, prompt_hidden)
+        prompt_hidden = None if layout.num_prompt_logprobs is None else hidden[num_logit_rows:num_asked]
+        normed = self.model.final_norm(hidden[num_asked:]) if self._has_mtp else None
+        return SampleLogits(logits, logit_rows, prompt_hidden, normed=normed)
+
+    @torch.inference_mode()
+    def run_mtp(self, table: BatchTable, rows: MtpRows) -> MtpResult | None:
+        """Run the head that drafts; see `MtpRunner.run_mtp`."""
+        assert isinstance(self.model, Decoder), "no other model has one"
+        assert self.model.mtp is not None, "else it is not asked"
+        head, inputs = self.model.mtp, prepare_input(table, rows, self.last_tokens)
+        wanted = torch.arange(len(rows.slots) if rows.has_drafts else 0)
+        hidden = head.forward(
+            inputs.token_ids, inputs.positions, self._caches[-1:], self._plan(inputs), wanted, previous=rows.previous
+        )
+        if not rows.has_drafts:
+            return None
+        logits = head.logits(hidden)
+        token_ids = None if logits is None else logits.argmax(-1).int().numpy()
+        return MtpResult(head.final_norm(hidden), token_ids)
+
+    def _plan(self, inputs: ModelInput) -> AttentionPlan:
+        return join_plans([*map(self._backend.plan, inputs.attention, self._first_caches)])
 
     def accept_drafts(self, num_accepted: Int32Array) -> None:
         """Let the states take the first drafts of each row; see `Runner.accept_drafts`."""
         if self._step_states is not None and num_accepted.any():
             assert isinstance(self.model, Decoder), "no other model has states"
             self.model.accept_drafts(self._step_states, AcceptedDrafts.of(self._step_states.rows, num_accepted))
+
+
+class FollowedRunner:
+    """A runner whose steps a head that drafts follows.
+
+    Args:
+        runner: Of the model and of the head.
+        mtp: The head.
+    """
+
+    def __init__(self, runner: Runner, mtp: Mtp) -> None:
+        self.model = runner.model
+        self.run_mtp = runner.run_mtp
+        self._runner = runner
+        self._mtp = mtp
+
+    def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
+        """Compute the tokens of a step, and let the head take them; see `Runner.run`."""
+        computed = self._runner.run(table, layout, finds_likeliest=finds_likeliest)
+        assert computed.normed is not None, "a model with a head has hidden states of all tokens"
+        self._mtp.follow(self._runner, table, layout, computed.normed)
+        return computed
+
+    def accept_drafts(self, num_accepted: Int32Array) -> None:
+        """Let the states take the first drafts of each row; see `Runner.accept_drafts`."""
+        self._runner.accept_drafts(num_accepted)
+        self._mtp.accept(num_accepted)
 
 
 def wanted_tokens(layout: StepLayout) -> tuple[Int32Array, int, Int32Array]:
@@ -157,7 +213,7 @@ def wanted_tokens(layout: StepLayout) -> tuple[Int32Array, int, Int32Array]:
     return wanted.astype(np.int32), num_logit_rows, logit_rows.astype(np.int32)
 
 
-def prepare_input(table: BatchTable, layout: StepLayout, last_tokens: LastTokens) -> ModelInput:
+def prepare_input(table: BatchTable, layout: StepLayout | MtpRows, last_tokens: LastTokens) -> ModelInput:
     """Lay the tokens of all rows flat, in row order."""
     lengths, device = layout.lengths, last_tokens.device
     row_begins = np.cumsum(lengths) - lengths

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from executor_svc.drafts.mtp import MtpResult, MtpRows
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_forward import NativeForward
 from executor_svc.native.structs import BatchStruct, BlockTablesStruct
@@ -26,9 +27,12 @@ class NativeRunner:
         model: For what is no part of a step's one call: logits of prompts.
         forward: The call.
         max_num_seqs: Most rows of a step.
+        mtp: The call of a head that drafts; None: there is none.
     """
 
-    def __init__(self, model: LanguageModel, forward: NativeForward, max_num_seqs: int) -> None:
+    def __init__(
+        self, model: LanguageModel, forward: NativeForward, max_num_seqs: int, mtp: NativeForward | None = None
+    ) -> None:
         self.model = model
         self._forward = forward
         self._batch = BatchStruct()
@@ -43,6 +47,8 @@ class NativeRunner:
         self._likeliest = np.empty(max_num_seqs, np.int32)
         self._starts = np.empty(max_num_seqs, np.int32)
         self._draft_inputs = torch.empty(0)
+        self._mtp = mtp
+        self._normed = torch.empty(0, forward.hidden_size)
         self._rows: StateRows | None = None  # of the last step, if the model has states
 
     def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
@@ -58,6 +64,35 @@ class NativeRunner:
         if self._rows is not None and num_accepted.any():
             self._forward.accept_drafts(AcceptedDrafts.of(self._rows, num_accepted), self._draft_inputs)
 
+    def run_mtp(self, table: BatchTable, rows: MtpRows) -> MtpResult | None:
+        """Run the head that drafts; see `MtpRunner.run_mtp`."""
+        assert self._mtp is not None, "else it is not asked"
+        num_rows, tables = len(rows.slots), _tables(table)
+        num_wanted, wanted = num_rows if rows.has_drafts else 0, np.arange(num_rows, dtype=np.int32)
+        hidden, normed = torch.empty(2, num_wanted, self._forward.hidden_size)
+        logits, likeliest = torch.empty(num_wanted, self._forward.vocab_size), np.empty(num_wanted, np.int32)
+        self._mtp(
+            BatchStruct(
+                token_ids=_address(table.token_ids),
+                tables=addressof(tables),
+                max_model_len=table.max_model_len,
+                num_groups=len(table.groups),
+                num_rows=num_rows,
+                slots=_address(rows.slots),
+                starts=_address(rows.starts),
+                lengths=_address(rows.lengths),
+                wanted=_address(wanted),
+                num_wanted=num_wanted,
+                num_logit_rows=num_wanted,
+                previous=rows.previous.data_ptr(),
+                hidden=hidden.data_ptr(),
+                normed=normed.data_ptr(),
+                logits=logits.data_ptr(),
+                likeliest=_address(likeliest),
+            )
+        )
+        return MtpResult(normed, likeliest) if rows.has_drafts else None
+
     def _is_prepared(self, table: BatchTable, layout: StepLayout, finds_likeliest: bool) -> bool:
         """Return whether the step decodes the same sequences as the last one: then nothing in the batch changes."""
         if self._prepared is None or not layout.only_decodes:
@@ -70,6 +105,11 @@ class NativeRunner:
         """Point to the rows of a step, and to where its results go."""
         self._prepared = table, layout, finds_likeliest
         self._wanted, num_logit_rows, logit_rows = wanted_tokens(layout)
+        num_asked = len(self._wanted)
+        if self._mtp is not None:
+            self._wanted = np.concatenate((self._wanted, np.arange(layout.lengths.sum(), dtype=np.int32)))
+            if len(self._normed) < len(self._wanted):
+                self._normed = torch.empty(len(self._wanted), self._forward.hidden_size)
         num_wanted = len(self._wanted)
         if self._hidden.shape[0] < num_wanted:
             self._hidden = torch.empty(num_wanted, self._forward.hidden_size)
@@ -77,10 +117,7 @@ class NativeRunner:
             self._logits = torch.empty(num_logit_rows, self._forward.vocab_size)
         if len(self._likeliest) < num_logit_rows:  # a row with drafts has several
             self._likeliest = np.empty(num_logit_rows, np.int32)
-        self._tables = (BlockTablesStruct * len(table.groups))()
-        for struct, group in zip(self._tables, table.groups, strict=True):
-            struct.block_ids, struct.width = _address(group.block_ids), group.block_ids.shape[1]
-            struct.block_size = group.block_size
+        self._tables = _tables(table)
         commits, draft_inputs = self._prepare_drafts(layout)
         self._batch = BatchStruct(
             token_ids=_address(table.token_ids),
@@ -96,6 +133,7 @@ class NativeRunner:
             num_wanted=num_wanted,
             num_logit_rows=num_logit_rows,
             hidden=self._hidden.data_ptr(),
+            normed=None if self._mtp is None else self._normed.data_ptr(),
             logits=self._logits.data_ptr(),
             likeliest=_address(self._likeliest) if finds_likeliest else None,
             draft_inputs=draft_inputs,
@@ -103,8 +141,9 @@ class NativeRunner:
         self._computed = SampleLogits(
             self._logits[:num_logit_rows],
             logit_rows,
-            None if layout.num_prompt_logprobs is None else self._hidden[num_logit_rows:num_wanted],
+            None if layout.num_prompt_logprobs is None else self._hidden[num_logit_rows:num_asked],
             self._likeliest[:num_logit_rows] if finds_likeliest else None,
+            None if self._mtp is None else self._normed[num_asked:num_wanted],
         )
 
     def _prepare_drafts(self, layout: StepLayout) -> tuple[int | None, int | None]:
@@ -117,6 +156,15 @@ class NativeRunner:
         if len(self._draft_inputs) < size:
             self._draft_inputs = torch.empty(size)
         return _address(rows.commits), self._draft_inputs.data_ptr()
+
+
+def _tables(table: BatchTable) -> Array[BlockTablesStruct]:
+    """Return where the block tables of each cache group are."""
+    tables = (BlockTablesStruct * len(table.groups))()
+    for struct, group in zip(tables, table.groups, strict=True):
+        struct.block_ids, struct.width = _address(group.block_ids), group.block_ids.shape[1]
+        struct.block_size = group.block_size
+    return tables
 
 
 def _address(array: npt.NDArray[np.int32]) -> int:

@@ -180,7 +180,7 @@ class TorchWorker:
         drafted, computes = None, layout
         if layout.allowances is not None:
             assert self._drafting is not None, "else a step with allowances is refused"
-            drafted = self._drafting.draft(self.table, layout, step)
+            drafted = self._drafting.draft(self._runner, self.table, layout, step)
             computes = without_drafts(layout) if drafted is None else drafted.layout
         rows = self._rows.of_step(self.table, computes)
         finish_masks = self._begin_masks(rows)

@@ -1,7 +1,8 @@
 """Drafts change no bit: random requests, each alone without drafts, then all together with drafts, by random schedules.
 
-The drafts are those of a proposer that knows what comes and errs on purpose, or those of prompt lookup. Whatever a
-request can ask for is drawn. The longer campaigns:
+The drafts are those of a proposer that knows what comes and errs on purpose, or those of prompt lookup. A head of the
+model's own drafts too, and what it says is compared with what it says of a sequence alone. Whatever a request can ask
+for is drawn. The longer campaigns:
 
     python -m pytest -m slow tests/e2e/test_drafts.py -k tiny
 
@@ -21,10 +22,12 @@ from gguf import GGMLQuantizationType as FileType
 from transformers import AutoTokenizer
 
 from executor_svc.drafts.drafting import RowCost
-from executor_svc.drafts.proposer import PromptLookup
+from executor_svc.drafts.mtp import Mtp, MtpRunner
+from executor_svc.drafts.proposer import PromptLookup, Proposer
 from executor_svc.native.build import find_library
 from executor_svc.worker.interface import Worker
-from octavo_shared.step_wire.step import NO_LOGPROBS, SamplingRow
+from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, SamplingRow, TableDelta, pairs
 from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
@@ -40,8 +43,9 @@ from tests.e2e.scenes import (
     random_schedule,
 )
 from tests.numerics.architectures import VOCAB_SIZE, save_tiny_architecture
-from tests.numerics.driver import MOST_HOST_BLOCKS
+from tests.numerics.driver import MOST_HOST_BLOCKS, StepDriver
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.mtp_reference import MtpReference
 from tests.numerics.real_model import RealModel
 from tests.support.gguf_files import of_type, write_gguf_of
 from tests.support.knowing import Knowing
@@ -66,6 +70,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "Mixtral: experts, a cache in int8": ("MixtralForCausalLM", {}, {"kv_cache_dtype": "int8"}),
     "Llama in a file of GGUF": ("LlamaForCausalLM", {"intermediate_size": 64}, {}),
     "Qwen 3.5: delta nets, states": ("Qwen3_5ForCausalLM", {}, {}),
+    "Qwen 3.5: delta nets, states, a head that drafts": ("Qwen3_5ForCausalLM", {}, {"draft_method": "mtp"}),
     "LFM2: short convolutions, states": ("Lfm2ForCausalLM", {}, {}),
     "Granite 4: Mamba-2, states": ("GraniteMoeHybridForCausalLM", {}, {}),
 }
@@ -167,6 +172,24 @@ def random_waves(random: np.random.Generator, scene: Scene, block_size: int) -> 
 # What is compared --------------------------------------------------------------------------------
 
 
+class RecordedHead:
+    """A head of a model, whose drafts are written down and give way to those of another proposer."""
+
+    def __init__(self, head: Mtp, proposer: Proposer, drafted: dict[tuple[int, ...], list[int]]) -> None:
+        self._head, self._proposer, self._drafted = head, proposer, drafted
+
+    def draft(
+        self, runner: MtpRunner, table: BatchTable, slots: Int32Array, num_tokens: Int32Array, most: Int32Array
+    ) -> Int32Array:
+        drafts = self._head.draft(runner, table, slots, num_tokens, most)
+        known, counts = self._proposer.propose(table.token_ids, slots, num_tokens, most)
+        for row, (slot, end, count) in enumerate(zip(slots, num_tokens, most, strict=True)):
+            if count:
+                self._drafted[tuple(table.token_ids[slot, :end].tolist())] = drafts[row, :count].tolist()
+            drafts[row, : counts[row]] = known[row, : counts[row]]
+        return drafts
+
+
 @dataclass
 class Campaign:
     """Plays of random requests of a model; what came to pass in them is counted."""
@@ -178,6 +201,7 @@ class Campaign:
     num_right: int = 0
     num_wrong: int = 0
     num_cached_tokens: int = 0
+    drafted: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # by a head, behind sequences
     preempted: set[PreemptionMode] = field(default_factory=set)
 
     def scene(self, seed: int, num_requests: int) -> Scene:
@@ -208,6 +232,9 @@ class Campaign:
             worker = self.model.worker(max_draft_tokens=most_drafts, **settings)
             assert worker._drafting is not None
             worker._drafting._proposer = proposer
+            if (head := worker._drafting.mtp) is not None:
+                head = head._head if isinstance(head, RecordedHead) else head
+                worker._drafting.mtp = RecordedHead(head, proposer, self.drafted)  # type: ignore[assignment]
             return worker
 
         play = scene.play(schedule, scene.requests, make_worker)
@@ -217,12 +244,29 @@ class Campaign:
             self.num_right += proposer.num_right
             self.num_wrong += proposer.num_wrong
 
+    def check_head(self) -> None:
+        """Compare what a head has said of sequences with what it says of each alone, computed at once."""
+        worker = self.model.worker(max_draft_tokens=MOST_DRAFTS[-1])
+        assert worker._drafting is not None
+        head = worker._drafting.mtp
+        assert head is not None
+        for token_ids, drafts in self.drafted.items():
+            worker.reset(uses_groups=True)
+            driver, num_before = StepDriver(worker), len(token_ids) - 1
+            admission = driver.admission(0, token_ids, len(drafts) + 1)
+            driver.execute(TableDelta(admissions=(admission,), prefill_chunks=pairs((0, num_before))))
+            rows = [np.array([number], np.int32) for number in (0, len(token_ids), len(drafts))]
+            found = head.draft(worker._runner, worker.table, *rows)
+            assert found[0].tolist() == drafts, token_ids
+
     def run(self, num_requests: int) -> None:
         """Play so many requests with few, some and many drafts of a row."""
         for seed in range(-(-num_requests // REQUESTS_OF_A_PLAY)):
             scene = self.scene(seed, REQUESTS_OF_A_PLAY)
             for most_drafts in MOST_DRAFTS:
                 self.play(scene, seed, most_drafts)
+        if self.drafted:
+            self.check_head()
         assert self.num_right > 8 * num_requests
         assert self.num_wrong > num_requests
         assert self.num_cached_tokens
@@ -247,7 +291,8 @@ def tiny(name: str, lookup: PromptLookup, tmp_path: Path) -> Campaign:
     """A tiny model of FAMILIES."""
     family, changes, settings = FAMILIES[name]
     path = tmp_path / "model"
-    save_tiny_architecture(path, family, {**FAMILY_ARCHITECTURES[family], **changes})
+    save = MtpReference.save if "head" in name else save_tiny_architecture
+    save(path, family, {**FAMILY_ARCHITECTURES[family], **changes})
     if "GGUF" in name:
         path = write_gguf_of(path, tmp_path / "model.gguf", of_type(FileType.Q8_0))
     text = np.random.default_rng(3).integers(3, VOCAB_SIZE, 200).tolist()
@@ -262,6 +307,9 @@ def test_random_requests_get_with_drafts_what_they_get_alone(name: str, tiny: Ca
 
     assert tiny.num_right > 30
     assert tiny.num_wrong > 5
+    assert bool(tiny.drafted) is ("head" in name)
+    if tiny.drafted:
+        tiny.check_head()
 
 
 @pytest.mark.slow

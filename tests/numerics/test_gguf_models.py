@@ -196,11 +196,17 @@ def of_gates(name: str, values: npt.NDArray[Any]) -> FileType:
     return of_type(FileType.Q8_0 if "ffn_gate" in name or "ffn_up" in name else FileType.F16)(name, values)
 
 
+def of_values(name: str, values: npt.NDArray[Any]) -> FileType:
+    """Return the rule of a file with more bits for values, as Q4_K_M has them, between queries and their gates."""
+    return of_type(FileType.Q8_0 if "attn_v" in name else FileType.Q4_1)(name, values)
+
+
 MIXTURES: Mapping[str, tuple[str, tuple[FileType, ...] | TypeOf]] = {
     "codes beside floats": ("MixtralForCausalLM", of_gates),
     "4 and 8 bits": ("Qwen3MoeForCausalLM", (FileType.Q4_0, FileType.Q8_0, FileType.Q5_0)),
     "minima": ("LlamaForCausalLM", (FileType.Q4_1,)),
     "numbers": ("LlamaForCausalLM", (FileType.F16, FileType.BF16, FileType.F32)),
+    "three formats in one product": ("Qwen3_5ForCausalLM", of_values),
     "Q5_0": ("Gemma2ForCausalLM", (FileType.Q5_0,)),
     "Q5_1 and MXFP4": ("Qwen3MoeForCausalLM", (FileType.Q5_1, FileType.MXFP4)),
     "Q4_K_M": ("LlamaForCausalLM", (FileType.Q4_K, FileType.Q6_K)),

@@ -202,7 +202,7 @@ C = rf"C \({native_library('widest').instructions}\)"
         (
             "OlmoForCausalLM",
             {},
-            rf"{C} for attention and sampling, transformers for the rest, 2 threads, because we have no code .*",
+            rf"{C} for attention and sampling, transformers for the rest, 2 threads, because Octavo.s own decoder .*",
         ),
     ],
 )

@@ -21,6 +21,7 @@ from octavo_shared.step_wire.step import Admission, Int32Array, SamplingRow, Tab
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver, fork_of
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.mtp_reference import MtpReference
 from tests.numerics.reference import assert_close, random_prompt
 from tests.numerics.threaded_group import ThreadedRanks
 
@@ -29,6 +30,7 @@ STATE_BYTES = {
     "GraniteMoeHybridForCausalLM": 2 * 4 * (3 * (8 * 10 + 2 * 11) + 8 * 10 * 11),
     "Lfm2ForCausalLM": 2 * 4 * 2 * 40,
     "Qwen3_5ForCausalLM": 2 * 4 * (3 * (2 * 4 * 7 + 12 * 10) + 12 * 7 * 10),
+    "Qwen3_5ForCausalLM with a head that drafts": 2 * 4 * (3 * (2 * 4 * 7 + 12 * 10) + 12 * 7 * 10) + 4 * 45,
 }
 
 PROMPT = random_prompt(8)  # whole blocks
@@ -39,8 +41,14 @@ NUM_NEW = 9
 @pytest.fixture(scope="module", params=STATE_BYTES)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("hybrid") / request.param
-    save_tiny_architecture(path, request.param, FAMILY_ARCHITECTURES[request.param])
+    architecture = request.param.partition(" ")[0]
+    save = MtpReference.save if has_head(path) else save_tiny_architecture
+    save(path, architecture, FAMILY_ARCHITECTURES[architecture])
     return path
+
+
+def has_head(directory: Path) -> bool:
+    return directory.name.endswith("drafts")
 
 
 @pytest.fixture(scope="module", params=["native", "composed", "torch", "two ranks"])
@@ -52,7 +60,9 @@ def worker(request: pytest.FixtureRequest, directory: Path) -> Iterator[TorchWor
         "num_host_blocks": 50,
         "state_cache_gib": 8.5 * STATE_BYTES[directory.name] / 2**30,
     }
-    settings = {"model": str(directory), "cpu_kernels": kernels, "block_size_tokens": 4, "max_num_seqs": 8, **room}
+    method = "mtp" if has_head(directory) and kernels == "native" else "prompt-lookup"
+    sizes = {"block_size_tokens": 4, "max_num_seqs": 8, **room}
+    settings = {"model": str(directory), "cpu_kernels": kernels, "draft_method": method, **sizes}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("executor_svc.worker.assembly.CacheEngine", PoisonedCacheEngine)
         patch.setattr("executor_svc.worker.assembly.Sampler", RecordingSampler)
@@ -333,12 +343,13 @@ def test_a_step_that_begins_without_its_state_is_refused_and_changes_nothing(dri
 def test_what_the_executor_says_of_its_states(worker: TorchWorker, directory: Path) -> None:
     info = worker.info
     full, states = info.cache_groups
+    summary = summarize_model(directory, has_mtp=has_head(directory))
 
-    assert (full.kind, full.layers, full.num_device_blocks) == (CacheKind.FULL, (1,), 100)
-    assert (states.kind, states.layers) == (CacheKind.STATE, (0, 2))
+    assert (full.kind, full.layers, full.num_device_blocks) == (CacheKind.FULL, (1, *([3] * has_head(directory))), 100)
+    assert (states.kind, states.layers) == (CacheKind.STATE, (0, 2, *([4] * has_head(directory))))
     assert (states.num_device_blocks, states.num_host_blocks) == (8, 4)
-    assert states.bytes_per_block == STATE_BYTES[directory.name] == summarize_model(directory).state_bytes
-    assert full.bytes_per_block == 4 * summarize_model(directory).token_bytes
+    assert states.bytes_per_block == STATE_BYTES[directory.name] == summary.state_bytes
+    assert full.bytes_per_block == 4 * summary.token_bytes
     assert info.max_allowance == 8
     assert Capability.VARIABLE_TOKENS in info.capabilities
 

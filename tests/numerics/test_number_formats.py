@@ -189,9 +189,14 @@ def test_int4_has_less_error_than_the_range_of_a_group_divided_by_15(num_inputs:
 
 @by
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (40, 8, 7), (48, 48, 48), (96, 50, 100), (900, 300, 300)])
-def test_a_part_in_another_format_has_the_bits_of_its_own_matrix(sizes: tuple[int, ...], by: str) -> None:
-    weight, bias = random_values(sum(sizes), 70), random_values(1, sum(sizes), seed=2)[0]
-    blocks = [(NumberFormat.INT4, sizes[:-1]), (NumberFormat.INT8_A8, sizes[-1:])]
+def test_parts_in_other_formats_have_the_bits_of_their_own_matrices(sizes: tuple[int, ...], by: str) -> None:
+    ends = np.cumsum([0, 1, *sizes]).tolist()
+    weight, bias = random_values(ends[-1], 70), random_values(1, ends[-1], seed=2)[0]
+    blocks = [
+        (NumberFormat.INT8_A8, [1]),
+        (NumberFormat.INT4, sizes[:-1]),
+        (NumberFormat.INT8_A8, sizes[-1:]),
+    ]
 
     def made(formats: Sequence[tuple[NumberFormat, Sequence[int]]], begin: int) -> Any:
         """Return a matrix of the outputs from `begin`."""
@@ -207,15 +212,15 @@ def test_a_part_in_another_format_has_the_bits_of_its_own_matrix(sizes: tuple[in
             begin = end
         return matrix
 
-    both, apart = made(blocks, 0), (made(blocks[:1], 0), made(blocks[1:], sum(sizes[:-1])))
+    joined, apart = made(blocks, 0), [made(blocks[i : i + 1], begin) for i, begin in enumerate((0, 1, ends[-2]))]
 
     for num_rows in (1, 3, 40, 300):
         x = torch.from_numpy(random_values(num_rows, 70, seed=3))
         expected = torch.cat([matrix(x) for matrix in apart], 1)
         if by == "torch":  # the order of its sums depends on the shape
-            torch.testing.assert_close(both(x), expected, rtol=1e-4, atol=1e-2)
+            torch.testing.assert_close(joined(x), expected, rtol=1e-4, atol=1e-2)
         else:
-            assert torch.equal(both(x), expected)
+            assert torch.equal(joined(x), expected)
 
 
 @lanes

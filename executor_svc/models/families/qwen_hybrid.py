@@ -14,14 +14,16 @@ from octavo_shared.errors import ModelLoadError
 
 def read_qwen3_5(fields: ConfigFields) -> ModelConfig:
     """Read the config.json of a Qwen3.5 text model."""
-    return _read_hybrid(_with_defaults(fields))
+    config = _read_hybrid(_with_defaults(fields))
+    return replace(config, mtp=_layer_of_mtp(config))
 
 
 def read_qwen3_5_moe(fields: ConfigFields) -> ModelConfig:
     """Read the config.json of a Qwen3.5 text model with experts in every layer."""
     fields = _with_defaults(fields)
     config = _read_hybrid(fields)
-    return config.with_layers(mlp=_read_experts(fields, config, is_normalized=True))
+    config = config.with_layers(mlp=_read_experts(fields, config, is_normalized=True))
+    return replace(config, mtp=_layer_of_mtp(config))
 
 
 def read_qwen3_next(fields: ConfigFields) -> ModelConfig:
@@ -30,7 +32,12 @@ def read_qwen3_next(fields: ConfigFields) -> ModelConfig:
     config = _read_hybrid(fields)
     config = replace(config, names=replace(config.names, delta_net_layout="by key head"))
     experts = _read_experts(fields, config, is_normalized=fields.flag("norm_topk_prob", True))
-    return with_experts(config, fields, experts)
+    return replace(with_experts(config, fields, experts), mtp=_layer_of_mtp(config.with_layers(mlp=experts)))
+
+
+def _layer_of_mtp(config: ModelConfig) -> LayerConfig | None:
+    """Return the layer of a head that drafts: one of those that attend, if there is any."""
+    return next((layer for layer in config.layers if layer.state is None), None)
 
 
 def _with_defaults(fields: ConfigFields) -> ConfigFields:

@@ -248,7 +248,7 @@ static void load_queries(const Step *step, const QueryTile *tile, long head, con
 
 // The first position that a tile sees, by its first token, and the end of its last token.
 static long lower_of(const Step *step, const QueryTile *tile) {
-    return most(0, tile->first_position + 1 - step->window);
+    return first_seen(step, tile->first_position);
 }
 static long upper_of(const QueryTile *tile) { return tile->end_position; }
 

@@ -24,15 +24,15 @@ INLINE Sight look(const Step *step, const QueryTile *tile, const KeyBlock *block
     Sight sight = {.first = block->last, .last = block->first};
     long group = group_of(step), token = first_row / group, head = first_row % group;
     long first_end = sight_end(step, tile, token), last_end = sight_end(step, tile, (first_row + STRIP_ROWS - 1) / group);
-    if (block->begin + block->last <= first_end && last_end - step->window <= block->begin + block->first) {  // all see all
+    if (block->begin + block->last <= first_end && first_seen(step, last_end - 1) <= block->begin + block->first) {  // all see all
         for (long i = 0; i < STRIP_ROWS; i++) sight.lower[i] = block->first, sight.upper[i] = block->last;
         sight.first = block->first, sight.last = block->last;
         return sight;
     }
     for (long i = 0; i < STRIP_ROWS; i++) {
-        long end = sight_end(step, tile, token) - block->begin;
-        sight.upper[i] = most(block->first, least(end, block->last));
-        sight.lower[i] = least(most(block->first, end - step->window), sight.upper[i]);
+        long end = sight_end(step, tile, token), lower = first_seen(step, end - 1) - block->begin;
+        sight.upper[i] = most(block->first, least(end - block->begin, block->last));
+        sight.lower[i] = least(most(block->first, lower), sight.upper[i]);
         if (++head == group) head = 0, token++;
         if (sight.lower[i] == sight.upper[i]) continue;
         sight.first = least(sight.first, sight.lower[i]);

@@ -61,7 +61,7 @@ typedef struct Matrix {
     const void *panels;
     const void *scales;         // NULL: there are none
     const float *bias;          // [num_outputs], or NULL
-    const struct Matrix *rest;  // further outputs, in a format that takes the same inputs; NULL: none
+    const struct Matrix *rest;  // further outputs, in another format that takes the same inputs; NULL: none
 } Matrix;
 
 // The inputs of a product.
@@ -109,11 +109,18 @@ INLINE InputFormat input_format(const Matrix *matrix) {
 // Float32 scales that a column of a panel has.
 INLINE long num_blocks_of(const Matrix *matrix) { return ceil_div(matrix->num_inputs, BLOCK_INPUTS); }
 
-INLINE long panels_of(const Matrix *matrix) { return matrix ? ceil_div(matrix->num_outputs, PANEL_COLUMNS) : 0; }
+INLINE long panels_of(const Matrix *matrix) { return ceil_div(matrix->num_outputs, PANEL_COLUMNS); }
 
-// Outputs of a matrix and its rest.
+// Outputs and panels of a matrix and its rest.
 INLINE long all_outputs(const Matrix *matrix) {
-    return matrix->num_outputs + (matrix->rest ? matrix->rest->num_outputs : 0);
+    long num_outputs = 0;
+    for (; matrix; matrix = matrix->rest) num_outputs += matrix->num_outputs;
+    return num_outputs;
+}
+INLINE long all_panels(const Matrix *matrix) {
+    long num_panels = 0;
+    for (; matrix; matrix = matrix->rest) num_panels += panels_of(matrix);
+    return num_panels;
 }
 
 // Memory that is read soon, fetched while a product goes on. A panel is read in steps, once for each tile of rows. With

@@ -2,8 +2,9 @@
 //
 // Both sides have a scale for each group of GROUP inputs. Products are summed exactly in int32 within a group, in
 // float32 over groups. The instruction multiplies uint8 weights with int8 inputs; what that adds to a sum follows from
-// the inputs alone: INT8_A8 starts a sum at -128 times the sum of the codes, MXFP4 at -16 times; INT4_G32 and INT4_G128
-// subtract their zero times that sum, which is exact in float32, and the others add a minimum times the sum of the values.
+// the inputs alone: INT8_A8 starts a sum at -128 times the sum of the codes (unless SHIFT_IS_OF_SUMS is false), MXFP4 at -16
+// times; INT4_G32 and INT4_G128 subtract their zero times that sum, which is exact in float32, and the others add a minimum
+// times the sum of the values.
 #include <string.h>
 
 #include "dense.h"
@@ -20,7 +21,8 @@ static const uint8_t SHIFTED_FP4[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 
 
 // What a sum starts with; `offset` is -128 times the sum of the codes of the inputs.
 INLINE int32_t first_of_sum(const long format, int32_t offset) {
-    return has_minimum(format) || has_zero(format) ? 0 : format == MXFP4 ? offset >> 3 : offset;
+    if (format == INT8_A8) return SHIFT_IS_OF_SUMS ? offset : 0;
+    return format == MXFP4 ? offset >> 3 : 0;
 }
 
 // LANES scales; those of MXFP4 are 2 ** (scale - 128), which is denormal for 0 and 1.
@@ -57,7 +59,7 @@ INLINE void sum_group(const long format, const int rows, const int8_t *codes, lo
             vint value = vi_all(four[0]), second = has_nibbles(format) ? vi_all(four[1]) : vi_zero();
 #pragma GCC unroll 3
             for (int j = 0; j < PANEL_VECTORS; j++)
-                sum[i][j] = format == INT8_A8 ? vi_dot_quads(sum[i][j], low[j], value)
+                sum[i][j] = format == INT8_A8 ? vi_dot_shifted_quads(sum[i][j], low[j], value)
                             : has_nibbles(format)
                                 ? vi_dot_two_small_quads(sum[i][j], low[j], value, high[j], second)
                                 : vi_dot_small_quads(sum[i][j], low[j], value);

@@ -50,6 +50,8 @@ typedef struct {
     Rotation *rotations;
     long num_layers, num_kinds, num_rotations;
     const Segment *last_segment, *head;
+    // Of a head that drafts: it begins with the hidden state before each token beside the token. NULL: with tokens alone.
+    const Segment *join_embedding, *join_hidden;
     float logit_scale, logit_soft_cap;  // soft cap 0: none
     Step last_step;        // of the last layer: tasks of the wanted tokens only
 } Model;
@@ -68,7 +70,9 @@ typedef struct {
     StepRows rows;
     const int32_t *wanted;  // [num_wanted] tokens of the step whose hidden states are wanted
     long num_wanted, num_logit_rows;  // the first wanted ones get logits
+    float *previous;                  // [num_tokens][hidden_size] normed hidden states before the tokens, for a join
     float *hidden;                    // [num_wanted][hidden_size]
+    float *normed;                    // [num_wanted][hidden_size] the same behind the norm of the head; NULL: not wanted
     float *logits;                    // [num_logit_rows][size of the vocabulary]
     int32_t *likeliest;               // [num_logit_rows] first of the largest logits, or NOT_FINITE; NULL: not wanted
     // What each layer with a state takes for each token that is not committed, layer by layer; NULL: all are committed.
@@ -93,6 +97,7 @@ typedef struct {
     Task *last_tasks;                 // of the last layer
     int64_t *slot_mapping;            // of each cache group, one after the other
     float *residual;
+    float *joined;                    // of tokens and of the hidden states before them, [2][num_tokens][hidden_size]
     float *qkv, *attended;            // or what a layer with a state takes, and returns
     float *wanted_attended;           // of the wanted tokens
     char *segment_memory;
@@ -174,6 +179,7 @@ static void lay_out(const Model *model, const Batch *batch, Arena *arena, Work *
         rotation->sin = take_floats(arena, num_tokens, rotation->rotary_dim);
     }
     work->residual = take_floats(arena, num_tokens, model->embedding.hidden_size);
+    work->joined = take_floats(arena, model->join_hidden ? 2 * num_tokens : 0, model->embedding.hidden_size);
     for (const Layer *layer = model->layers; layer <= last_layer(model); layer++) {
         qkv_width = most(qkv_width, taken_width(layer));
         width = most(width, attended_width(layer));
@@ -185,6 +191,10 @@ static void lay_out(const Model *model, const Batch *batch, Arena *arena, Work *
                       octavo_segment_scratch_bytes(model->head, batch->num_logit_rows));
     for (long i = 0; i < model->num_layers; i++)
         bytes = most(bytes, octavo_segment_scratch_bytes(model->layers[i].segment, num_tokens));
+    if (model->join_hidden) {
+        bytes = most(bytes, octavo_segment_scratch_bytes(model->join_embedding, num_tokens));
+        bytes = most(bytes, octavo_segment_scratch_bytes(model->join_hidden, num_tokens));
+    }
     work->segment_memory = take(arena, bytes);
     bytes = 0;
     for (long i = 0; i < model->num_kinds; i++)
@@ -259,6 +269,17 @@ static void embed(const Model *model, const Batch *batch, const Work *work, cons
     }
 }
 
+// residual = what the embeddings of the tokens and the hidden states before them are together.
+static void join(const Model *model, const Batch *batch, const Work *work, const Member *member) {
+    long num_tokens = work->num_tokens, size = model->embedding.hidden_size;
+    float *of_tokens = work->joined, *of_hidden = work->joined + num_tokens * size;
+    run_segment(model->join_embedding, num_tokens, NULL, work->residual, of_tokens, work->segment_memory, member);
+    run_segment(model->join_hidden, num_tokens, NULL, batch->previous, of_hidden, work->segment_memory, member);
+    Phase phase = begin_phase(member, num_tokens, ONCE);
+    while (next_task(&phase))
+        for (long i = phase.task * size; i < (phase.task + 1) * size; i++) work->residual[i] = of_tokens[i] + of_hidden[i];
+}
+
 // Copy what the last layer attended and the residual stream of the wanted tokens.
 static void take_wanted(const Model *model, const Batch *batch, const Work *work, const Member *member) {
     long width = attended_width(last_layer(model)), size = model->embedding.hidden_size;
@@ -269,6 +290,14 @@ static void take_wanted(const Model *model, const Batch *batch, const Work *work
                (size_t)width * sizeof(float));
         memcpy(batch->hidden + i * size, work->residual + batch->wanted[i] * size, (size_t)size * sizeof(float));
     }
+}
+
+// normed [num_wanted][hidden_size] = hidden as the head norms it.
+static void norm_wanted(const Model *model, const Batch *batch, const Member *member) {
+    long size = model->embedding.hidden_size;
+    Phase phase = begin_phase(member, batch->num_wanted, ONCE);
+    while (next_task(&phase))
+        normalize(&model->head->norm, batch->hidden + phase.task * size, size, batch->normed + phase.task * size);
 }
 
 // What a layer with a state does for the tokens of some rows; out NULL: only the state is wanted.
@@ -318,6 +347,7 @@ static void run_model(const Member *member, void *argument) {
     const Work *work = call->work;
     float *draft_inputs = batch->draft_inputs;
     embed(model, batch, work, member);
+    if (model->join_hidden) join(model, batch, work, member);
     for (const Layer *layer = model->layers; layer <= last_layer(model); layer++) {
         run_segment(layer->segment, work->num_tokens, work->attended, work->residual, work->qkv, work->segment_memory,
                     member);
@@ -331,6 +361,7 @@ static void run_model(const Member *member, void *argument) {
     take_wanted(model, batch, work, member);
     run_segment(model->last_segment, batch->num_wanted, work->wanted_attended, batch->hidden, NULL,
                 work->segment_memory, member);
+    if (batch->normed) norm_wanted(model, batch, member);
     if (!batch->num_logit_rows) return;
     run_segment(model->head, batch->num_logit_rows, NULL, batch->hidden, batch->logits, work->segment_memory, member);
     Logits logits = logits_of(model, batch);

@@ -20,18 +20,20 @@ void multiply_panel(const Matrix *matrix, long panel, long next, const Rows *in,
 }
 
 void project(const Matrix *matrix, const Rows *in, float *out, bool add, const Member *member) {
-    long own_panels = panels_of(matrix), num_panels = own_panels + panels_of(matrix->rest);
+    long num_panels = all_panels(matrix), stride = all_outputs(matrix);
     Phase phase = begin_phase(member, num_panels * ceil_div(in->num_rows, TASK_ROWS),
                               in->num_rows <= REPEATED_ROWS ? REPEATABLE : ONCE);
     while (next_task(&phase)) {
         long first = phase.task / num_panels * TASK_ROWS, num_rows = least(TASK_ROWS, in->num_rows - first);
         long panel = phase.task % num_panels, next = upcoming_task(&phase) % num_panels;
-        bool is_rest = panel >= own_panels;
-        const Matrix *part = is_rest ? matrix->rest : matrix;
-        if ((next >= own_panels) != is_rest) next = panel;  // that one is fetched when it is read
-        long before = is_rest ? own_panels : 0;
-        multiply_panel(part, panel - before, next - before, in, first, num_rows, out + (is_rest ? matrix->num_outputs : 0),
-                       all_outputs(matrix), add, &phase);
+        const Matrix *part = matrix;
+        float *target = out;
+        for (; panel >= panels_of(part); part = part->rest) {
+            panel -= panels_of(part), next -= panels_of(part);
+            target += part->num_outputs;
+        }
+        if (next < 0 || next >= panels_of(part)) next = panel;  // that one is fetched when it is read
+        multiply_panel(part, panel, next, in, first, num_rows, target, stride, add, &phase);
     }
 }
 

@@ -31,7 +31,7 @@ static long tile_tokens(const StepRows *rows, const Step *step, double num_wante
 }
 
 static long first_key(const Step *step, const QueryTile *tile) {
-    return most(0, tile->first_position + 1 - step->window);
+    return first_seen(step, tile->first_position);
 }
 
 static double work_of(const Step *step, const QueryTile *tile) {

@@ -42,6 +42,7 @@ typedef struct {
     long cache_format;  // of keys and values; see cache_format.h
     long num_tokens, table_width;
     long window;                  // a token sees so many last positions, its own included, 1 or more
+    long first;                   // a token sees no position before this one, but for its own
     float scale, soft_cap;        // of query . key; soft_cap 0: none
     const float *slopes;          // of ALiBi, [num_heads]; NULL: none
     const float *cos, *sin;       // [num_tokens][rotary_dim], the sines of the first half with a minus
@@ -67,6 +68,11 @@ INLINE bool is_direct(const Step *step, const QueryTile *tile) {
 // Behind the last position that a token of a tile sees.
 INLINE long sight_end(const Step *step, const QueryTile *tile, long token) {
     return step->is_full ? tile->end_position : tile->first_position + token + 1;
+}
+
+// The first position that a token at a position sees.
+INLINE long first_seen(const Step *step, long position) {
+    return most(least(step->first, position), position + 1 - step->window);
 }
 
 // KV heads of a task, and the queries of one token in it.

@@ -216,6 +216,9 @@ INLINE vint vi_dot_quads(vint sum, vint a, vint b) {
     return _mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8)));
 #endif
 }
+// The same of a less 128, where no byte of b is -128. If SHIFT_IS_OF_SUMS, the sum is to be less 128 times that of b before.
+#define SHIFT_IS_OF_SUMS true
+INLINE vint vi_dot_shifted_quads(vint sum, vint a, vint b) { return vi_dot_quads(sum, a, b); }
 // The same where no byte of a is above 128, so that two products fit into an int16.
 INLINE vint vi_dot_small_quads(vint sum, vint a, vint b) {
 #ifdef __AVX512VNNI__
@@ -430,6 +433,17 @@ INLINE vint vi_dot_quads(vint sum, vint a, vint b) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8)));
 #endif
 }
+#ifdef __AVXVNNI__
+#define SHIFT_IS_OF_SUMS true
+INLINE vint vi_dot_shifted_quads(vint sum, vint a, vint b) { return vi_dot_quads(sum, a, b); }
+#else
+#define SHIFT_IS_OF_SUMS false
+INLINE vint vi_dot_shifted_quads(vint sum, vint a, vint b) {
+    const __m256i weights = _mm256_xor_si256(a, _mm256_set1_epi8(-128));
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(b, weights));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+#endif
 INLINE vint vi_dot_small_quads(vint sum, vint a, vint b) {
 #ifdef __AVXVNNI__
     return vi_dot_quads(sum, a, b);
