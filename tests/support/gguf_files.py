@@ -122,8 +122,8 @@ _NAMES_OF_GEMMA = {
 def of_type(kind: GGMLQuantizationType) -> TypeOf:
     """Return the rule of files of a type: matrices have it, vectors and routers stay in float32."""
     floats = GGMLQuantizationType.F32
-    kept = ("ffn_gate_inp", ".bias", "ssm_conv1d", "ssm_norm", "ssm_a", "ssm_d", "shortconv.conv")
-    return lambda name, values: floats if values.ndim == 1 or any(each in name for each in kept) else kind
+    kept = re.compile(r"ffn_gate_inp|\.bias|ssm_conv1d|ssm_norm|ssm_[ad]$|shortconv\.conv")
+    return lambda name, values: floats if values.ndim == 1 or kept.search(name) else kind
 
 
 def write_gguf_of(
