@@ -249,14 +249,15 @@ class SharedLastSegment:
         self._library = library
         self._rank_sum = rank_sum
         self._layer_end = NativeLayerEnd(layer_end)
-        self._has_mlp = layer_end.mlp is not None
+        self._has_output, self._has_mlp = layer_end.attention_output is not None, layer_end.mlp is not None
         hidden_size = self._layer_end.hidden_size
         self._struct = SegmentStruct(end=self._layer_end.struct, hidden_size=hidden_size, has_layer_end=1)
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> None:
         """End a layer."""
         layer_end, part = self._layer_end.struct, self._rank_sum.part(residual)
-        if attended is not None:
+        if self._has_output:
+            assert attended is not None, "it has attended"
             self._library.linear(layer_end.attention_output, attended, part)
             self._rank_sum.add(part, layer_end.attention_output_norm, layer_end.residual_scale, residual)
         if self._has_mlp:

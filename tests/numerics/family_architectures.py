@@ -50,7 +50,7 @@ MAMBA2 = {
 # Each layer is one of Mamba-2, attention, an MLP and experts; two MLPs lie side by side. Four ranks can share the heads
 # and the groups. transformers' code raises shorter times to time_step_min, NVIDIA's does not.
 NEMOTRON_H = {
-    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp", "mlp"],
+    "layers_block_type": ["linear_attention", "full_attention", "mlp", "mlp", "linear_attention", "moe"],
     "mamba_num_heads": 8,
     "mamba_head_dim": 10,
     "ssm_state_size": 11,
