@@ -289,7 +289,7 @@ SlotState = StateConfig | LastHiddenConfig
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """A layer: what mixes tokens, which is attention, a state or nothing, and what follows: an MLP, experts or nothing."""
+    """A layer: attention, a state or neither, which mix tokens; then an MLP, experts or neither."""
 
     num_heads: int
     num_kv_heads: int

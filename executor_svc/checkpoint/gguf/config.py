@@ -290,7 +290,7 @@ def _granite_hybrid(metadata: Metadata, tensors: Tensors) -> Config:
 
 
 def _nemotron_h(metadata: Metadata, tensors: Tensors) -> Config:
-    """Return a Nemotron-H; a layer with KV heads attends, one with a length has an MLP or experts, others have a state."""
+    """Return a Nemotron-H; layers with KV heads attend, those with a length have an MLP or experts, others a state."""
     lists = [metadata.whole_numbers(metadata.key(name)) for name in ("attention.head_count_kv", "feed_forward_length")]
     num_kv_heads, size = (max(counts, default=0) for counts in lists)
     num_experts, of_mlp = metadata.integer("expert_count", 0), "mlp"

@@ -32,7 +32,7 @@ def decoder_config(
     intermediate_size: int | None = None,
     **more: object,
 ) -> Config:
-    """Return what all architectures share, and more. `num_kv_heads`, `intermediate_size` None: the same in all layers."""
+    """Return what all architectures share, and more. A size that is None is the same in all layers."""
     hidden_size, num_heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
     head_dim = metadata.integer("attention.key_length", hidden_size // max(1, num_heads))
     if metadata.integer("attention.value_length", head_dim) != head_dim:
