@@ -6,8 +6,8 @@ A *segment* is all the work from the output of one attention to the input of the
     residual += mlp(norm(residual))
     result    = projection(norm(residual))           the next layer's q, k and v, before rotation
 
-A layer without attention or without an MLP lacks that line. Some models norm or scale what joins the residual stream too,
-or norm each head of queries and keys.
+A layer without attention or without an MLP lacks that line. Some models norm or scale what joins the residual stream
+too, or norm each head of queries and keys.
 
 A decoder of n layers is n segments with an attention behind each, the end of the last layer, and the head, which is
 a segment without a layer's end. `DenseKernels` makes them. It has three implementations: `TorchDense` (any device and

@@ -174,7 +174,7 @@ def _lfm2(metadata: Metadata, tensors: Tensors, architecture: str = "Lfm2ForCaus
     heads = metadata.whole_numbers(key)
     if len({*heads} - {0}) != 1:
         raise metadata.wrong(key, heads, "a list of one number, with 0 for layers that do not attend")
-    config = decoder_config(metadata, tensors, architecture, num_kv_heads=max(heads), **more)
+    config = decoder_config(metadata, tensors, architecture, num_kv_heads=max(heads)) | more
     return config | {
         "norm_eps": config["rms_norm_eps"],
         "block_auto_adjust_ff_dim": False,
