@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal
 from executor_svc.attention.interface import AttentionLayer
 
 # "swiglu_oai" is the gated one of gpt-oss: x sigmoid(1.702 x) (y + 1), x at most 7 and y from -7 to 7.
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "swiglu_oai"]
+# "relu2" is the square of "relu".
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "swiglu_oai", "relu2"]
 
 # What makes scores of a router's outputs: the softmax over all experts, or the sigmoid of each one.
 Scoring = Literal["softmax", "sigmoid"]
@@ -288,18 +289,24 @@ SlotState = StateConfig | LastHiddenConfig
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """A layer: how many heads of which size attend how, or what state it has instead, and what follows."""
+    """A layer: attention, a state or neither, which mix tokens; then an MLP, experts or neither."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     attention: AttentionLayer
     rope: RopeConfig | None  # None: positions enter elsewhere
-    mlp: MlpConfig | ExpertsConfig
+    mlp: MlpConfig | ExpertsConfig | None
+    attends: bool = True
     has_sinks: bool = False  # see `AttentionLayer.sinks`
-    state: StateConfig | None = None  # None: it attends
+    state: StateConfig | None = None  # a layer with one does not attend
     # What is attended is multiplied by the sigmoid of a gate, number by number.
     has_output_gate: bool = False
+
+    @property
+    def has_mixer(self) -> bool:
+        """Whether it mixes tokens; the first layer does."""
+        return self.attends or self.state is not None
 
 
 @dataclass(frozen=True, slots=True)

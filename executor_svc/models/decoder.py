@@ -73,15 +73,16 @@ class Decoder:
         """What the executor needs to know of the model."""
         config = self.config
         first = config.layers[0]
-        windows = [layer.attention.window_tokens for layer in config.layers if layer.state is None]
+        mixers = [layer for layer in config.layers if layer.has_mixer]  # a cache or a state is numbered among these
+        windows = [layer.attention.window_tokens for layer in mixers if layer.attends]
         states: dict[int, SlotState] = {
             index: layer.state.shared_by(self._shard.size)
-            for index, layer in enumerate(config.layers)
+            for index, layer in enumerate(mixers)
             if layer.state is not None
         }
         if config.mtp is not None:
             windows.append(config.mtp.attention.window_tokens)
-            states[len(config.layers) + 1] = LastHiddenConfig(config.hidden_size)
+            states[len(mixers) + 1] = LastHiddenConfig(config.hidden_size)
         return ModelShape(
             num_kv_heads=self._shard.num_kv_heads(first),
             head_dim=first.head_dim,
@@ -132,7 +133,11 @@ class Decoder:
         attended: torch.Tensor | None = None
         next_cache, next_state = iter(caches), iter(() if states is None else states.layers)
         for index, layer in enumerate(self.config.layers):
-            projected = self.weights.segments[index](attended, residual).contiguous()
+            projected = self.weights.segments[index](attended, residual)
+            if projected is None:
+                attended = None
+                continue
+            projected = projected.contiguous()
             if (weights := self.weights.states[index]) is not None:
                 assert states is not None, "a model with states is run on some"
                 attended = weights.run_on(self._states, projected, states.rows, next(next_state))
@@ -148,9 +153,8 @@ class Decoder:
             attended = attention.attend(qkv, rotation, next(next_cache), self.attention_layers[index])
             if num_gates:
                 attended = self._kernels.gate(attended, gate)
-        assert attended is not None, "a model has layers"
         residual = residual[wanted]
-        self.weights.last_segment(attended[wanted], residual)
+        self.weights.last_segment(None if attended is None else attended[wanted], residual)
         return residual
 
     @torch.inference_mode()

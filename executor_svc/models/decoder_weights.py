@@ -14,6 +14,7 @@ from executor_svc.models.dense import (
     EmbeddingWeights,
     Experts,
     HeadNorms,
+    LastSegment,
     LayerEnd,
     MatrixRole,
     MatrixT,
@@ -67,14 +68,18 @@ class DecoderWeights(Generic[MatrixT]):
             self._vocabulary = embedding if config.tie_word_embeddings else self._vocabulary_matrix(names.head)
         else:
             self.embed, self._vocabulary, self.joins = drafted.embed, drafted._vocabulary, self._joins()
-        self.segments: list[Segment] = []
+        self.segments: list[Segment | LastSegment] = []  # a `LastSegment` is in front of a layer that mixes no tokens
         self.sinks: list[torch.Tensor | None] = []  # of each layer, of this rank's heads; see `AttentionLayer.sinks`
-        self.states: list[StateWeights | None] = []  # of each layer; None: it attends
+        self.states: list[StateWeights | None] = []  # of each layer; None: it has none
         layer_end: LayerEnd[MatrixT] | None = None
         for index, layer in enumerate(config.layers):
-            norm = self._norm(names.attention_norm.format(layer=index))
-            projection = self._projection(index, layer)
-            self.segments.append(kernels.segment(layer_end, norm, projection, self._head_norms(index, layer)))
+            if layer.has_mixer:
+                norm = self._norm(names.attention_norm.format(layer=index))
+                projection = self._projection(index, layer)
+                self.segments.append(kernels.segment(layer_end, norm, projection, self._head_norms(index, layer)))
+            else:
+                assert layer_end is not None, "the first layer mixes tokens"
+                self.segments.append(kernels.last_segment(layer_end))
             self.sinks.append(self._sinks(index, layer) if layer.has_sinks else None)
             self.states.append(None if layer.state is None else self._state_layers.weights(index, layer.state))
             layer_end = self._layer_end(index, layer)
@@ -107,24 +112,21 @@ class DecoderWeights(Generic[MatrixT]):
         num_inputs = layer.num_heads * layer.head_dim
         if layer.state is not None:
             output, has_bias, num_inputs = f"{names.state}.out_proj", layer.state.has_bias, layer.state.output_dim
+        matrix, norm = None, None
+        if layer.has_mixer:
+            ours = self._shard.even_part(num_inputs)
+            matrix = self._row_parallel(output.format(layer=index), num_inputs, ours, has_bias)
+            norm = self._output_norm(names.attention_output_norm, index)
+        if layer.mlp is None:
+            return LayerEnd(matrix, norm, None, None, None, config.residual_scale)
         mlp: Mlp[MatrixT] | Experts[MatrixT]
+        mlp_norm = self._norm(names.mlp_norm.format(layer=index))
         if isinstance(layer.mlp, ExpertsConfig):
             mlp = self._experts(index, layer.mlp)
         else:
             mlp = self._mlp(layer.mlp, names.gate_up, names.down, layer=index)
-        return LayerEnd(
-            attention_output=self._row_parallel(
-                output.format(layer=index),
-                num_inputs,
-                self._shard.even_part(num_inputs),
-                has_bias,
-            ),
-            attention_output_norm=self._output_norm(names.attention_output_norm, index),
-            mlp_norm=self._norm(names.mlp_norm.format(layer=index)),
-            mlp=mlp,
-            mlp_output_norm=self._output_norm(names.mlp_output_norm, index),
-            residual_scale=config.residual_scale,
-        )
+        mlp_output_norm = self._output_norm(names.mlp_output_norm, index)
+        return LayerEnd(matrix, norm, mlp_norm, mlp, mlp_output_norm, config.residual_scale)
 
     def _mlp(self, mlp: MlpConfig, gate_up: Sequence[str], down: str, **numbers: int) -> Mlp[MatrixT]:
         """Return an MLP whose tensors have these names, with `numbers` in them."""

@@ -6,7 +6,8 @@ A *segment* is all the work from the output of one attention to the input of the
     residual += mlp(norm(residual))
     result    = projection(norm(residual))           the next layer's q, k and v, before rotation
 
-Some models norm or scale what joins the residual stream too, or norm each head of queries and keys.
+A layer without attention or without an MLP lacks that line. Some models norm or scale what joins the residual stream
+too, or norm each head of queries and keys.
 
 A decoder of n layers is n segments with an attention behind each, the end of the last layer, and the head, which is
 a segment without a layer's end. `DenseKernels` makes them. It has three implementations: `TorchDense` (any device and
@@ -116,10 +117,10 @@ class HeadNorms:
 class LayerEnd(Generic[MatrixT]):
     """The weights of a layer behind its attention. The norms of outputs come before they join the residual stream."""
 
-    attention_output: MatrixT
+    attention_output: MatrixT | None  # None: there is neither attention nor a state
     attention_output_norm: Norm | None
-    mlp_norm: Norm
-    mlp: Mlp[MatrixT] | Experts[MatrixT]
+    mlp_norm: Norm | None  # None: as `mlp`
+    mlp: Mlp[MatrixT] | Experts[MatrixT] | None  # None: there is none
     mlp_output_norm: Norm | None
     residual_scale: float = 1.0  # of what joins the residual stream, normed or not
 
@@ -138,7 +139,7 @@ class Segment(Protocol):
         """Run the segment.
 
         Args:
-            attended: Output of the attention, [num_tokens, num_heads * head_dim]; None if no layer ends here.
+            attended: Output of the attention, [num_tokens, num_heads * head_dim]; None if no layer with one ends here.
             residual: The residual stream, [num_tokens, hidden_size]; updated in place.
 
         Returns:
@@ -147,9 +148,9 @@ class Segment(Protocol):
 
 
 class LastSegment(Protocol):
-    """The end of the last layer, which nothing follows but the head."""
+    """The end of a layer that nothing follows but the head, or a layer without attention and state."""
 
-    def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> None:
+    def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> None:
         """Update the residual stream in place; shapes as in `Segment`."""
 
 
@@ -207,7 +208,7 @@ class DenseKernels(Protocol[MatrixT]):
         """
 
     def last_segment(self, layer_end: LayerEnd[MatrixT]) -> LastSegment:
-        """Join the weights of the last layer's end."""
+        """Join the weights of the end of a layer behind which nothing is projected."""
 
     def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor, factor: float = 1.0) -> Rotation:
         """Return the rotary embedding of tokens at `positions`, [num_tokens].

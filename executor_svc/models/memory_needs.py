@@ -316,22 +316,27 @@ def _summary(
     num_heads = number("num_attention_heads")
     head_dim = number("head_dim", number("hidden_size") // max(1, num_heads))
     num_kv_heads = number("num_key_value_heads", num_heads)
-    num_layers = number("num_hidden_layers")
-    num_states = _num_states(of_text, num_layers)
+    kinds = _layer_kinds(of_text)
+    num_layers = number("num_hidden_layers", len(kinds))
+    num_states = _num_states(of_text, kinds, num_layers)
+    num_attending = num_layers - num_states - sum(kinds.count(kind) for kind in ("mlp", "moe", "-", "E"))
     values = number("linear_num_value_heads") * number("linear_value_head_dim")
     keys = number("linear_num_key_heads") * number("linear_key_head_dim")
     convolved = (number("linear_conv_kernel_dim", 1) - 1) * (2 * keys + values)
     convolved += (number("conv_L_cache", 1) - 1) * number("hidden_size")
-    heads, state_size = number("mamba_n_heads"), number("mamba_d_state")
-    outputs = heads * number("mamba_d_head", number("mamba_expand", 2) * number("hidden_size") // max(1, heads))
-    convolved += (number("mamba_d_conv", 1) - 1) * (outputs + 2 * number("mamba_n_groups", 1) * state_size)
+    heads = number("mamba_n_heads", number("mamba_num_heads"))  # of Granite, or of Nemotron-H
+    state_size = number("mamba_d_state", number("ssm_state_size"))
+    head_size = number("mamba_head_dim", number("mamba_expand", 2) * number("hidden_size") // max(1, heads))
+    outputs = heads * number("mamba_d_head", head_size)
+    num_groups = number("mamba_n_groups", number("n_groups", 1))
+    convolved += (number("mamba_d_conv", number("conv_kernel", 1)) - 1) * (outputs + 2 * num_groups * state_size)
     return ModelSummary(
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
         formats=tuple(sorted(sizes, key=lambda name: -sizes[name])),
         num_weights=num_weights,
         file_bytes=sum(file.stat().st_size for file in files),
         held_bytes=int(bits / 8),
-        token_bytes=2 * (num_layers - num_states + has_mtp) * num_kv_heads * head_dim * float_bytes,
+        token_bytes=2 * (num_attending + has_mtp) * num_kv_heads * head_dim * float_bytes,
         state_bytes=4 * num_states * (convolved + values * number("linear_key_head_dim") + outputs * state_size)
         + 4 * has_mtp * number("hidden_size"),
         max_model_len=number("max_position_embeddings", _CACHED_TOKENS),
@@ -339,14 +344,21 @@ def _summary(
     )
 
 
-def _num_states(config: Mapping[str, object], num_layers: int) -> int:
+def _layer_kinds(config: Mapping[str, object]) -> list[object]:
+    """Return the kind of each layer, as config.json calls it; empty if it does not say."""
+    names = ("layer_types", "layers_block_type", "hybrid_override_pattern")
+    found = next((value for value in map(config.get, names) if isinstance(value, list | str)), ())
+    return list(found)
+
+
+def _num_states(config: Mapping[str, object], kinds: list[object], num_layers: int) -> int:
     """Return how many layers have a state, of a family in which some have one."""
-    kinds, interval = config.get("layer_types"), config.get("full_attention_interval")
-    attending = config.get("full_attn_idxs")
-    if not any(config.get(name) for name in ("linear_num_value_heads", "conv_L_cache", "mamba_n_heads")):
+    interval, attending = config.get("full_attention_interval"), config.get("full_attn_idxs")
+    names = ("linear_num_value_heads", "conv_L_cache", "mamba_n_heads", "mamba_num_heads")
+    if not any(config.get(name) for name in names):
         return 0
-    if isinstance(kinds, list):
-        return sum(kinds.count(kind) for kind in ("linear_attention", "mamba", "conv"))
+    if kinds:
+        return sum(kinds.count(kind) for kind in ("linear_attention", "mamba", "conv", "M"))
     if config.get("conv_L_cache"):
         return max(0, num_layers - len(attending)) if isinstance(attending, list) else 0
     return num_layers - num_layers // (interval if isinstance(interval, int) and interval > 0 else 4)

@@ -150,7 +150,7 @@ class NativeEmbedding:
 
 
 # `Activation` of activation.h, in its order.
-_ACTIVATIONS: Final[Sequence[Activation]] = ("silu", "gelu", "gelu_tanh", "relu", "swiglu_oai")
+_ACTIVATIONS: Final[Sequence[Activation]] = ("silu", "gelu", "gelu_tanh", "relu", "swiglu_oai", "relu2")
 
 
 class NativeSegment:
@@ -203,17 +203,16 @@ class NativeLastSegment:
         self._library = library
         self._layer_end = NativeLayerEnd(layer_end)
         self._post_norm = post_norm  # behind the MLP, with `mlp_norm` as the one before it; the struct points into it
-        hidden_size = layer_end.attention_output.num_outputs
         self.struct = SegmentStruct(
             end=self._layer_end.struct,
             norm=norm_struct(post_norm),
-            hidden_size=hidden_size,
+            hidden_size=self._layer_end.hidden_size,
             has_layer_end=1,
             is_post_norm=post_norm is not None,
         )
 
-    def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> None:
-        """End the last layer."""
+    def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> None:
+        """End a layer."""
         self._library.segment(self.struct, attended, residual, None)
 
 
@@ -250,16 +249,20 @@ class SharedLastSegment:
         self._library = library
         self._rank_sum = rank_sum
         self._layer_end = NativeLayerEnd(layer_end)
-        hidden_size = layer_end.attention_output.num_outputs
+        self._has_output, self._has_mlp = layer_end.attention_output is not None, layer_end.mlp is not None
+        hidden_size = self._layer_end.hidden_size
         self._struct = SegmentStruct(end=self._layer_end.struct, hidden_size=hidden_size, has_layer_end=1)
 
-    def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> None:
+    def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> None:
         """End a layer."""
         layer_end, part = self._layer_end.struct, self._rank_sum.part(residual)
-        self._library.linear(layer_end.attention_output, attended, part)
-        self._rank_sum.add(part, layer_end.attention_output_norm, layer_end.residual_scale, residual)
-        self._library.mlp(self._struct, residual, part)
-        self._rank_sum.add(part, layer_end.mlp_output_norm, layer_end.residual_scale, residual)
+        if self._has_output:
+            assert attended is not None, "it has attended"
+            self._library.linear(layer_end.attention_output, attended, part)
+            self._rank_sum.add(part, layer_end.attention_output_norm, layer_end.residual_scale, residual)
+        if self._has_mlp:
+            self._library.mlp(self._struct, residual, part)
+            self._rank_sum.add(part, layer_end.mlp_output_norm, layer_end.residual_scale, residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +274,6 @@ class SharedSegment:
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         """Run the segment."""
-        assert attended is not None, "only where no layer ends there is no attention before"
         self.layer_end(attended, residual)
         return self.projection(None, residual)
 
@@ -281,17 +283,22 @@ class NativeLayerEnd:
 
     def __init__(self, weights: LayerEnd[PackedMatrix]) -> None:
         self._weights = weights  # the structs have pointers into them
-        mlp = weights.mlp
-        mlps = mlp.experts if isinstance(mlp, Experts) else (mlp,)
-        self._mlps = (MlpStruct * len(mlps))(*map(_mlp_struct, mlps))
         self.struct = LayerEndStruct(
-            attention_output=weights.attention_output.struct,
             attention_output_norm=norm_struct(weights.attention_output_norm),
             mlp_norm=norm_struct(weights.mlp_norm),
             mlp_output_norm=norm_struct(weights.mlp_output_norm),
-            activation=_ACTIVATIONS.index(mlps[0].activation),
             residual_scale=weights.residual_scale,
         )
+        if weights.attention_output is not None:
+            self.struct.attention_output = weights.attention_output.struct
+            self.hidden_size = weights.attention_output.num_outputs
+        mlp = weights.mlp
+        if mlp is None:
+            return
+        mlps = mlp.experts if isinstance(mlp, Experts) else (mlp,)
+        self._mlps = (MlpStruct * len(mlps))(*map(_mlp_struct, mlps))
+        self.struct.activation = _ACTIVATIONS.index(mlps[0].activation)
+        self.hidden_size = mlps[0].down.num_outputs
         if isinstance(mlp, Experts):
             self.struct.experts = ExpertsStruct(
                 router=mlp.router.struct,

@@ -43,7 +43,7 @@ class _NativeParts:
     """The weights of a model that the library computes whole."""
 
     embedding: NativeEmbedding
-    segments: Sequence[NativeSegment]
+    segments: Sequence[NativeSegment | NativeLastSegment]
     last_segment: NativeLastSegment
     head: NativeSegment
     joins: Sequence[NativeSegment]  # of the embedding and the hidden state, of a head that drafts
@@ -52,7 +52,7 @@ class _NativeParts:
     def of(cls, model: Decoder) -> "_NativeParts | None":
         """Return the parts; None: other kernels have some, or several ranks share them."""
         weights = model.weights
-        segments = [segment for segment in weights.segments if isinstance(segment, NativeSegment)]
+        segments = [each for each in weights.segments if isinstance(each, NativeSegment | NativeLastSegment)]
         embedding, last_segment, head = weights.embed, weights.last_segment, weights.head
         joins = [join for join in weights.joins if isinstance(join, NativeSegment)]
         if (
@@ -93,7 +93,7 @@ class NativeForward:
             rotation.rotary_dim = 2 * len(frequencies)
             rotation.factor = rope.attention_factor
         layers = model.config.layers
-        attending = [layer for layer in layers if layer.state is None]
+        attending = [layer for layer in layers if layer.attends]
         distinct = list(dict.fromkeys(attending))
         self._slopes = [np.array(kind.attention.alibi_slopes or (), np.float32) for kind in distinct]
         self._kinds = (AttentionKindStruct * len(distinct))()
@@ -123,10 +123,10 @@ class NativeForward:
                     self._state_structs.append(short_conv_struct(weights))
                     struct.short_conv = addressof(self._state_structs[-1])
                 struct.conv_states, struct.states = state.conv.data_ptr(), state.recurrent.data_ptr()
-                continue
-            struct.kind = addressof(self._kinds[distinct.index(layer)])
-            struct.cache = cache_struct(next(next_cache))
-            struct.sinks = sinks_address(attention)
+            if layer.attends:
+                struct.kind = addressof(self._kinds[distinct.index(layer)])
+                struct.cache = cache_struct(next(next_cache))
+                struct.sinks = sinks_address(attention)
         self._model = ModelStruct(
             tokens=parts.embedding.weights.tokens.struct,
             embedding=parts.embedding.struct,

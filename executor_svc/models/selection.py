@@ -227,7 +227,7 @@ def choose_decoder(
         # The sinks themselves come with the weights.
         shard.attention_layer(layer, torch.empty(shard.num_heads(layer), device="meta") if layer.has_sinks else None)
         for layer in model_config.layers
-        if layer.state is None
+        if layer.attends
     ]
     first = model_config.layers[0]
     sizes = (shard.num_heads(first), shard.num_kv_heads(first), first.head_dim)

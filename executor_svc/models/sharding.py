@@ -98,10 +98,11 @@ def rows_by_turns(tensor: str, num_heads: int, sizes: Sequence[int], ours: Seque
 def _check(config: ModelConfig, layer: LayerConfig, size: int) -> None:
     mlp = layer.mlp.mlp if isinstance(layer.mlp, ExpertsConfig) else layer.mlp
     shared = layer.mlp.shared if isinstance(layer.mlp, ExpertsConfig) else None
+    size_of_mlp = 0 if mlp is None else mlp.intermediate_size
     problems = {
         f"{layer.num_heads} attention heads": layer.num_heads % size,
         f"{layer.num_kv_heads} KV heads": layer.num_kv_heads % size and size % layer.num_kv_heads,
-        f"an intermediate_size of {mlp.intermediate_size}": mlp.intermediate_size % size,
+        f"an intermediate_size of {size_of_mlp}": size_of_mlp % size,
     }
     if isinstance(layer.state, DeltaNetConfig):
         problems[f"{layer.state.num_key_heads} key heads in a delta net"] = layer.state.num_key_heads % size

@@ -49,6 +49,7 @@ ACTIVATIONS: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] 
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square_(),
 }
 
 
@@ -185,13 +186,17 @@ class TorchLastSegment:
     layer_end: LayerEnd[TorchMatrix]
     group: TensorParallelGroup
 
-    def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> None:
+    def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> None:
         """End a layer."""
-        layer = self.layer_end
-        output = self.group.all_reduce(layer.attention_output(attended))
-        residual += finish_output(output, layer.attention_output_norm, layer.residual_scale)
+        layer, mlp = self.layer_end, self.layer_end.mlp
+        if layer.attention_output is not None:
+            assert attended is not None, "it has attended"
+            output = self.group.all_reduce(layer.attention_output(attended))
+            residual += finish_output(output, layer.attention_output_norm, layer.residual_scale)
+        if mlp is None:
+            return
+        assert layer.mlp_norm is not None, "an MLP has one"
         normed = layer.mlp_norm(residual)
-        mlp = layer.mlp
         output = _run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed)
         output = self.group.all_reduce(output)
         residual += finish_output(output, layer.mlp_output_norm, layer.residual_scale)
@@ -217,7 +222,6 @@ class TorchSegment:
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         """Run the segment."""
         if self.layer_end is not None:
-            assert attended is not None, "only where no layer ends there is no attention before"
             self.layer_end(attended, residual)
         return norm_heads(self.projection(self.norm(residual)), self.head_norms)
 

@@ -112,19 +112,25 @@ class TritonLastSegment:
     layer_end: LayerEnd[TorchMatrix]
     add_up: Callable[[torch.Tensor], torch.Tensor]  # a part of this rank -> the sum over all ranks
 
-    def __call__(self, attended: torch.Tensor, residual: torch.Tensor) -> None:
+    def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> None:
         """End a layer."""
         residual += self.run(attended, residual)
 
-    def run(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def run(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         """Do all but the last addition to the residual stream, which joins the norm that follows.
 
         Returns:
             What is still to be added, [num_tokens, hidden_size].
         """
-        layer, mlp = self.layer_end, self.layer_end.mlp
-        output = self.add_up(layer.attention_output(attended))
-        output = _normed_output(output, layer.attention_output_norm, layer.residual_scale)
+        layer, mlp, output = self.layer_end, self.layer_end.mlp, None
+        if layer.attention_output is not None:
+            assert attended is not None, "it has attended"
+            output = self.add_up(layer.attention_output(attended))
+            output = _normed_output(output, layer.attention_output_norm, layer.residual_scale)
+        if mlp is None:
+            assert output is not None, "a layer has one of both"
+            return output
+        assert layer.mlp_norm is not None, "an MLP has one"
         normed = _add_and_norm(residual, output, layer.mlp_norm)
         output = _run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed)
         return _normed_output(self.add_up(output), layer.mlp_output_norm, layer.residual_scale)
@@ -143,7 +149,6 @@ class TritonSegment:
         """Run the segment."""
         output = None
         if self.layer_end is not None:
-            assert attended is not None, "only where no layer ends there is no attention before"
             output = self.layer_end.run(attended, residual)
         projected = self.projection(_add_and_norm(residual, output, self.norm))
         return projected if self.head_norms is None else _norm_heads(projected, self.head_norms)

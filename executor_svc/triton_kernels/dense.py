@@ -119,8 +119,10 @@ def activation_kernel(
         # 1 + tanh(y) is 2 sigmoid(2y).
         x = x * _sigmoid((x + x * x * x * TANH_CUBE) * TANH_SCALE)
     else:
-        tl.static_assert(ACTIVATION == "relu")
+        tl.static_assert(ACTIVATION == "relu" or ACTIVATION == "relu2")
         x = tl.where(x < 0.0, 0.0, x)
+        if ACTIVATION == "relu2":
+            x = x * x
     if up is not None:
         factor = tl.load(up + row * up_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
         if ACTIVATION == "swiglu_oai":

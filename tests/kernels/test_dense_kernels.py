@@ -189,7 +189,8 @@ def run_segments(
     residual, results = random(NUM_ROWS, config.hidden_size, dtype=kernels.dtype)[rows].clone(), []
     for index, segment in enumerate(weights.segments):
         attended = random(NUM_ROWS, sizes[index - 1], dtype=kernels.dtype, seed=index)[rows]
-        results += [segment(attended if index else None, residual), residual.clone()]
+        result = segment(attended if index else None, residual)
+        results += [residual.clone() if result is None else result, residual.clone()]
     weights.last_segment(random(NUM_ROWS, sizes[-1], dtype=kernels.dtype, seed=99)[rows], residual)
     return [*results, residual.clone(), weights.head(None, residual)]
 

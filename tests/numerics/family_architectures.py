@@ -47,6 +47,21 @@ MAMBA2 = {
     "shared_intermediate_size": 20,
 }
 
+# Each layer is one of Mamba-2, attention, an MLP and experts; two MLPs lie side by side. Four ranks can share the heads
+# and the groups. transformers' code raises shorter times to time_step_min, NVIDIA's does not.
+NEMOTRON_H = {
+    "layers_block_type": ["linear_attention", "full_attention", "mlp", "mlp", "linear_attention", "moe"],
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 10,
+    "ssm_state_size": 11,
+    "n_groups": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 5,
+    "moe_shared_expert_intermediate_size": 20,
+    "routed_scaling_factor": 2.5,
+    "time_step_min": 1e-30,
+}
+
 # By the name in config.json. Windows are shorter than the prompts.
 FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     # No power of two heads: ALiBi has slopes between those of the nearest one.
@@ -62,6 +77,7 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "MistralForCausalLM": {"sliding_window": 9, **ODD_SIZES},
     "MixtralForCausalLM": {},
     "MptForCausalLM": {"hidden_size": 48, "num_attention_heads": 12, "attn_config": {"softmax_scale": 0.3}},
+    "NemotronHForCausalLM": NEMOTRON_H,
     "OPTForCausalLM": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "Phi3ForCausalLM": {"sliding_window": 11},
     "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
@@ -77,6 +93,7 @@ WITH_STATES = (
     "GraniteMoeHybridForCausalLM",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
+    "NemotronHForCausalLM",
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",

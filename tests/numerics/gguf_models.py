@@ -11,7 +11,7 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file, save_file
 
 from tests.numerics.architectures import save_tiny_architecture
-from tests.numerics.family_architectures import DELTA_NETS, MAMBA2, SHORT_CONVS
+from tests.numerics.family_architectures import DELTA_NETS, MAMBA2, NEMOTRON_H, SHORT_CONVS
 from tests.support.gguf_files import of_type
 
 # Rows of blocks are multiples of 32.
@@ -38,6 +38,13 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": 9},
     "MixtralForCausalLM": {},
+    "NemotronHForCausalLM": {
+        **NEMOTRON_H,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+        "mamba_head_dim": 8,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 64,
+    },
     "Phi3ForCausalLM": {"sliding_window": 11},
     "Qwen2ForCausalLM": {},
     "Qwen3ForCausalLM": {},

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType as FileType
 
 from executor_svc.config import ExecutorConfig
@@ -38,8 +39,17 @@ def test_value_heads_in_the_order_of_llama_cpp_are_served_by_their_key_heads(
         load_worker(ExecutorConfig.model_validate({"model": str(file), "tp": 2}))
 
 
+def test_nemotron_h_without_experts_has_the_bits_of_safetensors(tmp_path: Path, recorder: RecordingSampler) -> None:
+    kinds = ["linear_attention", "mlp", "mlp", "full_attention", "linear_attention", "mlp"]
+    settings = {**FAMILIES[NEMOTRON], "layers_block_type": kinds}
+    directory = save(tmp_path / "model", NEMOTRON, settings, FileType.F32)
+    file = write_gguf_of(directory, tmp_path / "m.gguf", of_type(FileType.F32))
+
+    assert torch.equal(logits_of(file, recorder), logits_of(directory, recorder))
+
+
 QWEN, LFM2, LFM2_MOE = "Qwen3_5ForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"
-GRANITE = "GraniteMoeHybridForCausalLM"
+GRANITE, NEMOTRON = "GraniteMoeHybridForCausalLM", "NemotronHForCausalLM"
 
 
 @each_row(
@@ -63,6 +73,14 @@ GRANITE = "GraniteMoeHybridForCausalLM"
     (GRANITE, {"granitehybrid.attention.head_count_kv": [0, 2]}, {}, "it must be 0 or the same number for each layer"),
     (GRANITE, {"granitehybrid.attention.head_count_kv": [0, 2, 4]}, {}, "it must be 0 or the same number for each"),
     (GRANITE, {"granitehybrid.attention.head_count_kv": 2}, {}, "it must be a list of whole numbers"),
+    (
+        NEMOTRON,
+        {"nemotron_h_moe.attention.head_count_kv": [0, 4, 4, 0, 0]},
+        {},
+        "0 or one number for each layer, beside",
+    ),
+    (NEMOTRON, {"nemotron_h_moe.feed_forward_length": [0, 32, 0, 0]}, {}, "0 or one number for each layer, beside"),
+    (NEMOTRON, {"nemotron_h_moe.moe_latent_size": 16}, {}, "moe_latent_size 16, which is not supported"),
     (GRANITE, {"granitehybrid.ssm.state_size": 12}, {}, r"ssm_in.weight has the shape \[180, 32\]; its metadata"),
 )
 def test_bad_input_is_refused_by_name(

@@ -29,6 +29,7 @@ from tests.numerics.threaded_group import ThreadedRanks
 STATE_BYTES = {
     "GraniteMoeHybridForCausalLM": 2 * 4 * (3 * (8 * 10 + 2 * 11) + 8 * 10 * 11),
     "Lfm2ForCausalLM": 2 * 4 * 2 * 40,
+    "NemotronHForCausalLM": 2 * 4 * (3 * (8 * 10 + 2 * 4 * 11) + 8 * 10 * 11),
     "Qwen3_5ForCausalLM": 2 * 4 * (3 * (2 * 4 * 7 + 12 * 10) + 12 * 7 * 10),
     "Qwen3_5ForCausalLM with a head that drafts": 2 * 4 * (3 * (2 * 4 * 7 + 12 * 10) + 12 * 7 * 10) + 4 * 45,
 }
@@ -191,7 +192,7 @@ def test_a_state_takes_the_drafts_that_were_right(driver: StepDriver) -> None:
             drafts = []
             for slot, right, count in ((0, num_right, num_drafts), (3, 0, 0), (5, num_drafts - num_right, num_drafts)):
                 tokens, place = alone[slot][0], int(worker.table.num_tokens[slot])
-                wrong = [token_id ^ 1 for token_id in tokens[place + right :]]
+                wrong = [abs(token_id - 1) for token_id in tokens[place + right :]]
                 drafts.append([*tokens[place : place + right], *wrong][:count])
             result = driver.execute(TableDelta(prefill_chunks=pairs((6, 2))), drafts)
 

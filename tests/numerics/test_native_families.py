@@ -73,7 +73,9 @@ class DensePart:
         weights, model = self._model.weights, self._model
         rotations = [model._kernels.rotations(positions, f) for f in model.frequencies.values()]
         embedded = weights.embed(token_ids, positions)
-        projected = weights.segments[1](attended, residual).clone()
+        projected = weights.segments[1](attended, residual)
+        assert projected is not None, "the second layer of every family here mixes tokens"
+        projected = projected.clone()
         between = residual.clone()
         weights.last_segment(attended, residual)
         logits = model.logits(residual)

@@ -95,7 +95,6 @@ STATEFUL = {
     "MambaForCausalLM": "linear_attention",
     "Mamba2ForCausalLM": "linear_attention",
     "MiniMaxForCausalLM": "linear_attention",
-    "NemotronHForCausalLM": "linear_attention",
     "OlmoHybridForCausalLM": "linear_attention",
     "Qwen4ExpForCausalLM": "linear_attention",
     "RecurrentGemmaForCausalLM": "linear_attention",

@@ -72,6 +72,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral: a window of 300": ("MistralForCausalLM", {"sliding_window": 300}),
     "Mixtral: experts": ("MixtralForCausalLM", {}),
     "MPT: ALiBi, 12 heads of 4": ("MptForCausalLM", {"max_seq_len": MAX_TOKENS}),
+    "Nemotron-H: a layer without an MLP comes last, 3 of 7 experts": (
+        "NemotronHForCausalLM",
+        {
+            "layers_block_type": ["linear_attention", "moe", "linear_attention", "mlp", "full_attention"],
+            "n_groups": 2,
+            "mamba_head_dim": 24,
+            "n_routed_experts": 7,
+            "num_experts_per_tok": 3,
+        },
+    ),
     "OPT: learned positions, no gate": ("OPTForCausalLM", {}),
     "Phi 3: merged weights, 6 of the 12 dimensions of a head turn and grow": (
         "Phi3ForCausalLM",

@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "NemotronHForCausalLM": "nemotron_h",
     "Phi3ForCausalLM": "phi3",
     "GptOssForCausalLM": "gpt-oss",
     "GraniteMoeHybridForCausalLM": "granitehybrid",
@@ -122,8 +123,8 @@ _NAMES_OF_GEMMA = {
 def of_type(kind: GGMLQuantizationType) -> TypeOf:
     """Return the rule of files of a type: matrices have it, vectors and routers stay in float32."""
     floats = GGMLQuantizationType.F32
-    kept = ("ffn_gate_inp", ".bias", "ssm_conv1d", "ssm_norm", "ssm_a", "ssm_d", "shortconv.conv")
-    return lambda name, values: floats if values.ndim == 1 or any(each in name for each in kept) else kind
+    kept = re.compile(r"ffn_gate_inp|\.bias|ssm_conv1d|ssm_norm|ssm_[ad]$|shortconv\.conv")
+    return lambda name, values: floats if values.ndim == 1 or kept.search(name) else kind
 
 
 def write_gguf_of(
@@ -147,6 +148,10 @@ def write_gguf_of(
     """
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     architecture = ARCHITECTURES[config["architectures"][0]]
+    if architecture == "nemotron_h":
+        kinds = config["layers_block_type"]
+        config |= {"num_hidden_layers": len(kinds), "rms_norm_eps": config["layer_norm_epsilon"]}
+        architecture += "_moe" * ("moe" in kinds)
     tensors = _tensors(config, architecture, load_file(directory / "model.safetensors")) | dict(more_tensors or {})
     values = _values(config, architecture) | dict(changes or {})
     if split_after is None:
@@ -266,6 +271,8 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     }
     if architecture == "granitehybrid":
         values |= _values_of_granite(config)
+    if architecture.startswith("nemotron_h"):
+        values |= _values_of_nemotron(config)
     if "linear_num_key_heads" in config:
         values |= _values_of_hybrid(config, architecture, head_dim, rope)
     if "conv_L_cache" in config:
@@ -300,6 +307,33 @@ def _values_of_granite(config: Mapping[str, Any]) -> dict[str, Any]:
         "ssm.group_count": config["mamba_n_groups"],
         "ssm.time_step_rank": config["mamba_n_heads"],
         "ssm.inner_size": config["mamba_n_heads"] * config["mamba_d_head"],
+    }
+
+
+def _values_of_nemotron(config: Mapping[str, Any]) -> dict[str, Any]:
+    kinds, num_kv_heads = config["layers_block_type"], config["num_key_value_heads"]
+    has_experts = "moe" in kinds
+    size = config["moe_intermediate_size" if has_experts else "intermediate_size"]
+    experts = {
+        "expert_count": config["n_routed_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": size,
+        "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_group_count": config["n_group"],
+    }
+    return {
+        "attention.head_count_kv": [num_kv_heads * (kind == "full_attention") for kind in kinds],
+        "feed_forward_length": [size * (kind in ("mlp", "moe")) for kind in kinds],
+        "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.state_size": config["ssm_state_size"],
+        "ssm.group_count": config["n_groups"],
+        "ssm.time_step_rank": config["mamba_num_heads"],
+        "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+        **{name: value if has_experts else None for name, value in experts.items()},
     }
 
 
@@ -345,6 +379,10 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
     if architecture == "granitehybrid":
         names |= _NAMES_OF_GRANITE
         weights = _of_granite(config, weights)
+    if architecture.startswith("nemotron_h"):
+        names |= {**_NAMES_OF_GRANITE, "mlp.expert_bias": "exp_probs_b"}
+        granite = {"num_local_experts": 1, "mamba_n_groups": config["n_groups"]}
+        weights = _of_granite(granite, {_name_of_nemotron(name): values for name, values in weights.items()})
     for name, values in sorted(weights.items(), key=lambda item: [int(n) for n in re.findall(r"\d+", item[0])[:2]]):
         module, suffix = name.rsplit(".", 1)
         layer = re.match(r"model\.layers\.(\d+)\.(.*)", module)
@@ -433,6 +471,23 @@ def _of_granite(config: Mapping[str, Any], weights: Mapping[str, Array]) -> dict
         else:
             found[name] = values
     return found
+
+
+def _name_of_nemotron(name: str) -> str:
+    """Return what other families call a tensor of a Nemotron-H."""
+    name = name.replace("backbone.", "model.").replace("e_score_correction_bias", "e_score_correction.bias")
+    for part, other in (
+        (r"model\.embeddings", "model.embed_tokens"),
+        (r"model\.norm_f", "model.norm"),
+        (r"(\d+)\.norm", r"\1.input_layernorm"),
+        (r"mixer\.(._proj)", r"self_attn.\1"),
+        (r"mixer\.gate\.e_score_correction", "mlp.expert_bias"),
+        (r"mixer\.shared_experts", "mlp.shared_expert"),
+        (r"mixer\.(experts|gate|up_proj|down_proj)", r"mlp.\1"),
+        (r"mixer\.", "mamba."),
+    ):
+        name = re.sub(part, other, name)
+    return name
 
 
 def _apart(weights: Mapping[str, Array]) -> dict[str, Array]:

@@ -174,7 +174,7 @@ def _lfm2(metadata: Metadata, tensors: Tensors, architecture: str = "Lfm2ForCaus
     heads = metadata.whole_numbers(key)
     if len({*heads} - {0}) != 1:
         raise metadata.wrong(key, heads, "a list of one number, with 0 for layers that do not attend")
-    config = decoder_config(metadata, tensors, architecture, num_kv_heads=max(heads), **more)
+    config = decoder_config(metadata, tensors, architecture, num_kv_heads=max(heads)) | more
     return config | {
         "norm_eps": config["rms_norm_eps"],
         "block_auto_adjust_ff_dim": False,
@@ -289,6 +289,47 @@ def _granite_hybrid(metadata: Metadata, tensors: Tensors) -> Config:
     return config | {"attention_multiplier": metadata.number("attention.scale", max(1, head_dim) ** -0.5)}
 
 
+def _nemotron_h(metadata: Metadata, tensors: Tensors) -> Config:
+    """Return a Nemotron-H; layers with KV heads attend, those with a length have an MLP or experts, others a state."""
+    lists = [metadata.whole_numbers(metadata.key(name)) for name in ("attention.head_count_kv", "feed_forward_length")]
+    num_kv_heads, size = (max(counts, default=0) for counts in lists)
+    num_experts, of_mlp = metadata.integer("expert_count", 0), "mlp"
+    experts: Config = {}
+    if num_experts:
+        of_mlp = "moe"
+        experts = {
+            "n_routed_experts": num_experts,
+            "num_experts_per_tok": metadata.integer("expert_used_count"),
+            "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
+            "moe_shared_expert_intermediate_size": metadata.integer("expert_shared_feed_forward_length"),
+            "n_shared_experts": metadata.integer("expert_shared_count"),
+            "norm_topk_prob": metadata.flag(metadata.key("expert_weights_norm"), False),
+            "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+        }
+    kinds = {(0, 0): "linear_attention", (num_kv_heads, 0): "full_attention", (0, size): of_mlp}
+    layers = [*zip(*lists, strict=False)]
+    if {len(counts) for counts in lists} != {metadata.integer("block_count")} or not {*layers} <= {*kinds}:
+        key = metadata.key("attention.head_count_kv")
+        raise metadata.wrong(key, lists[0], f"0 or one number for each layer, beside {lists[1]} of feed_forward_length")
+    num_heads = metadata.integer("ssm.time_step_rank")
+    return decoder_config(
+        metadata,
+        tensors,
+        "NemotronHForCausalLM",
+        num_kv_heads=num_kv_heads,
+        intermediate_size=size,
+        layers_block_type=[kinds[layer] for layer in layers],
+        layer_norm_epsilon=metadata.number("attention.layer_norm_rms_epsilon"),
+        mamba_num_heads=num_heads,
+        mamba_head_dim=metadata.integer("ssm.inner_size") // max(1, num_heads),
+        n_groups=metadata.integer("ssm.group_count"),
+        ssm_state_size=metadata.integer("ssm.state_size"),
+        conv_kernel=metadata.integer("ssm.conv_kernel"),
+        use_conv_bias=any(name.endswith(".ssm_conv1d.bias") for name in tensors),
+        **experts,
+    )
+
+
 def _phi3(metadata: Metadata, tensors: Tensors) -> Config:
     return decoder_config(
         metadata, tensors, "Phi3ForCausalLM", sliding_window=metadata.integer("attention.sliding_window", 0) or None
@@ -305,6 +346,8 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Metadata, Tensors], Config]]] = Mapp
         "lfm2": _lfm2,
         "lfm2moe": _lfm2_moe,
         "llama": _llama,
+        "nemotron_h": _nemotron_h,
+        "nemotron_h_moe": _nemotron_h,
         "phi3": _phi3,
         "qwen2": _qwen2,
         "qwen3": _qwen3,

@@ -24,9 +24,15 @@ ROPE_FACTORS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def decoder_config(
-    metadata: Metadata, tensors: Tensors, architecture: str, *, num_kv_heads: int | None = None, **more: object
+    metadata: Metadata,
+    tensors: Tensors,
+    architecture: str,
+    *,
+    num_kv_heads: int | None = None,
+    intermediate_size: int | None = None,
+    **more: object,
 ) -> Config:
-    """Return what all architectures share, and more. `num_kv_heads` None: the same in all layers."""
+    """Return what all architectures share, and more. A size that is None is the same in all layers."""
     hidden_size, num_heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
     head_dim = metadata.integer("attention.key_length", hidden_size // max(1, num_heads))
     if metadata.integer("attention.value_length", head_dim) != head_dim:
@@ -34,6 +40,9 @@ def decoder_config(
         raise metadata.wrong(metadata.key(key), metadata.integer(key), f"the length of a key, {head_dim}")
     if num_kv_heads is None:
         num_kv_heads = metadata.integer("attention.head_count_kv", num_heads)
+    if intermediate_size is None:
+        of_experts = metadata.integer("expert_feed_forward_length", 0)
+        intermediate_size = metadata.integer("feed_forward_length", of_experts)
     return {
         "architectures": [architecture],
         "hidden_size": hidden_size,
@@ -41,7 +50,7 @@ def decoder_config(
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
-        "intermediate_size": metadata.integer("feed_forward_length", metadata.integer("expert_feed_forward_length", 0)),
+        "intermediate_size": intermediate_size,
         "max_position_embeddings": metadata.integer("context_length"),
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope(metadata, tensors, head_dim),

@@ -192,10 +192,13 @@ class GGUFCheckpoint:
             f"{name}.weight" if name.endswith((".sinks", ".A_log", ".D")) else name.replace(".dt_bias", ".dt_proj.bias")
         )
         name = f"{name}.bias" if name.endswith(".expert_bias") else name
+        name = name.replace(".e_score_correction_bias", ".e_score_correction.bias")
         match = _EXPERT.search(name)
         expert = None if match is None else int(match[1])
         merged, suffix = _EXPERT.sub(".experts.", name).rsplit(".", 1)
-        found = self._names.get_name(merged) or self._names.get_name(merged.removeprefix("model."))
+        of_mlp = merged.replace("backbone.", "model.").replace(".mixer.experts.", ".mlp.experts.")
+        tried = (merged, merged.removeprefix("model."), of_mlp)
+        found = next(filter(None, map(self._names.get_name, tried)), None)
         if found is None:
             raise ModelLoadError(f"{self._path} has the architecture {self._architecture}, which has no {name}")
         suffix = "" if found.endswith((".ssm_a", ".ssm_d")) else f".{suffix}"

@@ -23,6 +23,7 @@ from executor_svc.models.families.llama import (
     read_qwen3,
     read_qwen3_moe,
 )
+from executor_svc.models.families.nemotron import read_nemotron_h
 from executor_svc.models.families.qwen_hybrid import read_qwen3_5, read_qwen3_5_moe, read_qwen3_next
 from executor_svc.models.fields import ConfigFields, refuse_absurd_numbers
 from octavo_shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
@@ -42,6 +43,7 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "MixtralForCausalLM": read_mixtral,
         "MPTForCausalLM": read_mpt,  # so MosaicML's own checkpoints call it
         "MptForCausalLM": read_mpt,
+        "NemotronHForCausalLM": read_nemotron_h,
         "OPTForCausalLM": read_opt,
         "Phi3ForCausalLM": read_phi3,
         "Qwen2ForCausalLM": read_qwen2,

@@ -10,6 +10,7 @@ from executor_svc.models.config import (
     Activation,
     ExpertsConfig,
     LayerConfig,
+    Mamba2Config,
     MlpConfig,
     ModelConfig,
     NormConfig,
@@ -160,6 +161,20 @@ def read_layer_types(fields: ConfigFields, of_states: str, attends_by_default: S
     if len(found) != len(attends_by_default):
         raise ModelLoadError(f"{fields.source} has {len(found)} layer_types for {len(attends_by_default)} layers")
     return found
+
+
+def checked_mamba2(fields: ConfigFields, mamba: Mamba2Config) -> Mamba2Config:
+    """Return what a family has read. Raises: ModelLoadError: it has parts of groups, or bounds for time steps."""
+    limits = fields.values.get("time_step_limit")
+    # Zero and infinity, which JSON does not have: transformers writes it as an object.
+    if limits not in (None, [0, math.inf], [0, {"__float__": "Infinity"}]):
+        raise UnsupportedModelError(f"{fields.source} has time_step_limit {limits!r}, which is not supported")
+    if mamba.num_heads % mamba.num_groups:
+        raise ModelLoadError(
+            f"{fields.source} has {mamba.num_heads} heads in a Mamba-2 layer, "
+            f"not a multiple of {mamba.num_groups} groups"
+        )
+    return mamba
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:

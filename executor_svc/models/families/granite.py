@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Final
 
 from executor_svc.models.config import ExpertsConfig, LayerConfig, Mamba2Config, MlpConfig, ModelConfig, WeightNames
-from executor_svc.models.families.common import mlp_of, read_decoder, read_experts, read_layer_types
+from executor_svc.models.families.common import checked_mamba2, mlp_of, read_decoder, read_experts, read_layer_types
 from executor_svc.models.fields import ConfigFields
-from octavo_shared.errors import ModelLoadError, UnsupportedModelError
+from octavo_shared.errors import UnsupportedModelError
 
 _LAYER: Final = "model.layers.{layer}"
 _SHARED: Final = ((f"{_LAYER}.shared_mlp.input_linear",), f"{_LAYER}.shared_mlp.output_linear")
@@ -42,7 +42,7 @@ def read_granite_hybrid(fields: ConfigFields) -> ModelConfig:
 
     def layer_of(layer: LayerConfig, kind: str) -> LayerConfig:
         if kind == "linear_attention":
-            return replace(layer, rope=None, mlp=mlp, state=mamba)
+            return replace(layer, rope=None, mlp=mlp, attends=False, state=mamba)
         attention = replace(layer.attention, scale=scale)
         return replace(layer, attention=attention, rope=layer.rope if has_rope else None, mlp=mlp)
 
@@ -85,27 +85,16 @@ def _read_mlp(fields: ConfigFields, config: ModelConfig) -> MlpConfig | ExpertsC
 
 
 def _read_mamba2(fields: ConfigFields, hidden_size: int) -> Mamba2Config:
-    limits = fields.values.get("time_step_limit")
-    if limits is not None and not _is_unlimited(limits):
-        raise UnsupportedModelError(f"{fields.source} has time_step_limit {limits!r}, which is not supported")
-    num_heads, num_groups = fields.integer("mamba_n_heads", 128), fields.integer("mamba_n_groups", 1)
-    if num_heads % num_groups:
-        raise ModelLoadError(
-            f"{fields.source} has {num_heads} heads in a Mamba-2 layer, not a multiple of {num_groups} groups"
-        )
+    num_heads = fields.integer("mamba_n_heads", 128)
     by_default = max(1, fields.integer("mamba_expand", 2) * hidden_size // num_heads)
     is_told = fields.values.get("mamba_d_head") not in (None, "auto")
-    return Mamba2Config(
+    mamba = Mamba2Config(
         num_heads=num_heads,
-        num_groups=num_groups,
+        num_groups=fields.integer("mamba_n_groups", 1),
         head_dim=fields.integer("mamba_d_head") if is_told else by_default,
         state_size=fields.integer("mamba_d_state", 256),
         conv_size=fields.integer("mamba_d_conv", 4, least=2),
         has_conv_bias=fields.flag("mamba_conv_bias", True),
         has_bias=fields.flag("mamba_proj_bias"),
     )
-
-
-def _is_unlimited(limits: object) -> bool:
-    """Whether they are 0 and infinity, which JSON does not have: transformers writes it as an object."""
-    return limits in ([0, float("inf")], [0, {"__float__": "Infinity"}])
+    return checked_mamba2(fields, mamba)

@@ -71,7 +71,7 @@ def _read_hybrid(fields: ConfigFields, size: int) -> ModelConfig:
     )
     kinds = read_layer_types(fields, "conv", _attends_by_default(fields, len(config.layers)))
     layers = (
-        replace(layer, rope=None, state=conv) if kind == "conv" else layer
+        replace(layer, rope=None, attends=False, state=conv) if kind == "conv" else layer
         for layer, kind in zip(config.layers, kinds, strict=True)
     )
     return replace(config, layers=tuple(layers), names=_NAMES, has_query_key_norm=True)

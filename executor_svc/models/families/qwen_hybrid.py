@@ -37,7 +37,7 @@ def read_qwen3_next(fields: ConfigFields) -> ModelConfig:
 
 def _layer_of_mtp(config: ModelConfig) -> LayerConfig | None:
     """Return the layer of a head that drafts: one of those that attend, if there is any."""
-    return next((layer for layer in config.layers if layer.state is None), None)
+    return next((layer for layer in config.layers if layer.attends), None)
 
 
 def _with_defaults(fields: ConfigFields) -> ConfigFields:
@@ -56,7 +56,7 @@ def _read_hybrid(fields: ConfigFields) -> ModelConfig:
 
     def layer_of(layer: LayerConfig, kind: str) -> LayerConfig:
         if kind == "linear_attention":
-            return replace(layer, rope=None, state=net)
+            return replace(layer, rope=None, attends=False, state=net)
         return replace(layer, has_output_gate=True)
 
     interval = fields.integer("full_attention_interval", 4)

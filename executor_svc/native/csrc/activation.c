@@ -32,8 +32,9 @@ INLINE vfloat activate_vector(const Activation activation, vfloat x) {
             vfloat cube = vf_mul(vf_mul(x, x), x);
             return weigh_by_sigmoid(x, vf_mul(vf_all(1.59576912160573071f), vf_fma(vf_all(0.044715f), cube, x)));
         }
-        default: return vf_max(vf_zero(), x);  // in this order a NaN stays
+        default: x = vf_max(vf_zero(), x);  // in this order a NaN stays
     }
+    return activation == RELU2 ? vf_mul(x, x) : x;
 }
 
 // The gated activation of gpt-oss: x sigmoid(alpha x) (y + 1), with bounds. Source: https://github.com/openai/gpt-oss.
@@ -77,5 +78,6 @@ void activate_values(Activation activation, float *a, const float *b, long count
         case GELU_TANH: activate_all(GELU_TANH, a, b, count); break;
         case RELU: activate_all(RELU, a, b, count); break;
         case SWIGLU_OAI: activate_all(SWIGLU_OAI, a, b, count); break;
+        case RELU2: activate_all(RELU2, a, b, count); break;
     }
 }

@@ -29,10 +29,10 @@ typedef struct {
     long has_output_gate;      // whether qkv has gates of what is attended behind the values
 } AttentionKind;
 
-// What comes before an attention or what a layer has in its place, and that.
+// What comes before an attention or what a layer has in its place, and that, if there is one.
 typedef struct {
     const Segment *segment;
-    const AttentionKind *kind;  // NULL: it has a state instead, of one of three kinds
+    const AttentionKind *kind;  // NULL: it does not attend, but may have a state, of one of three kinds
     LayerCache cache;
     const float *sinks;         // [num_heads] logits; NULL: none
     const DeltaNet *delta_net;
@@ -122,11 +122,14 @@ static Logits logits_of(const Model *model, const Batch *batch) {
 
 static const Layer *last_layer(const Model *model) { return model->layers + model->num_layers - 1; }
 
+static bool has_state(const Layer *layer) { return layer->delta_net || layer->short_conv || layer->mamba2; }
+
 // Numbers that a layer attends for a token, or returns with its state.
 static long attended_width(const Layer *layer) {
     if (layer->kind) return layer->kind->step.num_heads * layer->kind->step.head_dim;
     if (layer->mamba2) return mamba2_width(layer->mamba2);
-    return layer->delta_net ? output_dim(layer->delta_net) : layer->short_conv->size;
+    if (layer->short_conv) return layer->short_conv->size;
+    return layer->delta_net ? output_dim(layer->delta_net) : 0;
 }
 
 // Numbers that a layer takes for a token.
@@ -321,10 +324,8 @@ static void keep_inputs(const Layer *layer, const Work *work, float *kept, const
 
 // The attention of a layer, or what it has in its place.
 static void attend(const Model *model, const Batch *batch, const Work *work, const Layer *layer, const Member *member) {
-    if (!layer->kind) {
-        run_state(layer, &batch->rows, work->qkv, work->attended, work->attention_memory, member);
-        return;
-    }
+    if (has_state(layer)) run_state(layer, &batch->rows, work->qkv, work->attended, work->attention_memory, member);
+    if (!layer->kind) return;
     const Step *step = layer == last_layer(model) ? &model->last_step : &layer->kind->step;
     run_attention(step, work->qkv, &layer->cache, layer->sinks, work->attended, work->attention_memory, member);
     if (!layer->kind->has_output_gate) return;
@@ -351,7 +352,7 @@ static void run_model(const Member *member, void *argument) {
     for (const Layer *layer = model->layers; layer <= last_layer(model); layer++) {
         run_segment(layer->segment, work->num_tokens, work->attended, work->residual, work->qkv, work->segment_memory,
                     member);
-        if (work->num_drafts && !layer->kind) {
+        if (work->num_drafts && has_state(layer)) {
             keep_inputs(layer, work, draft_inputs, member);
             draft_inputs += work->num_drafts * taken_width(layer);
         }
@@ -409,7 +410,7 @@ static void accept_drafts(const Member *member, void *argument) {
     const AcceptedDrafts *accepted = call->accepted;
     float *inputs = accepted->inputs;
     for (const Layer *layer = call->model->layers; layer <= last_layer(call->model); layer++) {
-        if (layer->kind) continue;
+        if (!has_state(layer)) continue;
         Phase phase = begin_phase(member, 1, ONCE);
         while (next_task(&phase)) gather_accepted(accepted, taken_width(layer), inputs);
         run_state(layer, &accepted->rows, inputs, NULL, call->memory, member);

@@ -10,10 +10,10 @@
 
 // A layer behind its attention. Names as in `LayerEnd` of models/dense.py.
 typedef struct {
-    Matrix attention_output;
+    Matrix attention_output;     // no outputs: there is neither attention nor a state
     Norm attention_output_norm;  // of the attention's output
     Norm mlp_norm;
-    Mlp mlp;          // used if there are no experts
+    Mlp mlp;          // used if there are no experts; no outputs of `up`: there is no MLP
     Experts experts;
     Norm mlp_output_norm;
     long activation;       // an Activation

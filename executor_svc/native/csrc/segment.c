@@ -11,6 +11,8 @@ typedef struct {
 // The first and the last matrix of an MLP, or of the first of several experts, which are alike.
 static const Mlp *first_mlp(const LayerEnd *end) { return end->experts.num_experts ? end->experts.mlps : &end->mlp; }
 
+static bool has_mlp(const LayerEnd *end) { return first_mlp(end)->up.num_outputs > 0; }
+
 // The norm of what joins the residual stream, if that is normed or scaled first; NULL: it is added at once.
 static const Norm *norm_apart(const LayerEnd *end, const Norm *norm) {
     return norm->weight || end->residual_scale != 1 ? norm : NULL;
@@ -22,19 +24,21 @@ static long lay_out(const Segment *segment, long num_rows, uintptr_t address, Sc
     const LayerEnd *end = &segment->end;
     bool has_projection = segment->projection.num_outputs > 0;
     InputFormat format = input_format(&segment->projection);
-    if (segment->has_layer_end) {
+    if (segment->has_layer_end && has_mlp(end)) {
         // A router takes values.
         InputFormat mlp_format = input_format(&first_mlp(end)->up);
         scratch->mlp_inputs = end->experts.num_experts ? take_rows(&arena, num_rows, segment->hidden_size, mlp_format)
                                                        : take_inputs(&arena, num_rows, segment->hidden_size, mlp_format);
         if (!has_projection) format = mlp_format;
     }
-    scratch->normed = segment->has_layer_end && format == scratch->mlp_inputs.format
+    scratch->normed = segment->has_layer_end && has_mlp(end) && format == scratch->mlp_inputs.format
                           ? scratch->mlp_inputs
                           : take_inputs(&arena, num_rows, segment->hidden_size, format);
     if (!segment->has_layer_end) return used_bytes(&arena);
     scratch->attended = take_codes(&arena, num_rows, end->attention_output.num_inputs, input_format(&end->attention_output));
-    if (end->experts.num_experts)
+    if (!has_mlp(end))
+        scratch->activated = (Rows){0};
+    else if (end->experts.num_experts)
         lay_out_experts(&end->experts, num_rows, &arena, &scratch->experts);
     else
         scratch->activated = take_inputs(&arena, num_rows, end->mlp.down.num_inputs, input_format(&end->mlp.down));
@@ -171,12 +175,16 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
     const Norm *output_norm = NULL;
     if (segment->has_layer_end) {
         const LayerEnd *layer = &segment->end;
-        output_norm = norm_apart(layer, &layer->attention_output_norm);
-        end_attention(segment, attended, &scratch, output_norm ? scratch.outputs : residual, !output_norm, member);
-        Rows normed = normalize_residual(segment, output_norm, scratch.outputs, &layer->mlp_norm, residual,
-                                         &scratch.mlp_inputs, member);
-        output_norm = norm_apart(layer, &layer->mlp_output_norm);
-        run_mlp(segment, &normed, &scratch, output_norm ? scratch.outputs : residual, !output_norm, member);
+        if (layer->attention_output.num_outputs) {
+            output_norm = norm_apart(layer, &layer->attention_output_norm);
+            end_attention(segment, attended, &scratch, output_norm ? scratch.outputs : residual, !output_norm, member);
+        }
+        if (has_mlp(layer)) {
+            Rows normed = normalize_residual(segment, output_norm, scratch.outputs, &layer->mlp_norm, residual,
+                                             &scratch.mlp_inputs, member);
+            output_norm = norm_apart(layer, &layer->mlp_output_norm);
+            run_mlp(segment, &normed, &scratch, output_norm ? scratch.outputs : residual, !output_norm, member);
+        }
     }
     if (segment->projection.num_outputs) {
         Rows normed = normalize_residual(segment, output_norm, scratch.outputs, &segment->norm, residual,
@@ -209,8 +217,8 @@ static void run_segment_call(const Member *member, void *argument) {
 }
 
 // Run a segment on rows of tokens; each norm is there if it has a weight:
-//   residual += residual_scale * norm(attended @ attention_output.T)  with a layer's end only
-//   residual += residual_scale * norm(mlp(norm(residual)))            with a layer's end only
+//   residual += residual_scale * norm(attended @ attention_output.T)  with the end of a layer that has it
+//   residual += residual_scale * norm(mlp(norm(residual)))            with the end of a layer that has an MLP
 //   out = norm(residual) @ projection.T, its heads normed             with a projection only
 // With is_post_norm residual = norm(residual) in front of the MLP and of the projection, or where a projection would be.
 //

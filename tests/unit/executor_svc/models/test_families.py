@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from executor_svc.attention.interface import AttentionLayer
+from executor_svc.models.config import ExpertsConfig, MlpConfig
 from executor_svc.models.families import parse_config
 from executor_svc.models.families.common import alibi_slopes
 from executor_svc.models.sharding import Shard
@@ -69,6 +70,16 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [
         "position_embedding_type 'alibi'; supported are rope, nope and null",
     ),
     ("Qwen3NextForCausalLM", {"attn_output_gate": False, "num_experts": 4}, "attn_output_gate False"),
+    (
+        "NemotronHForCausalLM",
+        {"layers_block_type": ["mamba", "window"]},
+        r"\['mamba', 'window'\]; supported are linear",
+    ),
+    ("NemotronHForCausalLM", {"hybrid_override_pattern": "-M*"}, "'-M\\*'; supported are .* and not mlp or moe first"),
+    ("NemotronHForCausalLM", {"hybrid_override_pattern": "M-"}, "full_attention at least once"),
+    ("NemotronHForCausalLM", {"layers_block_type": 3}, "layers_block_type 3; supported are"),
+    ("NemotronHForCausalLM", {"moe_latent_size": 16}, "moe_latent_size 16, which is not supported"),
+    ("NemotronHForCausalLM", {"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu', which is not supported"),
     ("GptOssForCausalLM", {"swiglu_limit": 5.0, "num_local_experts": 4, "num_experts_per_tok": 2}, "swiglu_limit 5.0"),
 ]
 
@@ -93,6 +104,11 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
         "GraniteMoeHybridForCausalLM",
         {"layer_types": ["mamba", "attention"], "num_local_experts": 0, "mamba_n_heads": 6, "mamba_n_groups": 4},
         "6 heads in a Mamba-2 layer, not a multiple of 4 groups",
+    ),
+    (
+        "NemotronHForCausalLM",
+        {"hybrid_override_pattern": "M*", "mamba_num_heads": 6},
+        "6 heads in a Mamba-2 layer, not a",
     ),
     ("Lfm2ForCausalLM", {"full_attn_idxs": 1}, "full_attn_idxs 1; it must be a list of layers"),
     ("MptForCausalLM", {"attn_config": 3}, "attn_config 3; it must be an object"),
@@ -186,6 +202,17 @@ def test_what_is_taken_for_what_the_oldest_files_lack(
     found = (config.layers[0].num_kv_heads, config.layers[0].head_dim, rope.theta, config.max_position_embeddings)
     assert found == expected
     assert not config.tie_word_embeddings
+
+
+def test_a_pattern_of_letters_says_what_nemotron_h_has_in_each_layer() -> None:
+    settings = {"moe_shared_expert_intermediate_size": 8, "n_routed_experts": 4, "hybrid_override_pattern": "M*-E"}
+    layers = parse_config({"architectures": ["NemotronHForCausalLM"], **SIZES, **settings}, SOURCE).layers
+    assert [(layer.attends, layer.state is None, type(layer.mlp)) for layer in layers] == [
+        (False, False, type(None)),
+        (True, True, type(None)),
+        (False, True, MlpConfig),
+        (False, True, ExpertsConfig),
+    ]
 
 
 def test_slopes_of_heads_that_are_no_power_of_two_lie_between_those_of_the_nearest_one() -> None:
