@@ -104,6 +104,17 @@ class AttentionLayer:
     sinks: torch.Tensor | None = field(default=None, compare=False)
     # A token sees no position before this one, but for its own. Only the C library has other ones than 0.
     first_position: int = 0
+    # The tokens have queries alone: their keys and values are those that an earlier layer wrote into its cache.
+    reads_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLayer:
+    """What a layer keeps of each token."""
+
+    num_kv_heads: int  # of this rank
+    head_dim: int
+    window: int | None = None  # last tokens that it sees, the token itself included; None: all
 
 
 class AttentionPlan(Protocol):
@@ -115,9 +126,10 @@ class AttentionPlan(Protocol):
         """Rotate queries and keys, write the keys and values of all tokens into the cache, then attend.
 
         Args:
-            qkv: Queries, keys and values before rotation, [num_tokens, num_heads + 2 * num_kv_heads, head_dim].
+            qkv: Queries, keys and values before rotation, [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; of a
+                layer that only reads queries, [num_tokens, num_heads, head_dim].
             rotation: For the positions of the tokens; None: they are rotated already, or never.
-            cache: The layer's block pool; written.
+            cache: The block pool that the layer reads; written, unless it only reads.
             layer: How this layer attends. Blocks that its window has left behind are not read.
 
         Returns:

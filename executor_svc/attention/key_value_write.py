@@ -49,6 +49,32 @@ def write_in_torch(
     return RotatedHeads(heads.query, key, value)
 
 
+def read_in_torch(
+    query: torch.Tensor, rotation: Rotation | None, slot_mapping: torch.Tensor, cache: LayerCache
+) -> RotatedHeads:
+    """Rotate queries, [num_tokens, num_heads, head_dim]; keys and values are in the cache already."""
+    blocks, offsets = slot_mapping // cache.block_size, slot_mapping % cache.block_size
+    key = _read(blocks, offsets, cache.keys, cache.key_scales, cache.key_scale, query.dtype)
+    value = _read(blocks, offsets, cache.values, cache.value_scales, cache.value_scale, query.dtype)
+    return RotatedHeads(query if rotation is None else rotation.apply(query), key, value)
+
+
+def _read(
+    blocks: torch.Tensor,
+    offsets: torch.Tensor,
+    pool: torch.Tensor,
+    scales: torch.Tensor | None,
+    scale: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return what some slots of keys or values hold, [num_tokens, num_kv_heads, head_dim]."""
+    is_byte = pool.dtype.itemsize == 1
+    elements = (pool.view(torch.uint8) if is_byte else pool)[blocks, offsets]
+    if elements.dtype == dtype:
+        return elements
+    return decode(elements.view(pool.dtype), None if scales is None else scales[blocks, :, offsets], dtype, scale)
+
+
 def _write(
     heads: torch.Tensor, slot_mapping: torch.Tensor, pool: torch.Tensor, scales: torch.Tensor | None, scale: float
 ) -> torch.Tensor:

@@ -56,7 +56,7 @@ class NativeAttentionPlan:
         """Rotate, write the keys and values of all tokens into the cache, then attend."""
         num_tokens, num_vectors, head_dim = qkv.shape
         assert qkv.is_contiguous(), "tokens lie one after the other"
-        num_heads = num_vectors - 2 * cache.keys.shape[2]
+        num_heads = num_vectors - (0 if layer.reads_only else 2 * cache.keys.shape[2])
         struct = self._structs.get(layer)
         if struct is None:
             struct = self._structs[layer] = self._step_struct(num_tokens, num_heads, cache, layer)
@@ -78,7 +78,7 @@ class NativeAttentionPlan:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            qkv_stride=(num_heads + 2 * num_kv_heads) * head_dim,
+            qkv_stride=(num_heads + (0 if layer.reads_only else 2 * num_kv_heads)) * head_dim,
             block_size=cache.block_size,
             block_stride=cache.keys.stride(0),
             cache_format=FORMAT_NUMBERS[cache.keys.dtype],
@@ -92,6 +92,7 @@ class NativeAttentionPlan:
             slot_mapping=self._metadata.slot_mapping.data_ptr(),
             block_tables=self._block_tables.ctypes.data,
             in_bfloat16=self._in_bfloat16,
+            reads_only=layer.reads_only,
             is_full=self._is_full,
         )
         self._kept += [slopes, self._library.plan_attention(struct, *self._rows)]

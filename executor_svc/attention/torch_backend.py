@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 -- the usual name
 from executor_svc.attention.cache_format import decode
 from executor_svc.attention.explicit_attention import attend_explicitly, slopes_on
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache, Rotation
-from executor_svc.attention.key_value_write import write_in_torch
+from executor_svc.attention.key_value_write import read_in_torch, write_in_torch
 from executor_svc.attention.step_reads import DecodeBucket, PrefillChunk, StepReads, plan_reads
 
 
@@ -43,14 +43,15 @@ class TorchAttentionPlan:
         self._in_bfloat16 = in_bfloat16
         self._longest = int((metadata.starts + metadata.lengths).max())
         self._reads: dict[int | None, StepReads] = {}  # by window
-        self._keys = cache.keys.new_empty((0, *cache.keys.shape[1:]))
-        self._values = cache.values.new_empty((0, *cache.values.shape[1:]))
+        self._most_blocks = 0  # of any read
+        self._scratch: dict[torch.Size, tuple[torch.Tensor, torch.Tensor]] = {}  # by the shape of a block
 
     def attend(
         self, qkv: torch.Tensor, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
     ) -> torch.Tensor:
         """Rotate, write the keys and values of all tokens into the cache, then attend; see `AttentionPlan`."""
-        query, key, value = write_in_torch(qkv, rotation, self._metadata.slot_mapping, cache)
+        take = read_in_torch if layer.reads_only else write_in_torch
+        query, key, value = take(qkv, rotation, self._metadata.slot_mapping, cache)
         reads = self._reads_under(layer.window_tokens, cache, query.dtype)
         if len(reads.buckets) == 1 and reads.buckets[0].rows is None:
             return self._decode(reads.buckets[0], query, cache, layer).flatten(1)
@@ -68,10 +69,7 @@ class TorchAttentionPlan:
         reads = self._reads.get(window)
         if reads is None:
             reads = self._reads[window] = plan_reads(self._metadata, window, cache, dtype)
-            # Fresh memory for every gather would cost more page faults than the copy itself.
-            if reads.max_num_blocks > len(self._keys):
-                self._keys = cache.keys.new_empty((reads.max_num_blocks, *cache.keys.shape[1:]))
-                self._values = cache.values.new_empty((reads.max_num_blocks, *cache.values.shape[1:]))
+            self._most_blocks = max(self._most_blocks, reads.max_num_blocks)
         return reads
 
     def _gather(
@@ -83,7 +81,12 @@ class TorchAttentionPlan:
                 _read(cache.keys, cache.key_scales, cache.key_scale, block_ids, dtype),
                 _read(cache.values, cache.value_scales, cache.value_scale, block_ids, dtype),
             )
-        keys, values = self._keys[: len(block_ids)], self._values[: len(block_ids)]
+        # Fresh memory for every gather would cost more page faults than the copy itself.
+        scratch = self._scratch.get(cache.keys.shape)
+        if scratch is None or len(scratch[0]) < len(block_ids):
+            keys, values = (pool.new_empty((self._most_blocks, *pool.shape[1:])) for pool in (cache.keys, cache.values))
+            scratch = self._scratch[cache.keys.shape] = keys, values
+        keys, values = (each[: len(block_ids)] for each in scratch)
         torch.index_select(cache.keys, 0, block_ids, out=keys)
         torch.index_select(cache.values, 0, block_ids, out=values)
         return keys.flatten(0, 1), values.flatten(0, 1)

@@ -5,7 +5,7 @@ The scheduler decides which sequence has which block; this module only moves the
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 
@@ -40,11 +40,18 @@ class CacheShape:
     dtype: torch.dtype
     is_one_piece: bool = False
     state_bytes: int = 0
+    # Of layers whose heads have other sizes, which are in groups of their own: how many, KV heads, head_dim.
+    others: tuple[tuple[int, int, int], ...] = ()
+
+    def of(self, num_layers: int, num_kv_heads: int, head_dim: int) -> "CacheShape":
+        """Return the shape of some layers that are alike."""
+        return replace(self, num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim, others=())
 
     @property
     def bytes_per_block(self) -> int:
         """Size of one block over all layers, keys and values together."""
-        return 2 * self.num_layers * math.prod(self.pool_shape) * self.pool_dtype.itemsize
+        own = 2 * self.num_layers * math.prod(self.pool_shape) * self.pool_dtype.itemsize
+        return own + sum(self.of(*sizes).bytes_per_block for sizes in self.others)
 
     @property
     def pool_shape(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from executor_svc.attention.interface import LayerCache
+from executor_svc.attention.interface import CachedLayer, LayerCache
 from executor_svc.cache.block_count import BlockCounts
 from executor_svc.cache.cache_engine import BlockPools, CacheEngine, CacheShape
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, split_moves
@@ -19,7 +19,7 @@ from octavo_shared.step_wire.step import Step
 
 def size_groups(
     shape: CacheShape,
-    windows: Sequence[int | None],
+    caches: Sequence[CachedLayer],
     blocks: BlockCounts,
     *,
     max_num_seqs: int,
@@ -30,40 +30,45 @@ def size_groups(
 
     Args:
         shape: What a block of all layers is.
-        windows: Of each layer with attention, in tokens; None: it sees all.
+        caches: What each layer with keys and values keeps; alike ones are a group.
         blocks: That one pool would have, and saved states.
         max_num_seqs: Most sequences that run at a time.
         max_num_batched_tokens: Most tokens of a step.
         state_bytes: Of a sequence in each layer with a state, by the number of the layer; the others attend.
     """
-    attending = [layer for layer in range(len(windows) + len(state_bytes)) if layer not in state_bytes]
-    layers_of = {
-        window: [layer for layer, other in zip(attending, windows, strict=True) if other == window]
-        for window in windows
-    }
+    attending = [layer for layer in range(len(caches) + len(state_bytes)) if layer not in state_bytes]
+    layers_of: dict[CachedLayer, list[int]] = {}
+    for layer, cache in zip(attending, caches, strict=True):
+        layers_of.setdefault(cache, []).append(layer)
     if not blocks.device or (len(layers_of) == 1 and not state_bytes):
         return ()
-    bytes_of_layer = shape.bytes_per_block // shape.num_layers
-    num_blocks: dict[int | None, int] = {}
-    num_layer_blocks = blocks.device * shape.num_layers
-    for length in sorted(window for window in layers_of if window is not None):
+    bytes_of = {
+        kind: shape.of(len(layers), kind.num_kv_heads, kind.head_dim).bytes_per_block
+        for kind, layers in layers_of.items()
+    }
+    num_blocks: dict[CachedLayer, int] = {}
+    num_bytes = blocks.device * shape.bytes_per_block
+    for kind in sorted(layers_of, key=lambda each: each.window or 0):
+        if not kind.window:
+            continue
         # Of a sequence, one more than a window fills: it begins and ends anywhere in a block.
-        wanted = max_num_seqs * (-(-length // shape.block_size) + 1) - (-max_num_batched_tokens // shape.block_size)
-        num_blocks[length] = min(2 * wanted, blocks.device)
-        num_layer_blocks -= num_blocks[length] * len(layers_of[length])
-    if None in layers_of:
-        num_blocks = {None: num_layer_blocks // len(layers_of[None]), **num_blocks}
+        of_sequence = -(-kind.window // shape.block_size) + 1
+        wanted = max_num_seqs * of_sequence - (-max_num_batched_tokens // shape.block_size)
+        num_blocks[kind] = min(2 * wanted, blocks.device)
+        num_bytes -= num_blocks[kind] * bytes_of[kind]
+    whole = [kind for kind in layers_of if not kind.window]
+    of_whole = num_bytes // max(1, sum(bytes_of[kind] for kind in whole))
     groups: list[CacheGroup] = []
-    for window, count in num_blocks.items():
+    for kind, count in {**dict.fromkeys(whole, of_whole), **num_blocks}.items():
         groups.append(
             CacheGroup(
-                kind=CacheKind.FULL if window is None else CacheKind.WINDOW,
-                layers=tuple(layers_of[window]),
+                kind=CacheKind.WINDOW if kind.window else CacheKind.FULL,
+                layers=tuple(layers_of[kind]),
                 block_size_tokens=shape.block_size,
                 num_device_blocks=count,
                 num_host_blocks=blocks.host * count // blocks.device,
-                bytes_per_block=bytes_of_layer * len(layers_of[window]),
-                window_tokens=window or 0,
+                bytes_per_block=bytes_of[kind],
+                window_tokens=kind.window or 0,
             )
         )
     if state_bytes:
@@ -97,3 +102,21 @@ class GroupedCacheEngine:
         """
         for engine, own in zip(self._engines, split_moves(step, self._groups), strict=True):
             engine.move(own)
+
+
+class JoinedCacheEngine:
+    """Layers whose heads have several sizes, for a scheduler that knows of no groups: each block is there for all.
+
+    Args:
+        engines: Of each size, and which of the layers it has.
+    """
+
+    def __init__(self, engines: Sequence[tuple[CacheEngine, Sequence[int]]]) -> None:
+        self._engines = [engine for engine, _ in engines]
+        layers = {place: cache for engine, own in engines for place, cache in zip(own, engine.layers, strict=True)}
+        self.layers: tuple[LayerCache, ...] = tuple(layers[place] for place in sorted(layers))
+
+    def move(self, step: Step) -> None:
+        """Move the blocks of all layers; see `CacheEngine.move`."""
+        for engine in self._engines:
+            engine.move(step)

@@ -26,6 +26,7 @@ _GEMMA3: Final[Mapping[str, object]] = MappingProxyType(
 _TEXT_MODELS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = MappingProxyType(
     {
         "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", _GEMMA3),
+        "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", {}),
         "Mistral3ForConditionalGeneration": ("MistralForCausalLM", {}),
         "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
         "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
@@ -37,7 +38,10 @@ _TEXT_MODELS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = MappingPro
 _OTHER_TOWERS = tuple(
     f"{prefix}{name}."
     for prefix in ("", "model.")
-    for name in ("vision_tower", "vision_model", "multi_modal_projector", "visual")
+    for name in (
+        *("vision_tower", "vision_model", "multi_modal_projector", "visual"),
+        *("audio_tower", "embed_vision", "embed_audio"),
+    )
 )
 
 

@@ -31,7 +31,7 @@ class RopeConfig:
     """Rotary embedding. `scaling` None: plain frequencies."""
 
     theta: float
-    scaling: "Llama3Scaling | LinearScaling | YarnScaling | FrequencyFactors | None" = None
+    scaling: "Llama3Scaling | LinearScaling | YarnScaling | FrequencyFactors | ProportionalScaling | None" = None
     # So many first dimensions of a head turn; None: all.
     rotary_dim: int | None = None
     # Multiplies cos and sin.
@@ -83,6 +83,13 @@ class FrequencyFactors:
 
 
 @dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Only the fastest frequencies of a head turn, so many pairs of its dimensions; the others stand still."""
+
+    num_pairs: int
+
+
+@dataclass(frozen=True, slots=True)
 class NormConfig:
     """All norms of a model: RMSNorm, or LayerNorm with or without a bias."""
 
@@ -124,6 +131,11 @@ class ExpertsConfig:
     # An expert that every token goes to; None: there is none.
     shared: MlpConfig | None = None
     has_shared_gate: bool = True  # that one is weighed by the sigmoid of a gate of its own
+
+
+def activation_of(mlp: MlpConfig | ExpertsConfig) -> Activation:
+    """Return the activation of an MLP, or of experts."""
+    return (mlp.mlp if isinstance(mlp, ExpertsConfig) else mlp).activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +314,8 @@ class LayerConfig:
     state: StateConfig | None = None  # a layer with one does not attend
     # What is attended is multiplied by the sigmoid of a gate, number by number.
     has_output_gate: bool = False
+    keys_are_values: bool = False  # before both are normed and keys are rotated
+    cache_of: int | None = None  # the layer before whose keys and values it reads; None: it has its own
 
     @property
     def has_mixer(self) -> bool:
@@ -350,6 +364,14 @@ class WeightNames:
     shared_down: str = "model.layers.{layer}.mlp.shared_expert.down_proj"
     shared_gate: str = "model.layers.{layer}.mlp.shared_expert_gate"
     mlp_output_norm: str = ""
+    # Of what tokens have for each layer.
+    per_layer_tokens: str = "model.embed_tokens_per_layer"
+    per_layer_embedding_projection: str = "model.per_layer_model_projection"
+    per_layer_embedding_norm: str = "model.per_layer_projection_norm"
+    per_layer_gate: str = "model.layers.{layer}.per_layer_input_gate"
+    per_layer_projection: str = "model.layers.{layer}.per_layer_projection"
+    per_layer_norm: str = "model.layers.{layer}.post_per_layer_input_norm"
+    layer_scale: str = "model.layers.{layer}.layer_scalar"  # without a suffix
     norm: str = "model.norm"
     head: str = "lm_head"
     # Of a head that drafts: its projection of the embedding of a token and the hidden state before it, and their norms.
@@ -390,6 +412,7 @@ class ModelConfig:
     attention_output_bias: bool = False
     # Each query and key head is normed before it is rotated.
     has_query_key_norm: bool = False
+    has_value_norm: bool = False  # each value head is normed too, without a weight
     # The outputs of attention and MLP are normed before they join the residual stream.
     has_output_norms: bool = False
     has_embedding_norm: bool = False
@@ -398,6 +421,9 @@ class ModelConfig:
     position_offset: int | None = None
     # Multiplies what attention, state and MLP add to the residual stream.
     residual_scale: float = 1.0
+    # Numbers that a token has for each layer; 0: none. See `PerLayer` of dense.py.
+    per_layer_size: int = 0
+    has_layer_scales: bool = False  # each layer ends with a factor of the residual stream
     logit_scale: float = 1.0
     # Logits become cap * tanh(logit / cap), behind the scale.
     logit_soft_cap: float | None = None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from executor_svc.attention.interface import AttentionPlan, LayerCache
+from executor_svc.attention.interface import AttentionPlan, CachedLayer, LayerCache
 from executor_svc.checkpoint.cache_scales import is_cache_scale
 from executor_svc.checkpoint.weight_map import WeightSource
 from executor_svc.models.config import ExpertsConfig, LastHiddenConfig, ModelConfig, SlotState
@@ -72,23 +72,23 @@ class Decoder:
     def shape(self) -> ModelShape:
         """What the executor needs to know of the model."""
         config = self.config
-        first = config.layers[0]
         mixers = [layer for layer in config.layers if layer.has_mixer]  # a cache or a state is numbered among these
-        windows = [layer.attention.window_tokens for layer in mixers if layer.attends]
+        cached = [layer for layer in mixers if layer.attends and layer.cache_of is None]
         states: dict[int, SlotState] = {
             index: layer.state.shared_by(self._shard.size)
             for index, layer in enumerate(mixers)
             if layer.state is not None
         }
         if config.mtp is not None:
-            windows.append(config.mtp.attention.window_tokens)
+            cached.append(config.mtp)
             states[len(mixers) + 1] = LastHiddenConfig(config.hidden_size)
         return ModelShape(
-            num_kv_heads=self._shard.num_kv_heads(first),
-            head_dim=first.head_dim,
             vocab_size=config.vocab_size,
             max_position_embeddings=config.max_position_embeddings,
-            layer_windows=tuple(windows),
+            caches=tuple(
+                CachedLayer(self._shard.num_kv_heads(each), each.head_dim, each.attention.window_tokens)
+                for each in cached
+            ),
             states=states,
         )
 
@@ -130,8 +130,13 @@ class Decoder:
         if previous is not None:
             of_tokens, of_hidden = self.weights.joins
             residual = of_tokens(None, residual) + of_hidden(None, previous)
+        if self.weights.token_inputs is not None:
+            rows, projection = self.weights.token_inputs
+            own = projection(None, residual) + rows(token_ids, positions)
+            self.weights.layer_inputs.values = (own * 2**-0.5).contiguous()
         attended: torch.Tensor | None = None
-        next_cache, next_state = iter(caches), iter(() if states is None else states.layers)
+        next_state = iter(() if states is None else states.layers)
+        cache_of = self.caches_of(caches)
         for index, layer in enumerate(self.config.layers):
             projected = self.weights.segments[index](attended, residual)
             if projected is None:
@@ -150,12 +155,22 @@ class Decoder:
             qkv, gate = projected[:, :num_projected], projected[:, num_projected:]
             qkv = qkv.contiguous().view(residual.shape[0], -1, layer.head_dim)
             rotation = None if layer.rope is None else rotation_of[layer.rope]
-            attended = attention.attend(qkv, rotation, next(next_cache), self.attention_layers[index])
+            attended = attention.attend(qkv, rotation, cache_of[index], self.attention_layers[index])
             if num_gates:
                 attended = self._kernels.gate(attended, gate)
         residual = residual[wanted]
+        if self.weights.token_inputs is not None:
+            self.weights.layer_inputs.values = self.weights.layer_inputs.values[wanted]
         self.weights.last_segment(None if attended is None else attended[wanted], residual)
         return residual
+
+    def caches_of(self, caches: Sequence[LayerCache]) -> dict[int, LayerCache]:
+        """Return the cache that each layer with attention reads."""
+        own, found = iter(caches), dict[int, LayerCache]()
+        for index, layer in enumerate(self.config.layers):
+            if layer.attends:
+                found[index] = next(own) if layer.cache_of is None else found[layer.cache_of]
+        return found
 
     @torch.inference_mode()
     def accept_drafts(self, step: StepStates, accepted: AcceptedDrafts) -> None:

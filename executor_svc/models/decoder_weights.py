@@ -7,7 +7,7 @@ from typing import Generic
 import torch
 
 from executor_svc.checkpoint.weight_map import Range, WeightMap
-from executor_svc.models.config import ExpertsConfig, LayerConfig, MlpConfig, ModelConfig
+from executor_svc.models.config import Activation, ExpertsConfig, LayerConfig, MlpConfig, ModelConfig, activation_of
 from executor_svc.models.dense import (
     DenseKernels,
     Embedding,
@@ -16,10 +16,12 @@ from executor_svc.models.dense import (
     HeadNorms,
     LastSegment,
     LayerEnd,
+    LayerInputs,
     MatrixRole,
     MatrixT,
     Mlp,
     Norm,
+    PerLayer,
     Segment,
 )
 from executor_svc.models.sharding import Rows, Shard, rows_by_turns, scaled
@@ -71,6 +73,11 @@ class DecoderWeights(Generic[MatrixT]):
         self.segments: list[Segment | LastSegment] = []  # a `LastSegment` is in front of a layer that mixes no tokens
         self.sinks: list[torch.Tensor | None] = []  # of each layer, of this rank's heads; see `AttentionLayer.sinks`
         self.states: list[StateWeights | None] = []  # of each layer; None: it has none
+        self.layer_inputs = LayerInputs(torch.empty(0))  # of the step that runs
+        # What a token has for each layer: a row of its own, and a projection of its embedding; None: none.
+        self.token_inputs: tuple[Embedding, Segment] | None = None
+        if config.per_layer_size:
+            self.token_inputs = self._token_inputs()
         layer_end: LayerEnd[MatrixT] | None = None
         for index, layer in enumerate(config.layers):
             if layer.has_mixer:
@@ -100,6 +107,35 @@ class DecoderWeights(Generic[MatrixT]):
             for norm, half in zip(norms, halves, strict=True)
         ]
 
+    def _token_inputs(self) -> tuple[Embedding, Segment]:
+        config, names = self._config, self._config.names
+        size = config.per_layer_size
+        width = config.num_hidden_layers * size
+        tokens = self._vocabulary_matrix(names.per_layer_tokens, width)
+        scale = self._tensor().fill_(size**0.5)
+        rows = EmbeddingWeights(tokens, self._shard.vocabulary, scale, positions=None, position_offset=0, norm=None)
+        norm = self._norm(names.per_layer_embedding_norm, size)
+        # It is of the projection of the embedding divided by the root of its size, which the norm undoes.
+        norm = replace(norm, epsilon=norm.epsilon * config.hidden_size)
+        projection = self._columns([Rows(names.per_layer_embedding_projection, width, ((0, width),))], has_bias=False)
+        norms = HeadNorms(norm, norm, config.num_hidden_layers, 0)
+        return self._kernels.embedding(rows), self._kernels.segment(None, None, projection, norms)
+
+    def _per_layer(self, index: int, activation: Activation) -> PerLayer[MatrixT]:
+        """Return what a layer takes of what tokens have for it; all ranks have it whole."""
+        config, names = self._config, self._config.names
+        size = config.per_layer_size
+        gate = self._columns([Rows(names.per_layer_gate.format(layer=index), size, ((0, size),))], has_bias=False)
+        name = names.per_layer_projection.format(layer=index)
+        projection = self._row_parallel(name, size, (0, size), has_bias=False)
+        norm = self._norm(names.per_layer_norm.format(layer=index))
+        return PerLayer(gate, projection, norm, activation, self.layer_inputs, index * size, size)
+
+    def _layer_scale(self, index: int) -> torch.Tensor:
+        scale = self._tensor(1, dtype=torch.float32)
+        self.map.add(self._config.names.layer_scale.format(layer=index), (1,), scale)
+        return scale
+
     def _projection(self, index: int, layer: LayerConfig) -> MatrixT:
         if layer.state is not None:
             rows, role = self._state_layers.projected_rows(index, layer.state)
@@ -126,7 +162,9 @@ class DecoderWeights(Generic[MatrixT]):
         else:
             mlp = self._mlp(layer.mlp, names.gate_up, names.down, layer=index)
         mlp_output_norm = self._output_norm(names.mlp_output_norm, index)
-        return LayerEnd(matrix, norm, mlp_norm, mlp, mlp_output_norm, config.residual_scale)
+        per_layer = self._per_layer(index, activation_of(layer.mlp)) if config.per_layer_size else None
+        scale = self._layer_scale(index) if config.has_layer_scales else None
+        return LayerEnd(matrix, norm, mlp_norm, mlp, mlp_output_norm, config.residual_scale, per_layer, scale)
 
     def _mlp(self, mlp: MlpConfig, gate_up: Sequence[str], down: str, **numbers: int) -> Mlp[MatrixT]:
         """Return an MLP whose tensors have these names, with `numbers` in them."""
@@ -192,6 +230,10 @@ class DecoderWeights(Generic[MatrixT]):
         ours_of_kv = self._shard.kv_heads(layer)
         ours = (self._shard.even_part(layer.num_heads), ours_of_kv, ours_of_kv)
         dim = layer.head_dim
+        if layer.keys_are_values:
+            tensors[2] = tensors[1]
+        if layer.cache_of is not None:
+            return [Rows(tensors[0], counts[0] * dim, (scaled(ours[0], dim),))]
         if names.qkv_layout == "apart":
             parts = zip(tensors, counts, ours, strict=True)
             query, *others = (Rows(tensor, count * dim, (scaled(heads, dim),)) for tensor, count, heads in parts)
@@ -234,9 +276,9 @@ class DecoderWeights(Generic[MatrixT]):
             self.map.ignore(f"{name}.bias", (num_outputs,))
         return matrix
 
-    def _vocabulary_matrix(self, name: str) -> MatrixT:
+    def _vocabulary_matrix(self, name: str, num_inputs: int | None = None) -> MatrixT:
         """Return this rank's rows of the embedding or the head; what pads them is never read or cut off."""
-        shape = (self._config.vocab_size, self._config.hidden_size)
+        shape = (self._config.vocab_size, num_inputs or self._config.hidden_size)
         begin, end = self._shard.vocabulary
         num_padded = self._shard.vocabulary_rows - (end - begin)
         sizes = [end - begin, num_padded] if num_padded else [end - begin]
@@ -266,12 +308,13 @@ class DecoderWeights(Generic[MatrixT]):
         config, names = self._config, self._config.names
         if not config.has_query_key_norm or layer.state is not None:
             return None
-        return HeadNorms(
-            self._norm(names.query_norm.format(layer=index), layer.head_dim),
-            self._norm(names.key_norm.format(layer=index), layer.head_dim),
-            self._shard.num_heads(layer),
-            self._shard.num_kv_heads(layer),
-        )
+        query = self._norm(names.query_norm.format(layer=index), layer.head_dim)
+        if layer.cache_of is not None:
+            return HeadNorms(query, query, self._shard.num_heads(layer), 0)
+        key, value = self._norm(names.key_norm.format(layer=index), layer.head_dim), None
+        if config.has_value_norm:
+            value = replace(query, weight=torch.ones_like(query.weight))
+        return HeadNorms(query, key, self._shard.num_heads(layer), self._shard.num_kv_heads(layer), value)
 
     def _output_norm(self, name: str, index: int) -> Norm | None:
         return self._norm(name.format(layer=index)) if self._config.has_output_norms else None

@@ -7,7 +7,8 @@ A *segment* is all the work from the output of one attention to the input of the
     result    = projection(norm(residual))           the next layer's q, k and v, before rotation
 
 A layer without attention or without an MLP lacks that line. Some models norm or scale what joins the residual stream
-too, or norm each head of queries and keys.
+too, or norm each head of queries, keys and values. Gemma 4 adds what each token has for each layer (`PerLayer`) behind
+the MLP, and scales the residual stream.
 
 A decoder of n layers is n segments with an attention behind each, the end of the last layer, and the head, which is
 a segment without a layer's end. `DenseKernels` makes them. It has three implementations: `TorchDense` (any device and
@@ -111,6 +112,35 @@ class HeadNorms:
     key: Norm
     num_heads: int
     num_kv_heads: int
+    value: Norm | None = None  # of each value head; None: they are not normed
+
+
+@dataclass(slots=True)
+class LayerInputs:
+    """What each token of a step has for each layer; each step has its own."""
+
+    values: torch.Tensor  # [num_tokens, num_layers * size]
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayer(Generic[MatrixT]):
+    """What a layer takes of them: residual += norm(projection(activation(gate(residual)) * input)).
+
+    Source: Google 2025, "Gemma 3n"; 2026, "Gemma 4": per-layer embeddings (PLE).
+    """
+
+    gate: MatrixT
+    projection: MatrixT
+    norm: Norm
+    activation: Activation
+    inputs: LayerInputs
+    begin: int  # where those of this layer begin
+    size: int  # numbers of a layer
+
+    @property
+    def own_inputs(self) -> torch.Tensor:
+        """What the tokens of the step have for this layer, [num_tokens, size]."""
+        return self.inputs.values[:, self.begin : self.begin + self.size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +153,8 @@ class LayerEnd(Generic[MatrixT]):
     mlp: Mlp[MatrixT] | Experts[MatrixT] | None  # None: there is none
     mlp_output_norm: Norm | None
     residual_scale: float = 1.0  # of what joins the residual stream, normed or not
+    per_layer: PerLayer[MatrixT] | None = None
+    layer_scale: torch.Tensor | None = None  # [1] float32, of the residual stream behind all that; None: 1
 
 
 class Embedding(Protocol):
@@ -194,7 +226,7 @@ class DenseKernels(Protocol[MatrixT]):
     def segment(
         self,
         layer_end: LayerEnd[MatrixT] | None,
-        norm: Norm,
+        norm: Norm | None,
         projection: MatrixT,
         head_norms: HeadNorms | None = None,
     ) -> Segment:
@@ -202,7 +234,7 @@ class DenseKernels(Protocol[MatrixT]):
 
         Args:
             layer_end: The layer that ends here; None in the first segment and in the head.
-            norm: Before the projection.
+            norm: Before the projection; None: there is none.
             projection: To the next layer's q, k and v, or to logits.
             head_norms: Behind the projection; None: there are none.
         """

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from executor_svc.attention.interface import AttentionPlan, LayerCache
+from executor_svc.attention.interface import AttentionPlan, CachedLayer, LayerCache
 from executor_svc.models.config import SlotState
 from executor_svc.states.live_states import StepStates
 
@@ -15,22 +15,19 @@ from executor_svc.states.live_states import StepStates
 class ModelShape:
     """The sizes that the cache and the scheduler depend on."""
 
-    num_kv_heads: int  # of this rank
-    head_dim: int
     vocab_size: int
     max_position_embeddings: int
-    # Last tokens that each layer with attention sees, the token itself included; None: all.
-    layer_windows: tuple[int | None, ...]
+    caches: tuple[CachedLayer, ...]  # of each layer with keys and values of its own
     states: Mapping[int, SlotState] = field(default_factory=dict)  # of this rank, by layer; the others attend
 
     @property
     def num_layers(self) -> int:
-        """Number of layers with attention, each of which has a cache."""
-        return len(self.layer_windows)
+        """Number of layers with keys and values of their own."""
+        return len(self.caches)
 
     @property
     def cached_layers(self) -> tuple[int, ...]:
-        """Which of all layers these are."""
+        """Which of all layers these are: no other layer comes between them."""
         return tuple(layer for layer in range(self.num_layers + len(self.states)) if layer not in self.states)
 
     @property
@@ -41,7 +38,7 @@ class ModelShape:
     @property
     def sliding_window_tokens(self) -> int:
         """Return the tokens after which no layer sees a token any more; 0: some layer sees all."""
-        windows = [window or 0 for window in self.layer_windows]
+        windows = [cache.window or 0 for cache in self.caches]
         return 0 if 0 in windows else max(windows)
 
 

@@ -320,6 +320,11 @@ def _summary(
     num_layers = number("num_hidden_layers", len(kinds))
     num_states = _num_states(of_text, kinds, num_layers)
     num_attending = num_layers - num_states - sum(kinds.count(kind) for kind in ("mlp", "moe", "-", "E"))
+    num_attending -= number("num_kv_shared_layers")
+    # Gemma 4's layers without a window: what they have more, or less, than the others.
+    sizes_of_whole = _heads_of_whole(of_text, num_kv_heads, head_dim)
+    num_whole = kinds[: num_layers - number("num_kv_shared_layers")].count("full_attention")
+    of_whole = num_whole * (math.prod(sizes_of_whole) - num_kv_heads * head_dim)
     values = number("linear_num_value_heads") * number("linear_value_head_dim")
     keys = number("linear_num_key_heads") * number("linear_key_head_dim")
     convolved = (number("linear_conv_kernel_dim", 1) - 1) * (2 * keys + values)
@@ -336,12 +341,26 @@ def _summary(
         num_weights=num_weights,
         file_bytes=sum(file.stat().st_size for file in files),
         held_bytes=int(bits / 8),
-        token_bytes=2 * (num_attending + has_mtp) * num_kv_heads * head_dim * float_bytes,
+        token_bytes=2 * ((num_attending + has_mtp) * num_kv_heads * head_dim + of_whole) * float_bytes,
         state_bytes=4 * num_states * (convolved + values * number("linear_key_head_dim") + outputs * state_size)
         + 4 * has_mtp * number("hidden_size"),
         max_model_len=number("max_position_embeddings", _CACHED_TOKENS),
         is_gguf=is_gguf,
     )
+
+
+def _heads_of_whole(config: Mapping[str, object], num_kv_heads: int, head_dim: int) -> tuple[int, int]:
+    """Return KV heads and head_dim of layers without a window, where they have others; see `read_gemma4`."""
+    own: Mapping[object, object] = {
+        "head_dim": config.get("global_head_dim"),
+        "num_key_value_heads": config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None,
+    }
+    per_layer = config.get("per_layer_config")
+    if isinstance(per_layer, dict):
+        own = next((each for each in per_layer.values() if isinstance(each, dict)), {})
+    sizes = own.get("num_key_value_heads"), own.get("head_dim")
+    found = [size if isinstance(size, int) and size > 0 else None for size in sizes]
+    return found[0] or num_kv_heads, found[1] or head_dim
 
 
 def _layer_kinds(config: Mapping[str, object]) -> list[object]:

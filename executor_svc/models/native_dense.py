@@ -29,9 +29,11 @@ from executor_svc.native.structs import (
     ExpertsStruct,
     HeadNormsStruct,
     LayerEndStruct,
+    LayerInputsStruct,
     MlpStruct,
     NormStruct,
     NumberFormat,
+    PerLayerStruct,
     SegmentStruct,
 )
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -77,7 +79,7 @@ class NativeDense:
     def segment(
         self,
         layer_end: LayerEnd[PackedMatrix] | None,
-        norm: Norm,
+        norm: Norm | None,
         projection: PackedMatrix,
         head_norms: HeadNorms | None = None,
     ) -> Segment:
@@ -153,14 +155,28 @@ class NativeEmbedding:
 _ACTIVATIONS: Final[Sequence[Activation]] = ("silu", "gelu", "gelu_tanh", "relu", "swiglu_oai", "relu2")
 
 
-class NativeSegment:
+class _WithLayerEnd:
+    """What ends a layer, maybe."""
+
+    struct: SegmentStruct
+    _layer_end: "NativeLayerEnd | None"
+
+    def struct_with(self, inputs: LayerInputsStruct) -> SegmentStruct:
+        """Return the struct with what the tokens of a step have for layers at `inputs`, which must live as long."""
+        struct = SegmentStruct.from_buffer_copy(self.struct)
+        if self._layer_end is not None:
+            struct.end.per_layer.inputs = addressof(inputs)
+        return struct
+
+
+class NativeSegment(_WithLayerEnd):
     """A segment as one call of the library; see `executor_svc.models.dense.Segment`."""
 
     def __init__(
         self,
         library: NativeLibrary,
         layer_end: LayerEnd[PackedMatrix] | None,
-        norm: Norm,
+        norm: Norm | None,
         projection: PackedMatrix,
         head_norms: HeadNorms | None = None,
         *,
@@ -182,6 +198,7 @@ class NativeSegment:
             self.struct.head_norms = HeadNormsStruct(
                 norm_struct(head_norms.query),
                 norm_struct(head_norms.key),
+                norm_struct(head_norms.value),
                 head_norms.num_heads,
                 head_norms.num_kv_heads,
                 len(head_norms.query.weight),
@@ -190,18 +207,20 @@ class NativeSegment:
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         """Run the segment."""
         out = torch.empty(residual.shape[0], self.num_outputs)
+        if self._layer_end is not None:
+            self._layer_end.take_inputs()
         self._library.segment(self.struct, attended, residual, out)
         return out
 
 
-class NativeLastSegment:
+class NativeLastSegment(_WithLayerEnd):
     """See `executor_svc.models.dense.LastSegment`."""
 
     def __init__(
         self, library: NativeLibrary, layer_end: LayerEnd[PackedMatrix], post_norm: Norm | None = None
     ) -> None:
         self._library = library
-        self._layer_end = NativeLayerEnd(layer_end)
+        self._layer_end: NativeLayerEnd = NativeLayerEnd(layer_end)
         self._post_norm = post_norm  # behind the MLP, with `mlp_norm` as the one before it; the struct points into it
         self.struct = SegmentStruct(
             end=self._layer_end.struct,
@@ -213,6 +232,7 @@ class NativeLastSegment:
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> None:
         """End a layer."""
+        self._layer_end.take_inputs()
         self._library.segment(self.struct, attended, residual, None)
 
 
@@ -263,6 +283,8 @@ class SharedLastSegment:
         if self._has_mlp:
             self._library.mlp(self._struct, residual, part)
             self._rank_sum.add(part, layer_end.mlp_output_norm, layer_end.residual_scale, residual)
+        self._layer_end.take_inputs()
+        self._library.end_layer(self._struct, residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +310,17 @@ class NativeLayerEnd:
             mlp_norm=norm_struct(weights.mlp_norm),
             mlp_output_norm=norm_struct(weights.mlp_output_norm),
             residual_scale=weights.residual_scale,
+            layer_scale=None if weights.layer_scale is None else weights.layer_scale.data_ptr(),
         )
+        self.inputs = LayerInputsStruct()  # of this layer alone, where segments run one by one
+        if weights.per_layer is not None:
+            self.struct.per_layer = PerLayerStruct(
+                weights.per_layer.gate.struct,
+                weights.per_layer.projection.struct,
+                norm_struct(weights.per_layer.norm),
+                addressof(self.inputs),
+                weights.per_layer.begin,
+            )
         if weights.attention_output is not None:
             self.struct.attention_output = weights.attention_output.struct
             self.hidden_size = weights.attention_output.num_outputs
@@ -317,6 +349,12 @@ class NativeLayerEnd:
                 self.struct.experts.shared_gate = mlp.shared_gate.struct
         else:
             self.struct.mlp = self._mlps[0]
+
+    def take_inputs(self) -> None:
+        """Point to what the tokens of this step have for the layers."""
+        if self._weights.per_layer is not None:
+            values = self._weights.per_layer.inputs.values
+            self.inputs.values, self.inputs.stride = values.data_ptr(), values.stride(0)
 
 
 def norm_struct(norm: Norm | None) -> NormStruct:

@@ -25,6 +25,7 @@ from executor_svc.native.structs import (
     AttentionKindStruct,
     BatchStruct,
     DeltaNetStruct,
+    LayerInputsStruct,
     LayerStruct,
     Mamba2Struct,
     ModelStruct,
@@ -32,6 +33,7 @@ from executor_svc.native.structs import (
     ShortConvStruct,
     StepRowsStruct,
     StepStruct,
+    TokenInputsStruct,
 )
 from executor_svc.states.interface import DeltaNetWeights, LayerState, Mamba2Weights
 from executor_svc.states.live_states import AcceptedDrafts
@@ -47,6 +49,7 @@ class _NativeParts:
     last_segment: NativeLastSegment
     head: NativeSegment
     joins: Sequence[NativeSegment]  # of the embedding and the hidden state, of a head that drafts
+    token_inputs: tuple[NativeEmbedding, NativeSegment] | None  # of what tokens have for each layer
 
     @classmethod
     def of(cls, model: Decoder) -> "_NativeParts | None":
@@ -55,6 +58,12 @@ class _NativeParts:
         segments = [each for each in weights.segments if isinstance(each, NativeSegment | NativeLastSegment)]
         embedding, last_segment, head = weights.embed, weights.last_segment, weights.head
         joins = [join for join in weights.joins if isinstance(join, NativeSegment)]
+        token_inputs = None
+        if weights.token_inputs is not None:
+            rows, projection = weights.token_inputs
+            assert isinstance(rows, NativeEmbedding), "as the embedding is"
+            assert isinstance(projection, NativeSegment), "as the head is"
+            token_inputs = rows, projection
         if (
             len(segments) < len(weights.segments)
             or not isinstance(embedding, NativeEmbedding)
@@ -62,7 +71,7 @@ class _NativeParts:
             or not isinstance(head, NativeSegment)
         ):
             return None
-        return cls(embedding, segments, last_segment, head, joins)
+        return cls(embedding, segments, last_segment, head, joins, token_inputs)
 
 
 class NativeForward:
@@ -92,25 +101,28 @@ class NativeForward:
             rotation.frequencies = frequencies.data_ptr()
             rotation.rotary_dim = 2 * len(frequencies)
             rotation.factor = rope.attention_factor
-        layers = model.config.layers
+        layers, cache_of = model.config.layers, model.caches_of(caches)
         attending = [layer for layer in layers if layer.attends]
         distinct = list(dict.fromkeys(attending))
         self._slopes = [np.array(kind.attention.alibi_slopes or (), np.float32) for kind in distinct]
         self._kinds = (AttentionKindStruct * len(distinct))()
         for kind, like, slopes in zip(self._kinds, distinct, self._slopes, strict=True):
-            cache = caches[attending.index(like)]  # layers that attend alike are in one cache group
+            cache = cache_of[layers.index(like)]  # layers that attend alike are in one cache group
             kind.group = cache.group
             kind.step = _constant_step(like, cache, slopes, in_bfloat16=in_bfloat16)
             kind.window = like.attention.window_tokens or 0
             kind.rotation = None if like.rope is None else addressof(self._rotations[ropes[like.rope]])
             kind.has_output_gate = like.has_output_gate
+        self._layer_inputs = (LayerInputsStruct * 2)()  # of all tokens, and of the wanted ones
         self._state_structs: list[DeltaNetStruct | ShortConvStruct | Mamba2Struct] = []
         self._layers = (LayerStruct * len(layers))()
-        next_cache, next_state = iter(caches), iter(states)
-        for struct, layer, attention, segment, weights in zip(
-            self._layers, layers, self._attention_layers, parts.segments, model.weights.states, strict=True
+        next_state = iter(states)
+        self._segments = [segment.struct_with(self._layer_inputs[0]) for segment in parts.segments]
+        self._last_segment = parts.last_segment.struct_with(self._layer_inputs[1])
+        for index, (struct, layer, attention, segment, weights) in enumerate(
+            zip(self._layers, layers, self._attention_layers, self._segments, model.weights.states, strict=True)
         ):
-            struct.segment = addressof(segment.struct)
+            struct.segment = addressof(segment)
             if weights is not None:
                 state = next(next_state)
                 if isinstance(weights, DeltaNetWeights):
@@ -125,8 +137,21 @@ class NativeForward:
                 struct.conv_states, struct.states = state.conv.data_ptr(), state.recurrent.data_ptr()
             if layer.attends:
                 struct.kind = addressof(self._kinds[distinct.index(layer)])
-                struct.cache = cache_struct(next(next_cache))
+                struct.cache = cache_struct(cache_of[index])
                 struct.sinks = sinks_address(attention)
+        self._token_inputs = None
+        if parts.token_inputs is not None:
+            rows, projection = parts.token_inputs
+            for inputs in self._layer_inputs:
+                inputs.stride = projection.num_outputs
+            self._token_inputs = TokenInputsStruct(
+                tokens=rows.weights.tokens.struct,
+                projection=addressof(projection.struct),
+                token_scale=rows.struct.scale,
+                scale=2**-0.5,
+                inputs=addressof(self._layer_inputs[0]),
+                wanted_inputs=addressof(self._layer_inputs[1]),
+            )
         self._model = ModelStruct(
             tokens=parts.embedding.weights.tokens.struct,
             embedding=parts.embedding.struct,
@@ -136,7 +161,8 @@ class NativeForward:
             num_layers=len(layers),
             num_kinds=len(distinct),
             num_rotations=len(ropes),
-            last_segment=addressof(parts.last_segment.struct),
+            last_segment=addressof(self._last_segment),
+            token_inputs=None if self._token_inputs is None else addressof(self._token_inputs),
             head=addressof(parts.head.struct),
             join_embedding=addressof(parts.joins[0].struct) if parts.joins else None,
             join_hidden=addressof(parts.joins[1].struct) if parts.joins else None,
@@ -190,7 +216,11 @@ def _constant_step(
         num_heads=layer.num_heads,
         num_kv_heads=layer.num_kv_heads,
         head_dim=layer.head_dim,
-        qkv_stride=((1 + layer.has_output_gate) * layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim,
+        qkv_stride=(
+            (1 + layer.has_output_gate) * layer.num_heads
+            + (0 if layer.attention.reads_only else 2 * layer.num_kv_heads)
+        )
+        * layer.head_dim,
         block_size=cache.block_size,
         block_stride=cache.keys.stride(0),
         cache_format=FORMAT_NUMBERS[cache.keys.dtype],
@@ -199,4 +229,5 @@ def _constant_step(
         soft_cap=layer.attention.soft_cap or 0.0,
         slopes=slopes.ctypes.data if len(slopes) else None,
         in_bfloat16=in_bfloat16,
+        reads_only=layer.attention.reads_only,
     )

@@ -131,11 +131,11 @@ class DecoderTexts:
     """Hidden states of whole texts before the last norm; see `executor_svc.models.pooling.TextModel`."""
 
     def __init__(self, model: LanguageModel, backend: AttentionBackend, block_size: int, dtype: torch.dtype) -> None:
-        shape = model.shape
+        first = model.shape.caches[0]
         self._model = model
         self._backend = backend
         # One for all layers: each writes what it reads.
-        self._cache = ScratchCache(block_size, shape.num_kv_heads, shape.head_dim, dtype, model.device)
+        self._cache = ScratchCache(block_size, first.num_kv_heads, first.head_dim, dtype, model.device)
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[PoolingInput]) -> Float32Array:

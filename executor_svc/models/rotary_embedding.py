@@ -11,7 +11,14 @@ from dataclasses import replace
 import torch
 
 from executor_svc.attention.interface import Rotation
-from executor_svc.models.config import FrequencyFactors, LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+from executor_svc.models.config import (
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    ProportionalScaling,
+    RopeConfig,
+    YarnScaling,
+)
 from executor_svc.models.fields import ConfigFields
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError, UnsupportedModelError
@@ -38,6 +45,9 @@ def read_rope(
     shared = {name: fields.values.get(name) for name in ("rope_theta", "partial_rotary_factor")}
     rope = ConfigFields({**shared, **parameters}, fields.source)
     rotary_dim = _read_rotary_dim(rope, head_dim)
+    if parameters.get("rope_type") == "proportional":  # the frequencies are those of all dimensions
+        scaling = ProportionalScaling(rotary_dim // 2)
+        return RopeConfig(rope.number("rope_theta", 10_000.0), scaling if rotary_dim < head_dim else None)
     if rotary_dim != head_dim and not has_partial_rotary:
         raise UnsupportedModelError(
             f"{fields.source} has a rotary embedding for {rotary_dim} of the {head_dim} dimensions of a head; "
@@ -141,6 +151,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
         return frequencies / torch.tensor(scaling.factors, dtype=torch.float32)
     if isinstance(scaling, LinearScaling):
         return frequencies / scaling.factor
+    if isinstance(scaling, ProportionalScaling):
+        frequencies[scaling.num_pairs :] = 0.0
+        return frequencies
     if isinstance(scaling, YarnScaling):
         share_kept = _share_kept_by_yarn(scaling, rope.theta, rotary_dim)
     else:

@@ -121,7 +121,7 @@ class TorchDense:
     def segment(
         self,
         layer_end: LayerEnd[TorchMatrix] | None,
-        norm: Norm,
+        norm: Norm | None,
         projection: TorchMatrix,
         head_norms: HeadNorms | None = None,
     ) -> Segment:
@@ -200,6 +200,15 @@ class TorchLastSegment:
         output = _run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed)
         output = self.group.all_reduce(output)
         residual += finish_output(output, layer.mlp_output_norm, layer.residual_scale)
+        end_layer(layer, residual)
+
+
+def end_layer(layer: LayerEnd[TorchMatrix], residual: torch.Tensor) -> None:
+    """Add what the tokens have for a layer, and scale the residual stream, where a model has that."""
+    if (own := layer.per_layer) is not None:
+        residual += own.norm(own.projection(activate(own.activation, own.gate(residual), own.own_inputs)))
+    if layer.layer_scale is not None:
+        residual *= layer.layer_scale.to(residual.dtype)
 
 
 def finish_output(
@@ -215,7 +224,7 @@ class TorchSegment:
     """See `executor_svc.models.dense.Segment`."""
 
     layer_end: TorchLastSegment | None
-    norm: Norm
+    norm: Norm | None
     projection: TorchMatrix
     head_norms: HeadNorms | None
 
@@ -223,18 +232,27 @@ class TorchSegment:
         """Run the segment."""
         if self.layer_end is not None:
             self.layer_end(attended, residual)
-        return norm_heads(self.projection(self.norm(residual)), self.head_norms)
+        return norm_heads(self.projection(residual if self.norm is None else self.norm(residual)), self.head_norms)
 
 
 def norm_heads(projected: torch.Tensor, norms: HeadNorms | None) -> torch.Tensor:
-    """Return queries, keys and values, [num_tokens, all heads * head_dim], the queries and keys normed head by head."""
+    """Return queries, keys and values, [num_tokens, all heads * head_dim], normed head by head."""
     if norms is None:
         return projected
     heads = projected.contiguous().view(projected.shape[0], -1, len(norms.query.weight))
-    queries, keys = heads[:, : norms.num_heads], heads[:, norms.num_heads :][:, : norms.num_kv_heads]
-    queries.copy_(norms.query(queries))
-    keys.copy_(norms.key(keys))
+    for part, norm in parts_to_norm(heads, norms):
+        part.copy_(norm(part))
     return heads.view(projected.shape)
+
+
+def parts_to_norm(heads: torch.Tensor, norms: HeadNorms) -> list[tuple[torch.Tensor, Norm]]:
+    """Return the heads that are normed, of [num_tokens, all heads, head_dim], with their norms."""
+    queries, others = heads[:, : norms.num_heads], heads[:, norms.num_heads :]
+    count = norms.num_kv_heads
+    parts = [(queries, norms.query), (others[:, :count], norms.key)]
+    if norms.value is not None:
+        parts.append((others[:, count : 2 * count], norms.value))
+    return parts[:1] if not count else parts
 
 
 def gate_and_up(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:

@@ -21,7 +21,7 @@ import transformers
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from executor_svc.attention.interface import AttentionMetadata, AttentionPlan, LayerCache
+from executor_svc.attention.interface import AttentionMetadata, AttentionPlan, CachedLayer, LayerCache
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.language_model import LanguageModel, ModelShape
 from executor_svc.models.transformers_attention import PAGED_ATTENTION, AttentionHook, PagedStep, attach_hook
@@ -113,11 +113,11 @@ def _on_paged_attention(model: Any) -> TransformersModel:
 
 def _shape(config: Any, attention: AttentionFacts) -> ModelShape:
     return ModelShape(
-        num_kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
         vocab_size=config.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
-        layer_windows=tuple(layer.window_tokens for layer in attention.layers),
+        caches=tuple(
+            CachedLayer(attention.num_kv_heads, attention.head_dim, layer.window_tokens) for layer in attention.layers
+        ),
     )
 
 
@@ -239,7 +239,7 @@ def _largest_difference(
     blocks_each = -(-NUM_PROBE_TOKENS // BLOCK_SIZE_TOKENS)
     # No two blocks of a sequence lie side by side; NaN, so that nothing unwritten is read unseen.
     block_tables = np.arange(blocks_each * len(sequences), dtype=np.int32).reshape(blocks_each, -1).T.copy()
-    shape = (block_tables.size, BLOCK_SIZE_TOKENS, paged.shape.num_kv_heads, paged.shape.head_dim)
+    shape = (block_tables.size, BLOCK_SIZE_TOKENS, paged.shape.caches[0].num_kv_heads, paged.shape.caches[0].head_dim)
     caches = [
         LayerCache(*(torch.full(shape, torch.nan, dtype=dtype, device=paged.device) for _ in range(2)))
         for _ in range(paged.shape.num_layers)

@@ -27,8 +27,10 @@ from executor_svc.models.torch_dense import (
     TorchDense,
     TorchEmbedding,
     TorchMatrix,
+    end_layer,
     finish_output,
     gate_and_up,
+    parts_to_norm,
 )
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -84,7 +86,7 @@ class TritonDense(TorchDense):
     def segment(
         self,
         layer_end: LayerEnd[TorchMatrix] | None,
-        norm: Norm,
+        norm: Norm | None,
         projection: TorchMatrix,
         head_norms: HeadNorms | None = None,
     ) -> "TritonSegment":
@@ -114,13 +116,15 @@ class TritonLastSegment:
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> None:
         """End a layer."""
-        residual += self.run(attended, residual)
+        output = self.run(attended, residual)
+        if output is not None:
+            residual += output
 
-    def run(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+    def run(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor | None:
         """Do all but the last addition to the residual stream, which joins the norm that follows.
 
         Returns:
-            What is still to be added, [num_tokens, hidden_size].
+            What is still to be added, [num_tokens, hidden_size]; None: nothing.
         """
         layer, mlp, output = self.layer_end, self.layer_end.mlp, None
         if layer.attention_output is not None:
@@ -133,7 +137,12 @@ class TritonLastSegment:
         assert layer.mlp_norm is not None, "an MLP has one"
         normed = _add_and_norm(residual, output, layer.mlp_norm)
         output = _run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed)
-        return _normed_output(self.add_up(output), layer.mlp_output_norm, layer.residual_scale)
+        output = _normed_output(self.add_up(output), layer.mlp_output_norm, layer.residual_scale)
+        if layer.per_layer is None and layer.layer_scale is None:
+            return output
+        residual += output
+        end_layer(layer, residual)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +150,7 @@ class TritonSegment:
     """See `executor_svc.models.dense.Segment`."""
 
     layer_end: TritonLastSegment | None
-    norm: Norm
+    norm: Norm | None
     projection: TorchMatrix
     head_norms: HeadNorms | None
 
@@ -150,7 +159,8 @@ class TritonSegment:
         output = None
         if self.layer_end is not None:
             output = self.layer_end.run(attended, residual)
-        projected = self.projection(_add_and_norm(residual, output, self.norm))
+        normed = residual if self.norm is None else _add_and_norm(residual, output, self.norm)
+        projected = self.projection(normed)
         return projected if self.head_norms is None else _norm_heads(projected, self.head_norms)
 
 
@@ -167,14 +177,13 @@ def _normed_output(output: torch.Tensor, norm: Norm | None, scale: float) -> tor
 
 
 def _norm_heads(projected: torch.Tensor, norms: HeadNorms) -> torch.Tensor:
-    """Return queries, keys and values, [num_tokens, all heads * head_dim], the queries and keys normed head by head.
+    """Return queries, keys and values, [num_tokens, all heads * head_dim], normed head by head.
 
     Heads are copied aside even where they lie together, as in a step of one token: their rows then begin at multiples
     of 16 bytes in every step, and the norm is the same machine code.
     """
     heads = projected.contiguous().view(projected.shape[0], -1, len(norms.query.weight))
-    queries, keys = heads[:, : norms.num_heads], heads[:, norms.num_heads :][:, : norms.num_kv_heads]
-    for part, norm in ((queries, norms.query), (keys, norms.key)):
+    for part, norm in parts_to_norm(heads, norms):
         aside = part.clone(memory_format=torch.contiguous_format)
         part.copy_(_add_and_norm(aside.flatten(0, 1), None, norm).view(part.shape))
     return heads.view(projected.shape)

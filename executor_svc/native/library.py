@@ -65,6 +65,7 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_segment_scratch_bytes", LONG, (POINTER, LONG)),
     ("octavo_segment", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_mlp", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER)),
+    ("octavo_end_layer", None, (POINTER, LONG, POINTER, POINTER, POINTER)),
     ("octavo_add_parts", None, (POINTER, FLOAT, LONG, LONG, LONG, POINTER, POINTER, INT)),
     ("octavo_plan_attention", LONG, (POINTER, LONG, POINTER, POINTER, POINTER, INT, POINTER)),
     ("octavo_attention_scratch_bytes", LONG, (POINTER,)),
@@ -215,6 +216,14 @@ class NativeLibrary:
             out.data_ptr(),
             self._scratch.address(num_bytes),
             byref(self._team),
+        )
+
+    def end_layer(self, segment: SegmentStruct, residual: torch.Tensor) -> None:
+        """Do what follows on the MLP of a segment's layer end; see octavo_end_layer in segment.c."""
+        num_rows = residual.shape[0]
+        num_bytes = self._library.octavo_segment_scratch_bytes(byref(segment), num_rows)
+        self._library.octavo_end_layer(
+            byref(segment), num_rows, residual.data_ptr(), self._scratch.address(num_bytes), byref(self._team)
         )
 
     def add_parts(self, norm: NormStruct, scale: float, parts: torch.Tensor, residual: torch.Tensor) -> None:

@@ -99,6 +99,23 @@ class ExpertsStruct(ctypes.Structure):
     )
 
 
+class LayerInputsStruct(ctypes.Structure):
+    """`LayerInputs` of layers.h."""
+
+    _fields_ = (("values", POINTER), ("stride", LONG))
+
+
+class PerLayerStruct(ctypes.Structure):
+    """`PerLayer` of layers.h."""
+
+    _fields_ = (
+        *_of(MatrixStruct, "gate", "projection"),
+        ("norm", NormStruct),
+        ("inputs", POINTER),
+        ("begin", LONG),
+    )
+
+
 class LayerEndStruct(ctypes.Structure):
     """`LayerEnd` of layers.h."""
 
@@ -110,13 +127,15 @@ class LayerEndStruct(ctypes.Structure):
         ("mlp_output_norm", NormStruct),
         ("activation", LONG),
         ("residual_scale", FLOAT),
+        ("per_layer", PerLayerStruct),
+        ("layer_scale", POINTER),
     )
 
 
 class HeadNormsStruct(ctypes.Structure):
     """`HeadNorms` of layers.h."""
 
-    _fields_ = (*_of(NormStruct, "query", "key"), *_of(LONG, "num_heads", "num_kv_heads", "head_dim"))
+    _fields_ = (*_of(NormStruct, "query", "key", "value"), *_of(LONG, "num_heads", "num_kv_heads", "head_dim"))
 
 
 class SegmentStruct(ctypes.Structure):
@@ -154,7 +173,7 @@ class StepStruct(ctypes.Structure):
         *_of(POINTER, "slopes", "cos", "sin", "slot_mapping", "block_tables", "tiles"),
         *_of(LONG, "num_tiles", "most_tokens"),
         ("tasks", POINTER),
-        *_of(LONG, "num_tasks", "num_partials", "direct_heads", "in_bfloat16", "is_full"),
+        *_of(LONG, "num_tasks", "num_partials", "direct_heads", "in_bfloat16", "reads_only", "is_full"),
     )
 
 
@@ -223,6 +242,17 @@ class LayerStruct(ctypes.Structure):
     )
 
 
+class TokenInputsStruct(ctypes.Structure):
+    """`TokenInputs` of forward.c."""
+
+    _fields_ = (
+        ("tokens", MatrixStruct),
+        ("projection", POINTER),
+        *_of(FLOAT, "token_scale", "scale"),
+        *_of(POINTER, "inputs", "wanted_inputs"),
+    )
+
+
 class ModelStruct(ctypes.Structure):
     """`Model` of forward.c."""
 
@@ -231,7 +261,7 @@ class ModelStruct(ctypes.Structure):
         ("embedding", EmbeddingStruct),
         *_of(POINTER, "layers", "kinds", "rotations"),
         *_of(LONG, "num_layers", "num_kinds", "num_rotations"),
-        *_of(POINTER, "last_segment", "head", "join_embedding", "join_hidden"),
+        *_of(POINTER, "last_segment", "head", "join_embedding", "join_hidden", "token_inputs"),
         *_of(FLOAT, "logit_scale", "logit_soft_cap"),
         ("last_step", StepStruct),
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from executor_svc.cache.block_count import (
     why_short,
 )
 from executor_svc.cache.cache_engine import MAX_STAGED_BLOCKS, BlockPools, CacheEngine, CacheShape
-from executor_svc.cache.cache_groups import GroupedCacheEngine, size_groups
+from executor_svc.cache.cache_groups import GroupedCacheEngine, JoinedCacheEngine, size_groups
 from executor_svc.cache.saved_states import SavedStates, num_staged_states
 from executor_svc.checkpoint.pooling_modules import PoolingModules
 from executor_svc.device.host_memory import available_memory_bytes, states_that_fit
@@ -92,14 +93,16 @@ class ModelIdentity:
 def cache_shape_of(chosen: ChosenModel) -> CacheShape:
     """Return what a block of this model's cache is."""
     shape = chosen.model.shape
+    counts = Counter((cache.num_kv_heads, cache.head_dim) for cache in shape.caches)
+    (sizes, num_layers), *others = counts.items()
     return CacheShape(
-        num_layers=shape.num_layers,
-        block_size=chosen.block_size,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
+        num_layers,
+        chosen.block_size,
+        *sizes,
         dtype=chosen.cache_dtype,
         is_one_piece=isinstance(chosen.attention, NativeAttentionBackend),
         state_bytes=shape.state_bytes,
+        others=tuple((count, *of_others) for of_others, count in others),
     )
 
 
@@ -221,7 +224,7 @@ class _Parts:
         shape = cache_shape_of(chosen)
         groups = size_groups(
             shape,
-            model.shape.layer_windows,
+            model.shape.caches,
             blocks,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -311,19 +314,38 @@ class _Parts:
     ) -> MovesBlocks:
         """Return pools for each group, or for all layers together if there are none."""
         scales = self.chosen.cache_scales
+        if not groups and shape.others:
+            sizes = [(each.num_kv_heads, each.head_dim) for each in self.chosen.model.shape.caches]
+            places = {like: [place for place, size in enumerate(sizes) if size == like] for like in sizes}
+            return JoinedCacheEngine(
+                [
+                    (
+                        CacheEngine(
+                            shape.of(len(own), *like),
+                            blocks.device,
+                            blocks.host,
+                            self.device,
+                            [scales[place] for place in own] if scales else (),
+                        ),
+                        own,
+                    )
+                    for like, own in places.items()
+                ]
+            )
         if not groups:
             return CacheEngine(shape, blocks.device, blocks.host, self.device, scales)
         place_of = {layer: place for place, layer in enumerate(self.chosen.model.shape.cached_layers)}
         engines: list[BlockPools] = []
         for group, first_block in zip(groups, firsts_of(groups).tolist(), strict=False):
-            sizes = group.num_device_blocks, group.num_host_blocks
+            counts = group.num_device_blocks, group.num_host_blocks
             if group.kind is CacheKind.STATE:
                 assert states is not None, "a group of them is of a model that has them"
-                engines.append(SavedStates(states, *sizes, first_block, self.device))
+                engines.append(SavedStates(states, *counts, first_block, self.device))
                 continue
             own_scales = [scales[place_of[layer]] for layer in group.layers] if scales else ()
-            own_shape = replace(shape, num_layers=len(group.layers))
-            engines.append(CacheEngine(own_shape, *sizes, self.device, own_scales))
+            like = self.chosen.model.shape.caches[place_of[group.layers[0]]]
+            own_shape = shape.of(len(group.layers), like.num_kv_heads, like.head_dim)
+            engines.append(CacheEngine(own_shape, *counts, self.device, own_scales))
         return GroupedCacheEngine(groups, engines)
 
     def _capture_graphs(self, caches: Sequence[LayerCache], last_tokens: LastTokens) -> DecodeGraphs | None:

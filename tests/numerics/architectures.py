@@ -16,7 +16,13 @@ import numpy as np
 import torch
 import transformers
 
-from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, LayerCache
+from executor_svc.attention.interface import (
+    AttentionBackend,
+    AttentionMetadata,
+    LayerCache,
+    first_caches,
+    join_plans,
+)
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.weights import Checkpoint
@@ -145,12 +151,16 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+# Of Gemma 4, which no signature has.
+KEYWORDS = ("global_head_dim", "num_global_key_value_heads")
+
+
 @torch.no_grad()
 def save_tiny_architecture(directory: Path, name: str, settings: Mapping[str, object]) -> Any:
     """Save a random model of an architecture, float32; return transformers' form of it, with eager attention."""
     model_class = getattr(transformers, name)
     config_class = model_class.config_class
-    known = {*inspect.signature(config_class.__init__).parameters, *config_class.attribute_map}
+    known = {*inspect.signature(config_class.__init__).parameters, *config_class.attribute_map, *KEYWORDS}
     assert known.issuperset(settings), f"{name} has no {set(settings) - known}"
     # An alias of transformers (hidden_size for d_model) would win over the name of the configuration.
     sizes = {k: v for k, v in SIZES.items() if k in known and config_class.attribute_map.get(k) not in settings}
@@ -166,6 +176,8 @@ def save_tiny_architecture(directory: Path, name: str, settings: Mapping[str, ob
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith("bias"):  # a correction of experts' scores
             buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
+        elif buffer_name.endswith("layer_scalar"):
+            buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
     model.eval()
     model.save_pretrained(directory)
     return model
@@ -229,10 +241,11 @@ class PagedRun:
         self._model = model
         self._backend = backend
         self._free_blocks = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
-        shape = (num_blocks, block_size, model.shape.num_kv_heads, model.shape.head_dim)
+        shapes = [(num_blocks, block_size, each.num_kv_heads, each.head_dim) for each in model.shape.caches]
+        groups = {shape: index for index, shape in enumerate(dict.fromkeys(shapes))}
         self._caches = [
-            LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan))
-            for _ in range(model.shape.num_layers)
+            LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan), group=groups[shape])
+            for shape in shapes
         ]
         states = LiveStates(model.shape.states.values(), num_blocks, torch.device("cpu"))
         self._states = states.layers
@@ -318,9 +331,8 @@ class PagedRun:
             self._rows = StateRows(own, *columns)
             num_drafts = int((columns[1] - columns[2]).sum())
             self._draft_inputs = torch.full((num_drafts * self._forward.draft_width,), torch.nan)
-            in_one_call = _run_in_one_call(
-                self._forward, chunks, self._rows, self._draft_inputs, (tables, self.block_size), indices
-            )
+            sizes = (tables, self.block_size, len(first_caches(self._caches)))
+            in_one_call = _run_in_one_call(self._forward, chunks, self._rows, self._draft_inputs, sizes, indices)
             return torch.split(in_one_call, 1 if only_last else lengths)
         positions = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         slots = [
@@ -331,7 +343,7 @@ class PagedRun:
             np.array(starts, np.int32), np.array(lengths, np.int32), tables, torch.from_numpy(np.concatenate(slots))
         )
         token_ids = torch.tensor([token_id for chunk in chunks for token_id in chunk])
-        plan = self._backend.plan(metadata, self._caches[0])
+        plan = join_plans([self._backend.plan(metadata, cache) for cache in first_caches(self._caches)])
         wanted = torch.tensor(lengths).cumsum(0) - 1 if only_last else torch.arange(len(token_ids))
         rows = StateRows(np.ascontiguousarray(tables[:, 0]), metadata.starts, metadata.lengths)
         hidden = self._model.forward(
@@ -352,12 +364,12 @@ def _run_in_one_call(
     chunks: Sequence[Sequence[int]],
     rows: StateRows,
     draft_inputs: torch.Tensor,
-    tables_of_size: tuple[Int32Array, int],
+    tables_of_groups: tuple[Int32Array, int, int],
     wanted: Int32Array,
 ) -> torch.Tensor:
     """Return the logits of the wanted tokens of a step, [num_wanted, vocab_size]."""
     assert rows.commits is not None
-    (tables, block_size), slots, starts = tables_of_size, rows.slots, rows.starts
+    (tables, block_size, num_groups), slots, starts = tables_of_groups, rows.slots, rows.starts
     longest = int((starts + rows.lengths).max())
     token_ids = np.zeros((slots.max() + 1, longest), np.int32)
     block_tables = np.zeros((slots.max() + 1, tables.shape[1]), np.int32)
@@ -366,11 +378,12 @@ def _run_in_one_call(
         token_ids[slot, start : start + len(chunk)] = chunk
     hidden, logits = (torch.empty(len(wanted), size) for size in (forward.hidden_size, forward.vocab_size))
     of_group = BlockTablesStruct(block_tables.ctypes.data, block_tables.shape[1], block_size)
+    of_groups = (BlockTablesStruct * num_groups)(*[of_group] * num_groups)
     batch = BatchStruct(
         token_ids=token_ids.ctypes.data,
-        tables=ctypes.addressof(of_group),
+        tables=ctypes.addressof(of_groups),
         max_model_len=token_ids.shape[1],
-        num_groups=1,
+        num_groups=num_groups,
         num_rows=len(chunks),
         slots=slots.ctypes.data,
         starts=starts.ctypes.data,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.numerics.tiny_models import LLAMA3_ROPE
+from tests.numerics.tiny_models import LLAMA3_ROPE, VOCAB_SIZE
 
 # No multiple of the width of vectors, of what threads share or of groups of weights; three query heads for a KV head.
 # Four ranks can share it.
@@ -69,6 +69,21 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20},
     "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20, "num_hidden_layers": 7},
+    # Windows among layers with larger heads, of which the last ones read what earlier ones have written.
+    "Gemma4ForCausalLM": {
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 2,
+        "sliding_window": 9,
+        "head_dim": 10,
+        "global_head_dim": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size_per_layer_input": 12,
+        "use_double_wide_mlp": True,
+        "final_logit_softcapping": 20.0,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+    },
     "GptOssForCausalLM": {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2},
     "GraniteMoeHybridForCausalLM": MAMBA2,
     "Lfm2ForCausalLM": SHORT_CONVS,

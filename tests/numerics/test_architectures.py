@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from executor_svc.attention.interface import CachedLayer
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.decoder import Decoder
@@ -71,7 +72,7 @@ def test_the_shape_of_a_model_is_what_its_layers_were_seen_to_do(tmp_path: Path)
     model = load(tmp_path)
 
     shape = model.shape
-    assert (shape.num_layers, shape.num_kv_heads, shape.head_dim, shape.vocab_size) == (2, 2, 8, VOCAB_SIZE)
+    assert (shape.caches, shape.vocab_size) == ((CachedLayer(2, 8, window=9),) * 2, VOCAB_SIZE)
     assert (shape.max_position_embeddings, shape.sliding_window_tokens) == (128, 9)
     assert (model.dtype, model.device.type) == (torch.float32, "cpu")
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from executor_svc.attention.interface import CachedLayer
 from executor_svc.cache.block_count import BlockCounts
 from executor_svc.cache.cache_engine import CacheShape
 from executor_svc.cache.cache_groups import size_groups
@@ -51,8 +52,20 @@ def test_without_memory_for_another_layout_the_device_is_lost(load: Load, monkey
         worker.reset(uses_groups=True)
 
 
+def test_layers_with_other_heads_are_a_group_and_layers_that_share_a_cache_are_in_none(load: Load) -> None:
+    worker = load("Gemma4ForCausalLM", is_composed=False).worker
+    whole, windowed = worker.info.cache_groups
+
+    assert (whole.kind, whole.layers, windowed.kind, windowed.layers) == (
+        *(CacheKind.FULL, (1, 3)),
+        *(CacheKind.WINDOW, (0, 2)),
+    )
+    heads_of_16, heads_of_10 = (2 * 2 * 2 * 4 * size * whole.block_size_tokens for size in (16, 10))
+    assert (whole.bytes_per_block, windowed.bytes_per_block) == (heads_of_16, heads_of_10)
+
+
 @pytest.mark.parametrize("kernels", ["native", "composed", "torch"])
-@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "Gemma3ForCausalLM", "Qwen2ForCausalLM"])
+@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma4ForCausalLM", "Qwen2ForCausalLM"])
 def test_every_kind_of_step(name: str, kernels: str, load: Load) -> None:
     settings = {"cpu_kernels": "torch"} if kernels == "torch" else {}
     driver = load(name, is_composed=kernels != "native", **settings)
@@ -202,7 +215,8 @@ SHAPE = CacheShape(num_layers=6, block_size=24, num_kv_heads=1, head_dim=8, dtyp
     ],
 )
 def test_sizes(windows: tuple[int | None, ...], num_blocks: int, expected: tuple[tuple[int, int], ...]) -> None:
-    groups = size_groups(SHAPE, windows, BlockCounts(num_blocks, 10), max_num_seqs=4, max_num_batched_tokens=128)
+    caches = [CachedLayer(SHAPE.num_kv_heads, SHAPE.head_dim, window) for window in windows]
+    groups = size_groups(SHAPE, caches, BlockCounts(num_blocks, 10), max_num_seqs=4, max_num_batched_tokens=128)
 
     assert tuple((group.num_device_blocks, group.window_tokens) for group in groups) == expected
     used = sum(group.num_device_blocks * group.bytes_per_block for group in groups)

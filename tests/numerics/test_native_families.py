@@ -59,9 +59,11 @@ class DensePart:
     def __init__(self, directory: Path, kernels: DenseKernels[Any], group: TensorParallelGroup = SINGLE_RANK) -> None:
         path = directory / "config.json"
         self.config = parse_config(json.loads(path.read_text(encoding="utf-8")), path)
-        layer = self.config.layers[0]
-        # What the output matrix takes; delta nets and short convolutions return as much as attention.
-        self._shape = layer.state if isinstance(layer.state, Mamba2Config) else layer
+        # What the output matrices take; delta nets and short convolutions return as much as attention.
+        self._shape, self._last_shape = (
+            layer.state if isinstance(layer.state, Mamba2Config) else layer
+            for layer in (self.config.layers[0], self.config.layers[-1])
+        )
         self._heads = slice(*Shard.of(self.config, group.rank, group.size).even_part(self._shape.num_heads))
         self._model = Decoder(self.config, kernels, group)
         self._model.load(Checkpoint(directory))
@@ -69,25 +71,34 @@ class DensePart:
     def __call__(self, begin: int, end: int) -> list[torch.Tensor]:
         """Return all results for the rows [begin, end) of NUM_ROWS random ones, the logits at rank 0 only."""
         token_ids, positions, heads, residual = (values[begin:end].clone() for values in self._inputs())
-        attended = heads[:, self._heads].reshape(end - begin, -1).contiguous()
+        attended, last_attended = (
+            heads[:, self._heads, : shape.head_dim].reshape(end - begin, -1).contiguous()
+            for shape in (self._shape, self._last_shape)
+        )
         weights, model = self._model.weights, self._model
         rotations = [model._kernels.rotations(positions, f) for f in model.frequencies.values()]
         embedded = weights.embed(token_ids, positions)
+        if weights.token_inputs is not None:
+            rows, projection = weights.token_inputs
+            values = projection(None, embedded)
+            assert values is not None, "it has a projection"
+            weights.layer_inputs.values = (values + rows(token_ids, positions)).contiguous()
         projected = weights.segments[1](attended, residual)
         assert projected is not None, "the second layer of every family here mixes tokens"
         projected = projected.clone()
         between = residual.clone()
-        weights.last_segment(attended, residual)
+        weights.last_segment(last_attended, residual)
         logits = model.logits(residual)
         turned = [values for rotation in rotations for values in (rotation.cos, rotation.signed_sin)]
         return [embedded, between, residual, *turned, projected, *([] if logits is None else [logits])]
 
     def _inputs(self) -> tuple[torch.Tensor, ...]:
         generator, config = torch.Generator().manual_seed(1), self.config
+        max_head_dim = max(self._shape.head_dim, self._last_shape.head_dim)
         return (
             torch.randint(config.vocab_size, (NUM_ROWS,), generator=generator),
             torch.randint(config.max_position_embeddings, (NUM_ROWS,), generator=generator),
-            torch.randn(NUM_ROWS, self._shape.num_heads, self._shape.head_dim, generator=generator),
+            torch.randn(NUM_ROWS, self._shape.num_heads, max_head_dim, generator=generator),
             torch.randn(NUM_ROWS, config.hidden_size, generator=generator),
         )
 

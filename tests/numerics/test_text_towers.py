@@ -17,7 +17,7 @@ from executor_svc.models.families import parse_config
 from executor_svc.models.selection import choose_model
 from executor_svc.worker.loading import load_worker
 from tests.numerics.architectures import SIZES, compare_with_transformers
-from tests.numerics.family_architectures import DELTA_NETS
+from tests.numerics.family_architectures import DELTA_NETS, FAMILY_ARCHITECTURES
 from tests.numerics.ties import TIE
 
 TEXT = dict(SIZES)
@@ -26,6 +26,10 @@ QWEN = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32, 
 CLIP = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
 COMBINED: Mapping[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {"text_config": TEXT | {"sliding_window": 9}, "vision_config": CLIP},
+    "Gemma4ForConditionalGeneration": {
+        "text_config": {**TEXT, **FAMILY_ARCHITECTURES["Gemma4ForCausalLM"], "enable_moe_block": False},
+        "vision_config": CLIP | {"head_dim": 8, "num_key_value_heads": 2, "patch_size": 4},
+    },
     "Mistral3ForConditionalGeneration": {
         "text_config": TEXT | {"model_type": "mistral"},
         "vision_config": CLIP | {"model_type": "pixtral", "head_dim": 8, "patch_size": 4},

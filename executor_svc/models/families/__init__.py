@@ -9,7 +9,7 @@ from typing import Final
 from executor_svc.checkpoint.model_files import refuse_quantized
 from executor_svc.checkpoint.scaled_codes import read_codes
 from executor_svc.models.config import ModelConfig
-from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3
+from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3, read_gemma4
 from executor_svc.models.families.gpt_oss import read_gpt_oss
 from executor_svc.models.families.granite import read_granite_hybrid
 from executor_svc.models.families.layer_norm import read_bloom, read_mpt, read_opt
@@ -34,6 +34,7 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "GemmaForCausalLM": read_gemma,
         "Gemma2ForCausalLM": read_gemma2,
         "Gemma3ForCausalLM": read_gemma3,
+        "Gemma4ForCausalLM": read_gemma4,
         "GptOssForCausalLM": read_gpt_oss,
         "GraniteMoeHybridForCausalLM": read_granite_hybrid,
         "Lfm2ForCausalLM": read_lfm2,
@@ -55,9 +56,9 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
     }
 )
 
-# Names of the same decoders as embedders, stored without a head. Gemma3Model and those of Qwen3.5 have a vision tower;
-# MPT's names differ.
-_OTHER_NAMES: Final = ("Gemma3", "MPT", "Mpt", "Qwen3_5")
+# Names of the same decoders as embedders, stored without a head. Gemma3Model, Gemma4Model and those of Qwen3.5 have a
+# vision tower; MPT's names differ.
+_OTHER_NAMES: Final = ("Gemma3", "Gemma4", "MPT", "Mpt", "Qwen3_5")
 _WITHOUT_HEAD: Final[Mapping[str, str]] = MappingProxyType(
     {name.replace("ForCausalLM", "Model"): name for name in FAMILIES if not name.startswith(_OTHER_NAMES)}
 )

@@ -1,22 +1,37 @@
-"""Gemma 1 to 3: scaled embeddings, norms whose checkpoints hold the weight less 1, soft caps, alternating windows.
+"""Gemma 1 to 4: scaled embeddings, norms whose checkpoints hold the weight less 1, soft caps, alternating windows.
 
-Source: Gemma Team 2024, "Gemma"; "Gemma 2"; 2025, "Gemma 3 Technical Report".
+Gemma 4's norms hold the weight itself. Its layers without a window have heads of another size, and keys that may be
+values; its last ones may read the keys and values of earlier ones; tokens may have embeddings for each layer.
+
+Source: Gemma Team 2024, "Gemma"; "Gemma 2"; 2025, "Gemma 3 Technical Report"; 2026, "Gemma 4".
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from executor_svc.attention.interface import AttentionLayer
-from executor_svc.models.config import ModelConfig, RopeConfig, WeightNames
-from executor_svc.models.families.common import mlp_of, read_decoder, read_windows
+from executor_svc.models.config import LayerConfig, MlpConfig, ModelConfig, RopeConfig, WeightNames
+from executor_svc.models.families.common import mlp_of, read_decoder, read_kv_heads, read_windows
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rotary_embedding import read_rope
+from octavo_shared.errors import ModelLoadError
 
 _LAYER = "model.layers.{layer}"
 _SANDWICH_NAMES = WeightNames(
     attention_output_norm=f"{_LAYER}.post_attention_layernorm",
     mlp_norm=f"{_LAYER}.pre_feedforward_layernorm",
     mlp_output_norm=f"{_LAYER}.post_feedforward_layernorm",
+)
+# Where config.json is silent, as in transformers.
+_DEFAULTS_OF_GEMMA4: Mapping[str, object] = MappingProxyType(
+    {
+        "head_dim": 256,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+        },
+    }
 )
 
 
@@ -52,6 +67,72 @@ def read_gemma3(fields: ConfigFields) -> ModelConfig:
     whole, local = _read_ropes(fields, base.layers[0].head_dim)
     ropes = [whole if window is None else local for window in windows]
     return replace(_with_norms_and_scale(base, fields, windows, ropes), has_query_key_norm=True)
+
+
+def read_gemma4(fields: ConfigFields) -> ModelConfig:
+    """Read the config.json of a Gemma 4 text model without experts."""
+    fields.refuse({"enable_moe_block": False, "use_bidirectional_attention": "vision", "attention_bias": False})
+    num_layers, num_shared = fields.integer("num_hidden_layers"), fields.integer("num_kv_shared_layers", 0, least=0)
+    by_default = [(layer + 1) % 6 > 0 for layer in range(num_layers)]
+    windows = read_windows(fields, fields.integer("sliding_window", 512), by_default)
+    known = {name: value for name, value in fields.values.items() if value is not None}
+    fields = ConfigFields({**_DEFAULTS_OF_GEMMA4, **known}, fields.source)
+    base = _base_of_gemma3(fields)
+    of_window, of_whole = _layers_of_gemma4(fields, base)
+    layers: list[LayerConfig] = []
+    first_shared = num_layers - num_shared
+    for index, window in enumerate(windows):
+        layer = replace(of_whole if window is None else of_window, attention=AttentionLayer(1.0, window))
+        layers.append(layer if index < first_shared else _with_cache_of(layer, fields, windows[:first_shared]))
+    return replace(
+        base,
+        layers=tuple(layers),
+        names=_SANDWICH_NAMES,
+        norm=replace(base.norm, weight_offset=0.0),
+        has_output_norms=True,
+        has_query_key_norm=True,
+        has_value_norm=True,
+        has_layer_scales=True,
+        per_layer_size=fields.integer("hidden_size_per_layer_input", 256, least=0),
+        logit_soft_cap=fields.optional_number("final_logit_softcapping"),
+    )
+
+
+def _layers_of_gemma4(fields: ConfigFields, base: ModelConfig) -> tuple[LayerConfig, LayerConfig]:
+    """Return what layers with a window are like, and those without."""
+    first, limit = base.layers[0], base.max_position_embeddings
+    own = {"head_dim": fields.integer("global_head_dim", 512)}
+    if fields.flag("attention_k_eq_v"):
+        own["num_key_value_heads"] = fields.integer("num_global_key_value_heads", first.num_kv_heads)
+    per_layer = fields.values.get("per_layer_config")  # as transformers 5 saves it
+    if isinstance(per_layer, dict):
+        own = next((each for each in per_layer.values() if isinstance(each, dict)), {})
+    of_whole = ConfigFields({**fields.values, **own}, fields.source)
+    head_dim = of_whole.integer("head_dim", first.head_dim)
+    rope = read_rope(fields, head_dim, limit, layer_type="full_attention", has_partial_rotary=True)
+    return replace(first, rope=read_rope(fields, first.head_dim, limit, layer_type="sliding_attention")), replace(
+        first,
+        head_dim=head_dim,
+        num_kv_heads=read_kv_heads(of_whole, first.num_heads),
+        rope=rope,
+        keys_are_values=fields.flag("attention_k_eq_v"),
+    )
+
+
+def _with_cache_of(layer: LayerConfig, fields: ConfigFields, windows: Sequence[int | None]) -> LayerConfig:
+    """Return a layer that reads what the last layer of its kind, among those with `windows`, has written."""
+    window = layer.attention.window_tokens
+    if window not in windows:
+        kind = "without a window" if window is None else "with a window"
+        raise ModelLoadError(
+            f"{fields.source} has num_kv_shared_layers {fields.integer('num_kv_shared_layers')}, which leaves no layer "
+            f"{kind} whose keys and values others could read"
+        )
+    mlp = layer.mlp
+    if fields.flag("use_double_wide_mlp") and isinstance(mlp, MlpConfig):
+        mlp = replace(mlp, intermediate_size=2 * mlp.intermediate_size)
+    last = len(windows) - 1 - list(reversed(windows)).index(window)
+    return replace(layer, cache_of=last, mlp=mlp, attention=replace(layer.attention, reads_only=True))
 
 
 def _base_of_gemma3(fields: ConfigFields) -> ModelConfig:

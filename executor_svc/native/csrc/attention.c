@@ -158,6 +158,7 @@ APART void attend_packed_pairs(const Step *step, const QueryTile *tile, long hea
 // Write the keys and values of all tokens into the cache.
 static void write_cache(const Step *step, const float *qkv, const LayerCache *cache, const Work *work,
                         const Member *member) {
+    if (step->reads_only) return;
     Phase phase = begin_phase(member, step->num_tokens, ONCE);
     while (next_task(&phase)) switch (step->cache_format) {
 #define WRITE(format) case format: write_##format(step, phase.task, qkv, cache, work->queries); break;

@@ -41,7 +41,15 @@ typedef struct {
     float *conv_states, *states;
 } Layer;
 
-// A decoder on its cache; constant but for kinds, rotations and what the last layer attends.
+// What a token has for each layer: of its own, and of its embedding; see `PerLayerInputs` of models/dense.py.
+typedef struct {
+    Matrix tokens;              // [vocabulary][num_layers * size]
+    const Segment *projection;  // of the embedding, its parts normed
+    float token_scale, scale;   // of a row of `tokens`, and of the sum
+    LayerInputs *inputs, *wanted_inputs;  // of the tokens of a step, and of the wanted ones; each step fills them in
+} TokenInputs;
+
+// A decoder on its cache; constant but for kinds, rotations, inputs of layers and what the last layer attends.
 typedef struct {
     Matrix tokens;
     Embedding embedding;
@@ -52,6 +60,7 @@ typedef struct {
     const Segment *last_segment, *head;
     // Of a head that drafts: it begins with the hidden state before each token beside the token. NULL: with tokens alone.
     const Segment *join_embedding, *join_hidden;
+    const TokenInputs *token_inputs;  // NULL: none
     float logit_scale, logit_soft_cap;  // soft cap 0: none
     Step last_step;        // of the last layer: tasks of the wanted tokens only
 } Model;
@@ -98,6 +107,7 @@ typedef struct {
     int64_t *slot_mapping;            // of each cache group, one after the other
     float *residual;
     float *joined;                    // of tokens and of the hidden states before them, [2][num_tokens][hidden_size]
+    float *token_inputs, *wanted_token_inputs;
     float *qkv, *attended;            // or what a layer with a state takes, and returns
     float *wanted_attended;           // of the wanted tokens
     char *segment_memory;
@@ -183,10 +193,18 @@ static void lay_out(const Model *model, const Batch *batch, Arena *arena, Work *
     }
     work->residual = take_floats(arena, num_tokens, model->embedding.hidden_size);
     work->joined = take_floats(arena, model->join_hidden ? 2 * num_tokens : 0, model->embedding.hidden_size);
+    if (model->token_inputs) {
+        const TokenInputs *token_inputs = model->token_inputs;
+        work->token_inputs = take_floats(arena, num_tokens, token_inputs->inputs->stride);
+        work->wanted_token_inputs = take_floats(arena, batch->num_wanted, token_inputs->inputs->stride);
+        token_inputs->inputs->values = work->token_inputs;
+        token_inputs->wanted_inputs->values = work->wanted_token_inputs;
+    }
     for (const Layer *layer = model->layers; layer <= last_layer(model); layer++) {
         qkv_width = most(qkv_width, taken_width(layer));
         width = most(width, attended_width(layer));
     }
+    if (model->token_inputs) qkv_width = most(qkv_width, model->token_inputs->inputs->stride);
     work->qkv = take_floats(arena, num_tokens, qkv_width);
     work->attended = take_floats(arena, num_tokens, width);
     work->wanted_attended = take_floats(arena, batch->num_wanted, attended_width(last_layer(model)));
@@ -194,6 +212,8 @@ static void lay_out(const Model *model, const Batch *batch, Arena *arena, Work *
                       octavo_segment_scratch_bytes(model->head, batch->num_logit_rows));
     for (long i = 0; i < model->num_layers; i++)
         bytes = most(bytes, octavo_segment_scratch_bytes(model->layers[i].segment, num_tokens));
+    if (model->token_inputs)
+        bytes = most(bytes, octavo_segment_scratch_bytes(model->token_inputs->projection, num_tokens));
     if (model->join_hidden) {
         bytes = most(bytes, octavo_segment_scratch_bytes(model->join_embedding, num_tokens));
         bytes = most(bytes, octavo_segment_scratch_bytes(model->join_hidden, num_tokens));
@@ -283,6 +303,26 @@ static void join(const Model *model, const Batch *batch, const Work *work, const
         for (long i = phase.task * size; i < (phase.task + 1) * size; i++) work->residual[i] = of_tokens[i] + of_hidden[i];
 }
 
+// What the tokens have for each layer.
+static void take_token_inputs(const Model *model, const Batch *batch, const Work *work, const Member *member) {
+    const TokenInputs *token_inputs = model->token_inputs;
+    long width = token_inputs->inputs->stride;
+    run_segment(token_inputs->projection, work->num_tokens, NULL, work->residual, work->token_inputs,
+                work->segment_memory, member);
+    Phase phase = begin_phase(member, work->num_tokens, ONCE);
+    while (next_task(&phase)) {
+        long token = phase.task;
+        float *sum = work->token_inputs + token * width, *own = work->qkv + token * width;
+        read_row(&token_inputs->tokens,
+                 batch->token_ids[work->slots[token] * batch->max_model_len + work->positions[token]], own);
+        for (long i = 0; i < width; i++) sum[i] = (sum[i] + own[i] * token_inputs->token_scale) * token_inputs->scale;
+    }
+    phase = begin_phase(member, batch->num_wanted, ONCE);
+    while (next_task(&phase))
+        memcpy(work->wanted_token_inputs + phase.task * width, work->token_inputs + batch->wanted[phase.task] * width,
+               (size_t)width * sizeof(float));
+}
+
 // Copy what the last layer attended and the residual stream of the wanted tokens.
 static void take_wanted(const Model *model, const Batch *batch, const Work *work, const Member *member) {
     long width = attended_width(last_layer(model)), size = model->embedding.hidden_size;
@@ -349,6 +389,7 @@ static void run_model(const Member *member, void *argument) {
     float *draft_inputs = batch->draft_inputs;
     embed(model, batch, work, member);
     if (model->join_hidden) join(model, batch, work, member);
+    if (model->token_inputs) take_token_inputs(model, batch, work, member);
     for (const Layer *layer = model->layers; layer <= last_layer(model); layer++) {
         run_segment(layer->segment, work->num_tokens, work->attended, work->residual, work->qkv, work->segment_memory,
                     member);

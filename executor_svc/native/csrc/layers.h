@@ -8,6 +8,20 @@
 #include "step.h"
 #include "team.h"
 
+// What each token has for each layer, [num_tokens][stride]; the numbers of a layer lie together.
+typedef struct {
+    const float *values;  // of the tokens of a step; each step has its own
+    long stride;
+} LayerInputs;
+
+// What a layer takes of them, behind its MLP: residual += norm(projection(activation(gate(residual)) * input)).
+typedef struct {
+    Matrix gate, projection;  // no outputs: nothing
+    Norm norm;
+    const LayerInputs *inputs;
+    long begin;  // where those of the layer begin in a row
+} PerLayer;
+
 // A layer behind its attention. Names as in `LayerEnd` of models/dense.py.
 typedef struct {
     Matrix attention_output;     // no outputs: there is neither attention nor a state
@@ -18,18 +32,20 @@ typedef struct {
     Norm mlp_output_norm;
     long activation;       // an Activation
     float residual_scale;  // of what joins the residual stream
+    PerLayer per_layer;
+    const float *layer_scale;  // [1], of the residual stream behind all that; NULL: 1
 } LayerEnd;
 
 // Norms over each query head and each key head of a projection.
 typedef struct {
-    Norm query, key;
+    Norm query, key, value;  // without a weight values are not normed
     long num_heads, num_kv_heads, head_dim;  // num_heads 0: there are none
 } HeadNorms;
 
 // One layer's end, and the projection behind it.
 typedef struct {
     LayerEnd end;       // used if has_layer_end
-    Norm norm;          // before the projection
+    Norm norm;          // before the projection; without a weight there is none
     Matrix projection;  // the next layer's q, k and v, or the head; no outputs: nothing follows
     HeadNorms head_norms;
     long hidden_size;

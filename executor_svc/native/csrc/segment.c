@@ -1,10 +1,13 @@
 // The dense work between two attentions as one parallel region; see octavo_segment.
+#include <string.h>
+
 #include "arena.h"
 #include "layers.h"
 
 typedef struct {
     Rows attended, mlp_inputs, activated, normed;  // `normed` is for the projection
     float *outputs;  // [num_rows][hidden_size], of attention and MLP where they are normed or scaled
+    Rows gate_inputs, gated;  // of what a token has for the layer
     ExpertsScratch experts;
 } Scratch;
 
@@ -42,8 +45,14 @@ static long lay_out(const Segment *segment, long num_rows, uintptr_t address, Sc
         lay_out_experts(&end->experts, num_rows, &arena, &scratch->experts);
     else
         scratch->activated = take_inputs(&arena, num_rows, end->mlp.down.num_inputs, input_format(&end->mlp.down));
-    if (norm_apart(end, &end->attention_output_norm) || norm_apart(end, &end->mlp_output_norm))
-        scratch->outputs = take(&arena, num_rows * segment->hidden_size * (long)sizeof(float));
+    const PerLayer *per_layer = &end->per_layer;
+    bool has_per_layer = per_layer->gate.num_outputs > 0;
+    if (has_per_layer || norm_apart(end, &end->attention_output_norm) || norm_apart(end, &end->mlp_output_norm))
+        scratch->outputs = take(&arena, num_rows * most(segment->hidden_size, per_layer->gate.num_outputs) * (long)sizeof(float));
+    if (has_per_layer) {
+        scratch->gate_inputs = take_codes(&arena, num_rows, segment->hidden_size, input_format(&per_layer->gate));
+        scratch->gated = take_rows(&arena, num_rows, per_layer->gate.num_outputs, input_format(&per_layer->projection));
+    }
     return used_bytes(&arena);
 }
 
@@ -158,13 +167,55 @@ static void run_mlp(const Segment *segment, const Rows *in, const Scratch *scrat
     if (experts->shared.up.num_outputs) add_shared_expert(experts, activation, in, &scratch->experts, out, member);
 }
 
-// Norm the query and key heads of rows [begin, end) of a projection, in place.
+// End a layer behind its MLP: residual += scale * norm(outputs), unless `output_norm` is NULL, then what the tokens have
+// for this layer, then the scale of all that.
+static void end_layer(const Segment *segment, const Norm *output_norm, const Scratch *scratch, float *residual,
+                      const Member *member) {
+    const LayerEnd *layer = &segment->end;
+    const PerLayer *per_layer = &layer->per_layer;
+    long num_rows = scratch->mlp_inputs.num_rows, size = segment->hidden_size, width = per_layer->gate.num_outputs;
+    float *outputs = scratch->outputs, residual_scale = layer->residual_scale;
+    if (width) {
+        if (output_norm) {
+            Phase phase = begin_phase(member, num_rows, ONCE);
+            while (next_task(&phase))
+                add_normed_rows(output_norm, residual_scale, outputs, size, residual, phase.task, phase.task + 1);
+        }
+        Rows rows = quantize_for(&per_layer->gate, residual, size, &scratch->gate_inputs, member);
+        float *gated = scratch->gated.values;
+        long stride = scratch->gated.stride;
+        project(&per_layer->gate, &rows, outputs, false, member);
+        Phase phase = begin_phase(member, num_rows, ONCE);
+        while (next_task(&phase)) {
+            float *row = gated + phase.task * stride;
+            memcpy(row, outputs + phase.task * width, (size_t)width * sizeof *row);
+            activate_values((Activation)layer->activation, row,
+                            per_layer->inputs->values + phase.task * per_layer->inputs->stride + per_layer->begin, width);
+            if (scratch->gated.format != FLOATS)
+                quantize_rows(&scratch->gated, width, gated, stride, phase.task, phase.task + 1);
+        }
+        project(&per_layer->projection, &scratch->gated, outputs, false, member);
+        output_norm = &per_layer->norm, residual_scale = 1;
+    }
+    Phase phase = begin_phase(member, num_rows, ONCE);
+    while (next_task(&phase)) {
+        if (output_norm)
+            add_normed_rows(output_norm, residual_scale, outputs, size, residual, phase.task, phase.task + 1);
+        if (!layer->layer_scale) continue;
+        float *row = residual + phase.task * size;
+        for (long i = 0; i < size; i++) row[i] *= *layer->layer_scale;
+    }
+}
+
+// Norm the query and key heads of rows [begin, end) of a projection, in place, and the value heads where they have a norm.
 static void normalize_heads(const HeadNorms *norms, long num_outputs, float *out, long begin, long end) {
-    long dim = norms->head_dim, num_normed = norms->num_heads + norms->num_kv_heads;
+    long dim = norms->head_dim, first_value = norms->num_heads + norms->num_kv_heads;
+    long num_normed = first_value + (norms->value.weight ? norms->num_kv_heads : 0);
     for (long i = begin * num_normed; i < end * num_normed; i++) {
         long head = i % num_normed;
         float *values = out + i / num_normed * num_outputs + head * dim;
-        normalize(head < norms->num_heads ? &norms->query : &norms->key, values, dim, values);
+        const Norm *norm = head < norms->num_heads ? &norms->query : head < first_value ? &norms->key : &norms->value;
+        normalize(norm, values, dim, values);
     }
 }
 
@@ -185,8 +236,15 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
             output_norm = norm_apart(layer, &layer->mlp_output_norm);
             run_mlp(segment, &normed, &scratch, output_norm ? scratch.outputs : residual, !output_norm, member);
         }
+        if (layer->layer_scale || layer->per_layer.gate.num_outputs) {
+            end_layer(segment, output_norm, &scratch, residual, member);
+            output_norm = NULL;
+        }
     }
-    if (segment->projection.num_outputs) {
+    if (segment->projection.num_outputs && !segment->norm.weight) {
+        Rows rows = quantize_for(&segment->projection, residual, segment->hidden_size, &scratch.normed, member);
+        project(&segment->projection, &rows, out, false, member);
+    } else if (segment->projection.num_outputs) {
         Rows normed = normalize_residual(segment, output_norm, scratch.outputs, &segment->norm, residual,
                                          &scratch.normed, member);
         project(&segment->projection, &normed, out, false, member);
@@ -242,6 +300,21 @@ static void run_mlp_call(const Member *member, void *argument) {
 // scratch as of octavo_segment.
 void octavo_mlp(const Segment *segment, long num_rows, float *residual, float *out, void *memory, Team *team) {
     run_region(team, run_mlp_call, &(SegmentCall){segment, num_rows, NULL, residual, out, memory});
+}
+
+static void run_end_call(const Member *member, void *argument) {
+    const SegmentCall *call = argument;
+    Scratch scratch;
+    lay_out(call->segment, call->num_rows, (uintptr_t)call->memory, &scratch);
+    end_layer(call->segment, NULL, &scratch, call->residual, member);
+}
+
+// What follows on the MLP of a segment's layer end: residual [num_rows][hidden_size] takes what the tokens have for the
+// layer, and is scaled. scratch as of octavo_segment.
+void octavo_end_layer(const Segment *segment, long num_rows, float *residual, void *memory, Team *team) {
+    const LayerEnd *layer = &segment->end;
+    if (!layer->layer_scale && !layer->per_layer.gate.num_outputs) return;
+    run_region(team, run_end_call, &(SegmentCall){segment, num_rows, NULL, residual, NULL, memory});
 }
 
 // Columns of a panel, and floats in a vector: what the packing side needs to know.

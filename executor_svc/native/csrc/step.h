@@ -54,6 +54,7 @@ typedef struct {
     long num_tasks, num_partials;
     long direct_heads;            // KV heads of a task whose tile is scored directly on the cache
     long in_bfloat16;             // whether queries, keys, weights and values are multiplied in bfloat16
+    long reads_only;              // whether the tokens have queries alone: their keys and values are in the cache already
     long is_full;                 // whether a token sees all tokens of its row, later ones too; not with a window
 } Step;
 

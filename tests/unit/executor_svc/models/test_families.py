@@ -37,6 +37,7 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [
     ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
     ("Gemma3ForCausalLM", {"layer_types": ["full_attention", "linear_attention"]}, "supported are full_attention and"),
     ("Gemma2ForCausalLM", {"layer_types": [[]]}, "supported are full_attention and"),
+    ("Gemma4ForCausalLM", {"enable_moe_block": True}, "enable_moe_block True"),
     ("LlamaForCausalLM", {"sliding_window": 9}, "sliding_window 9"),
     ("MptForCausalLM", {"attn_config": {"clip_qkv": 6}}, "attn_config.clip_qkv 6"),
     ("MptForCausalLM", {"logit_scale": 0.5}, "logit_scale 0.5"),
@@ -113,6 +114,11 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
     ("Lfm2ForCausalLM", {"full_attn_idxs": 1}, "full_attn_idxs 1; it must be a list of layers"),
     ("MptForCausalLM", {"attn_config": 3}, "attn_config 3; it must be an object"),
     ("Gemma2ForCausalLM", {"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
+    (
+        "Gemma4ForCausalLM",
+        {"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 1},
+        "num_kv_shared_layers 1, which leaves no layer without a window whose keys and values others could read",
+    ),
     ("Qwen2ForCausalLM", {"max_window_layers": -1}, "max_window_layers -1; it must be a whole number of at least 0"),
     ("Qwen2ForCausalLM", {"use_sliding_window": "yes"}, "use_sliding_window 'yes'; it must be true or false"),
 ]
