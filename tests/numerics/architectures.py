@@ -74,7 +74,7 @@ PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
 
-# By the name in config.json.
+# By the name in config.json. Families that have nothing of their own, such as SmolLM3, stand here alone.
 ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     **FAMILY_ARCHITECTURES,
     "AfmoeForCausalLM": ONE_WINDOW,
@@ -141,8 +141,8 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "PersimmonForCausalLM": {},
     "PhiForCausalLM": {"qk_layernorm": True},
     "PhimoeForCausalLM": {"sliding_window": 9},
-    "Qwen2MoeForCausalLM": {},
-    "SeedOssForCausalLM": {},
+    "Qwen2MoeForCausalLM": {"mlp_only_layers": [1]},
+    "SeedOssForCausalLM": {"attention_out_bias": True, "mlp_bias": True},
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
     "SolarOpenForCausalLM": {},
     "StableLmForCausalLM": {"qk_layernorm": True, "use_qkv_bias": True, "use_parallel_residual": True},

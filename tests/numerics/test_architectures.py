@@ -11,6 +11,7 @@ from executor_svc.attention.interface import CachedLayer
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.decoder import Decoder
+from executor_svc.models.families import FAMILIES
 from executor_svc.models.selection import read_model_config
 from executor_svc.models.transformers_model import TransformersModel, load_transformers_model
 from octavo_shared.errors import ModelLoadError
@@ -27,7 +28,7 @@ from tests.numerics.architectures import (
     load_architecture,
     save_tiny_architecture,
 )
-from tests.numerics.family_architectures import DELTA_NETS, FAMILY_ARCHITECTURES, MAMBA2, SHORT_CONVS, WITH_STATES
+from tests.numerics.family_architectures import DELTA_NETS, MAMBA2, SHORT_CONVS, WITH_STATES
 from tests.numerics.ties import TIE
 
 
@@ -38,12 +39,11 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> TransformersMod
 # Of those without code of our own: learned positions, windows, scaled residuals, experts, yarn, soft caps, and a
 # class without `_supports_attention_backend`.
 SAMPLE = (
-    "ArceeForCausalLM",
     "Cohere2ForCausalLM",
     "GPT2LMHeadModel",
-    "GraniteForCausalLM",
+    "GraniteMoeForCausalLM",
+    "Ministral3ForCausalLM",
     "Olmo3ForCausalLM",
-    "Qwen2MoeForCausalLM",
     "StableLmForCausalLM",
     "VaultGemmaForCausalLM",
 )
@@ -53,14 +53,14 @@ def slow_unless(is_quick: bool, value: str) -> Any:
     return value if is_quick else pytest.param(value, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", [slow_unless(n in SAMPLE or n in FAMILY_ARCHITECTURES, n) for n in ARCHITECTURES])
+@pytest.mark.parametrize("name", [slow_unless(n in SAMPLE or n in FAMILIES, n) for n in ARCHITECTURES])
 def test_logits_and_greedy_tokens_equal_plain_transformers(name: str, tmp_path: Path) -> None:
     reference = save_tiny_architecture(tmp_path, name, ARCHITECTURES[name])
     model, backend = load_architecture(tmp_path)
 
     comparison = compare_with_transformers(model, backend, reference)
 
-    assert isinstance(model, Decoder) == (name in FAMILY_ARCHITECTURES)
+    assert isinstance(model, Decoder) == (name in FAMILIES)
     # transformers computes a delta net in blocks of tokens, which rounds otherwise.
     assert comparison.logit_difference < (1e-4 if name in WITH_STATES else 1e-5)
     assert comparison.greedy_distance < TIE
@@ -87,7 +87,7 @@ def test_two_models_do_not_share_a_step(tmp_path: Path) -> None:
     """The second one is loaded, and runs, between the loading and the run of the first."""
     references = [
         save_tiny_architecture(tmp_path / name, name, ARCHITECTURES[name])
-        for name in ("OlmoForCausalLM", "GraniteForCausalLM")
+        for name in ("OlmoForCausalLM", "GraniteMoeForCausalLM")
     ]
     loaded = [load_architecture(tmp_path / type(reference).__name__) for reference in references]
 

@@ -11,17 +11,21 @@ from executor_svc.checkpoint.scaled_codes import read_codes
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3, read_gemma4
 from executor_svc.models.families.gpt_oss import read_gpt_oss
-from executor_svc.models.families.granite import read_granite_hybrid
+from executor_svc.models.families.granite import read_granite, read_granite_hybrid
 from executor_svc.models.families.layer_norm import read_bloom, read_mpt, read_opt
 from executor_svc.models.families.lfm2 import read_lfm2, read_lfm2_moe
 from executor_svc.models.families.llama import (
+    read_arcee,
     read_llama,
     read_mistral,
     read_mixtral,
     read_phi3,
     read_qwen2,
+    read_qwen2_moe,
     read_qwen3,
     read_qwen3_moe,
+    read_seed_oss,
+    read_smollm3,
 )
 from executor_svc.models.families.nemotron import read_nemotron_h
 from executor_svc.models.families.qwen_hybrid import read_qwen3_5, read_qwen3_5_moe, read_qwen3_next
@@ -30,12 +34,14 @@ from octavo_shared.errors import ModelLoadError, UnknownArchitectureError, Unsup
 
 FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingProxyType(
     {
+        "ArceeForCausalLM": read_arcee,
         "BloomForCausalLM": read_bloom,
         "GemmaForCausalLM": read_gemma,
         "Gemma2ForCausalLM": read_gemma2,
         "Gemma3ForCausalLM": read_gemma3,
         "Gemma4ForCausalLM": read_gemma4,
         "GptOssForCausalLM": read_gpt_oss,
+        "GraniteForCausalLM": read_granite,
         "GraniteMoeHybridForCausalLM": read_granite_hybrid,
         "Lfm2ForCausalLM": read_lfm2,
         "Lfm2MoeForCausalLM": read_lfm2_moe,
@@ -48,11 +54,14 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "OPTForCausalLM": read_opt,
         "Phi3ForCausalLM": read_phi3,
         "Qwen2ForCausalLM": read_qwen2,
+        "Qwen2MoeForCausalLM": read_qwen2_moe,
         "Qwen3ForCausalLM": read_qwen3,
         "Qwen3MoeForCausalLM": read_qwen3_moe,
         "Qwen3NextForCausalLM": read_qwen3_next,
         "Qwen3_5ForCausalLM": read_qwen3_5,
         "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
+        "SeedOssForCausalLM": read_seed_oss,
+        "SmolLM3ForCausalLM": read_smollm3,
     }
 )
 

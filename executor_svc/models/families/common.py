@@ -27,6 +27,7 @@ ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 

@@ -1,4 +1,4 @@
-"""Granite 4.0: layers with Mamba-2 among those that attend, experts or none beside an MLP that every token goes to.
+"""Granite 3, and 4.0: layers with Mamba-2 among those that attend, experts or none beside an MLP for every token.
 
 Embedding, attention scores, logits and what joins the residual stream have factors of their own. Sources: IBM 2025,
 "Granite 4.0"; Dao & Gu 2024, "Transformers are SSMs".
@@ -9,6 +9,7 @@ from typing import Final
 
 from executor_svc.models.config import ExpertsConfig, LayerConfig, Mamba2Config, MlpConfig, ModelConfig, WeightNames
 from executor_svc.models.families.common import checked_mamba2, mlp_of, read_decoder, read_experts, read_layer_types
+from executor_svc.models.families.llama import read_llama
 from executor_svc.models.fields import ConfigFields
 from octavo_shared.errors import UnsupportedModelError
 
@@ -46,12 +47,26 @@ def read_granite_hybrid(fields: ConfigFields) -> ModelConfig:
         attention = replace(layer.attention, scale=scale)
         return replace(layer, attention=attention, rope=layer.rope if has_rope else None, mlp=mlp)
 
-    return replace(
+    config = replace(
         config,
         layers=tuple(layer_of(*pair) for pair in zip(config.layers, kinds, strict=True)),
         names=_NAMES_APART if fields.flag("has_gates_apart") else _NAMES,
         qkv_bias=has_bias,
         attention_output_bias=has_bias,
+    )
+    return _with_factors(config, fields)
+
+
+def read_granite(fields: ConfigFields) -> ModelConfig:
+    """Read a Granite 3 config.json without experts: Llama with these factors."""
+    config = read_llama(fields)
+    attention = replace(config.layers[0].attention, scale=fields.number("attention_multiplier", 1.0))
+    return _with_factors(config.with_layers(attention=attention), fields)
+
+
+def _with_factors(config: ModelConfig, fields: ConfigFields) -> ModelConfig:
+    return replace(
+        config,
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         residual_scale=fields.number("residual_multiplier", 1.0),
         logit_scale=1 / fields.number("logits_scaling", 1.0),

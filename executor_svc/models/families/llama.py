@@ -1,7 +1,8 @@
-"""Llama 1 to 3.x and its relatives: Mistral, Phi-3, Qwen2 and Qwen3, and the mixtures of experts among them.
+"""Llama 1 to 3.x and its relatives: Arcee, Mistral, Phi-3, Qwen2 and 3, Seed-OSS, SmolLM3, and those with experts.
 
 Sources: Touvron et al. 2023, "LLaMA"; Jiang et al. 2023, "Mistral 7B"; 2024, "Mixtral of Experts"; Abdin et al. 2024,
-"Phi-3 Technical Report"; Qwen Team 2024, "Qwen2 Technical Report"; 2025, "Qwen3 Technical Report".
+"Phi-3 Technical Report"; Qwen Team 2024, "Qwen2 Technical Report"; 2025, "Qwen3 Technical Report"; Arcee AI 2025,
+"AFM-4.5B"; ByteDance Seed Team 2025, "Seed-OSS"; Hugging Face 2025, "SmolLM3".
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from dataclasses import replace
 from executor_svc.models.config import ModelConfig, WeightNames
 from executor_svc.models.families.common import mlp_of, read_decoder, read_experts, read_windows, with_experts
 from executor_svc.models.fields import ConfigFields
+from octavo.values.wording import shown
+from octavo_shared.errors import ModelLoadError
 
 
 def read_llama(fields: ConfigFields) -> ModelConfig:
@@ -23,6 +26,41 @@ def read_llama(fields: ConfigFields) -> ModelConfig:
         qkv_bias=has_attention_bias,
         attention_output_bias=has_attention_bias,
     )
+
+
+def read_arcee(fields: ConfigFields) -> ModelConfig:
+    """Read an Arcee config.json: Llama with the square of ReLU in its MLP, and no gate."""
+    config = read_llama(ConfigFields({"hidden_act": "relu2", **fields.values}, fields.source))
+    names = replace(config.names, gate_up=config.names.gate_up[1:])
+    return replace(config.with_layers(mlp=replace(mlp_of(config), is_gated=False)), names=names)
+
+
+def read_seed_oss(fields: ConfigFields) -> ModelConfig:
+    """Read a Seed-OSS config.json: Llama with a bias on q, k and v."""
+    has_bias = fields.flag("attention_bias", True)
+    config = read_llama(ConfigFields({"head_dim": 128, **fields.values}, fields.source))
+    return replace(config, qkv_bias=has_bias, attention_output_bias=fields.flag("attention_out_bias"))
+
+
+def read_smollm3(fields: ConfigFields) -> ModelConfig:
+    """Read a SmolLM3 config.json: Llama where every fourth layer has no rotary embedding."""
+    num_layers, interval = fields.integer("num_hidden_layers"), fields.integer("no_rope_layer_interval", 4)
+    turns = fields.values.get("no_rope_layers")
+    if turns is None:
+        turns = [(layer + 1) % interval > 0 for layer in range(num_layers)]
+    if not isinstance(turns, list) or len(turns) != num_layers:
+        raise ModelLoadError(
+            f"{fields.source} has no_rope_layers {shown(repr(turns))}; it must be a list of {num_layers}"
+        )
+    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
+    windows = read_windows(fields, window, [window is not None and not turn for turn in turns])
+    defaults = {"rope_theta": 2_000_000.0, "tie_word_embeddings": True}
+    config = read_llama(ConfigFields({**defaults, **fields.values, "sliding_window": None}, fields.source))
+    layers = (
+        replace(layer, rope=layer.rope if turn else None, attention=replace(layer.attention, window_tokens=window))
+        for layer, turn, window in zip(config.layers, turns, windows, strict=True)
+    )
+    return replace(config, layers=tuple(layers))
 
 
 def read_mistral(fields: ConfigFields) -> ModelConfig:
@@ -81,6 +119,15 @@ def read_mixtral(fields: ConfigFields) -> ModelConfig:
     config = replace(read_decoder(fields, windows=_equal_windows(fields)), names=names)
     experts = read_experts(fields, "num_local_experts", mlp_of(config), is_normalized=True)
     return config.with_layers(mlp=experts)
+
+
+def read_qwen2_moe(fields: ConfigFields) -> ModelConfig:
+    """Read a Qwen2-MoE config.json: experts, and one that every token goes to, in every layer but those it names."""
+    config = replace(read_qwen2(fields), qkv_bias=fields.flag("qkv_bias", True))
+    mlp = replace(mlp_of(config), intermediate_size=fields.integer("moe_intermediate_size"))
+    shared = replace(mlp, intermediate_size=fields.integer("shared_expert_intermediate_size"))
+    experts = read_experts(fields, "num_experts", mlp, is_normalized=fields.flag("norm_topk_prob"))
+    return with_experts(config, fields, replace(experts, shared=shared))
 
 
 def read_qwen3_moe(fields: ConfigFields) -> ModelConfig:
