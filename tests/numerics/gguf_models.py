@@ -11,7 +11,7 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file, save_file
 
 from tests.numerics.architectures import save_tiny_architecture
-from tests.numerics.family_architectures import DELTA_NETS, MAMBA2, NEMOTRON_H, SHORT_CONVS
+from tests.numerics.family_architectures import DELTA_NETS, GRANITE, MAMBA2, NEMOTRON_H, SHORT_CONVS
 from tests.support.gguf_files import of_type
 
 # Rows of blocks are multiples of 32.
@@ -21,6 +21,11 @@ HYBRID = {**DELTA_NETS, "head_dim": 16}
 CONVS = {**SHORT_CONVS, "hidden_size": 64}
 EXPERTS_OF_HYBRID = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "ArceeForCausalLM": {},
+    "GraniteForCausalLM": GRANITE,
+    "Qwen2MoeForCausalLM": EXPERTS_OF_HYBRID,
+    "SeedOssForCausalLM": {},
+    "SmolLM3ForCausalLM": {"num_hidden_layers": 5},
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8},
     "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8, "num_hidden_layers": 7},

@@ -22,6 +22,11 @@ Array = npt.NDArray[Any]
 TypeOf = Callable[[str, Array], GGMLQuantizationType]
 
 ARCHITECTURES = {
+    "ArceeForCausalLM": "arcee",
+    "GraniteForCausalLM": "granite",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "SeedOssForCausalLM": "seed_oss",
+    "SmolLM3ForCausalLM": "smollm3",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
@@ -41,6 +46,8 @@ ARCHITECTURES = {
     "Qwen3_5MoeForCausalLM": "qwen35moe",
     "Qwen3NextForCausalLM": "qwen3next",
 }
+# Of which llama.cpp rotates neighbours.
+INTERLEAVED = ("arcee", "granite", "granitehybrid", "llama", "smollm3")
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -271,6 +278,15 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     }
     if architecture == "granitehybrid":
         values |= _values_of_granite(config)
+    if architecture in ("granite", "granitehybrid"):
+        values |= {
+            "attention.scale": config["attention_multiplier"],
+            "embedding_scale": config["embedding_multiplier"],
+            "residual_scale": config["residual_multiplier"],
+            "logit_scale": config["logits_scaling"],
+        }
+    if architecture == "qwen2moe":
+        values["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
     if architecture.startswith("nemotron_h"):
         values |= _values_of_nemotron(config)
     if "linear_num_key_heads" in config:
@@ -296,10 +312,6 @@ def _values_of_granite(config: Mapping[str, Any]) -> dict[str, Any]:
     num_kv_heads, kinds = config["num_key_value_heads"], config["layer_types"]
     return {
         "attention.head_count_kv": [num_kv_heads * (kind == "full_attention") for kind in kinds],
-        "attention.scale": config["attention_multiplier"],
-        "embedding_scale": config["embedding_multiplier"],
-        "residual_scale": config["residual_multiplier"],
-        "logit_scale": config["logits_scaling"],
         "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
         "expert_shared_feed_forward_length": config["shared_intermediate_size"],
         "ssm.conv_kernel": config["mamba_d_conv"],
@@ -376,6 +388,10 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
     if "linear_num_key_heads" in config:
         names |= _NAMES_OF_HYBRIDS
         weights = _of_hybrid(config, architecture, weights)
+    if architecture == "seed_oss":
+        names |= _NAMES_OF_GPT_OSS
+    if architecture == "qwen2moe":
+        names |= {name: each for name, each in _NAMES_OF_HYBRIDS.items() if "shared_expert" in name}
     if architecture == "granitehybrid":
         names |= _NAMES_OF_GRANITE
         weights = _of_granite(config, weights)
@@ -387,7 +403,7 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
         module, suffix = name.rsplit(".", 1)
         layer = re.match(r"model\.layers\.(\d+)\.(.*)", module)
         part = layer[2] if layer else module
-        if architecture in ("llama", "granitehybrid") and part.endswith(tuple(heads)):
+        if architecture in INTERLEAVED and part.endswith(tuple(heads)):
             values = _interleaved(values, heads[part.rpartition(".")[2]])
         if layer and part.endswith(("A_log", ".D")):
             tensors[f"blk.{layer[1]}.{'ssm_d' if part.endswith('.D') else 'ssm_a'}"] = values

@@ -94,8 +94,30 @@ def _llama(metadata: Metadata, tensors: Tensors) -> Config:
     return decoder_config(metadata, tensors, "LlamaForCausalLM", **biases)
 
 
+def _arcee(metadata: Metadata, tensors: Tensors) -> Config:
+    return decoder_config(metadata, tensors, "ArceeForCausalLM")
+
+
+def _granite(metadata: Metadata, tensors: Tensors) -> Config:
+    config = decoder_config(metadata, tensors, "GraniteForCausalLM", **_factors_of_granite(metadata))
+    metadata.flag(metadata.key("rope.scaling.finetuned"), True)
+    return config | _attention_scale(metadata, config)
+
+
+def _seed_oss(metadata: Metadata, tensors: Tensors) -> Config:
+    return decoder_config(metadata, tensors, "SeedOssForCausalLM", attention_bias="blk.0.attn_q.bias" in tensors)
+
+
+def _smollm3(metadata: Metadata, tensors: Tensors) -> Config:
+    return decoder_config(metadata, tensors, "SmolLM3ForCausalLM", no_rope_layer_interval=4)  # in llama.cpp's code
+
+
 def _qwen2(metadata: Metadata, tensors: Tensors) -> Config:
     return decoder_config(metadata, tensors, "Qwen2ForCausalLM")
+
+
+def _qwen2_moe(metadata: Metadata, tensors: Tensors) -> Config:
+    return decoder_config(metadata, tensors, "Qwen2MoeForCausalLM", norm_topk_prob=False) | _shared_experts(metadata)
 
 
 def _qwen3(metadata: Metadata, tensors: Tensors) -> Config:
@@ -268,9 +290,7 @@ def _granite_hybrid(metadata: Metadata, tensors: Tensors) -> Config:
         layer_types=["full_attention" if count else "linear_attention" for count in counts],
         position_embedding_type="rope" if metadata.flag(metadata.key("rope.scaling.finetuned"), True) else None,
         attention_bias=f"blk.{attending}.attn_q.bias" in tensors,
-        embedding_multiplier=metadata.number("embedding_scale", 1.0),
-        residual_multiplier=metadata.number("residual_scale", 1.0),
-        logits_scaling=metadata.number("logit_scale", 1.0),
+        **_factors_of_granite(metadata),
         num_local_experts=num_experts,
         num_experts_per_tok=metadata.integer("expert_used_count", 0),
         shared_intermediate_size=metadata.integer(shared if num_experts else "feed_forward_length"),
@@ -283,10 +303,22 @@ def _granite_hybrid(metadata: Metadata, tensors: Tensors) -> Config:
         mamba_conv_bias=f"blk.{others}.ssm_conv1d.bias" in tensors,
         mamba_proj_bias=f"blk.{others}.ssm_in.bias" in tensors,
     )
+    metadata.has(shared)  # beside a single MLP it says the same
+    return config | _attention_scale(metadata, config)
+
+
+def _factors_of_granite(metadata: Metadata) -> Config:
+    return {
+        "embedding_multiplier": metadata.number("embedding_scale", 1.0),
+        "residual_multiplier": metadata.number("residual_scale", 1.0),
+        "logits_scaling": metadata.number("logit_scale", 1.0),
+    }
+
+
+def _attention_scale(metadata: Metadata, config: Config) -> Config:
     head_dim = config["head_dim"]
     assert isinstance(head_dim, int)
-    metadata.has(shared)  # beside a single MLP it says the same
-    return config | {"attention_multiplier": metadata.number("attention.scale", max(1, head_dim) ** -0.5)}
+    return {"attention_multiplier": metadata.number("attention.scale", max(1, head_dim) ** -0.5)}
 
 
 def _nemotron_h(metadata: Metadata, tensors: Tensors) -> Config:
@@ -338,10 +370,12 @@ def _phi3(metadata: Metadata, tensors: Tensors) -> Config:
 
 ARCHITECTURES: Final[Mapping[str, Callable[[Metadata, Tensors], Config]]] = MappingProxyType(
     {
+        "arcee": _arcee,
         "gemma": _gemma,
         "gemma2": _gemma2,
         "gemma3": _gemma3,
         "gpt-oss": _gpt_oss,
+        "granite": _granite,
         "granitehybrid": _granite_hybrid,
         "lfm2": _lfm2,
         "lfm2moe": _lfm2_moe,
@@ -350,15 +384,18 @@ ARCHITECTURES: Final[Mapping[str, Callable[[Metadata, Tensors], Config]]] = Mapp
         "nemotron_h_moe": _nemotron_h,
         "phi3": _phi3,
         "qwen2": _qwen2,
+        "qwen2moe": _qwen2_moe,
         "qwen3": _qwen3,
         "qwen35": _qwen3_5,
         "qwen35moe": _qwen3_5_moe,
         "qwen3moe": _qwen3_moe,
         "qwen3next": _qwen3_next,
+        "seed_oss": _seed_oss,
+        "smollm3": _smollm3,
     }
 )
 
 
 def has_interleaved_heads(architecture: str) -> bool:
     """Whether queries and keys lie as llama.cpp rotates them: neighbours, where transformers rotates halves."""
-    return architecture in ("llama", "granitehybrid")
+    return architecture in ("arcee", "granite", "granitehybrid", "llama", "smollm3")
