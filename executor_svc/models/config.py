@@ -427,6 +427,8 @@ class ModelConfig:
     logit_scale: float = 1.0
     # Logits become cap * tanh(logit / cap), behind the scale.
     logit_soft_cap: float | None = None
+    # Layers of a checkpoint behind these, which predict further tokens and are not read.
+    num_further_layers: int = 0
     # The layer of a head that drafts (multi-token prediction, MTP); None: it has none, or it is not used.
     mtp: LayerConfig | None = None
 

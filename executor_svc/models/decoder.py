@@ -217,5 +217,9 @@ class Decoder:
         """Whether a checkpoint may hold the tensor `name` although the model computes or shares it."""
         if name == f"{self.config.names.head}.weight":
             return self.config.tie_word_embeddings
-        # Layers that predict further tokens (`mtp.`) are for drafts, which may be drafted otherwise.
-        return name.endswith(".rotary_emb.inv_freq") or name.startswith("mtp.") or is_cache_scale(name)
+        # Layers that predict further tokens (`mtp.`, or behind the last one) are for drafts.
+        count = self.config.num_hidden_layers
+        further = (f"model.layers.{layer}." for layer in range(count, count + self.config.num_further_layers))
+        if name.startswith(("mtp.", *further)):
+            return True
+        return name.endswith(".rotary_emb.inv_freq") or is_cache_scale(name)

@@ -1,11 +1,13 @@
 """Every architecture equals plain transformers on the paged cache, with code of our own or without."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from executor_svc.attention.interface import CachedLayer
 from executor_svc.checkpoint.model_directory import ModelDirectory
@@ -81,6 +83,19 @@ def test_a_layer_without_a_window_keeps_all_blocks(tmp_path: Path) -> None:
     save_tiny_architecture(tmp_path, "Olmo3ForCausalLM", ONE_WINDOW)
 
     assert load(tmp_path).shape.sliding_window_tokens == 0
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """As published checkpoints of GLM-4.5 have them, behind the last layer; without a word of them they are refused."""
+    reference = save_tiny_architecture(tmp_path, "Glm4MoeForCausalLM", ARCHITECTURES["Glm4MoeForCausalLM"])
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    save_file(load_file(weights) | {"model.layers.2.eh_proj.weight": torch.zeros(32, 64)}, weights)
+    with pytest.raises(ModelLoadError, match=r"model\.layers\.2\.eh_proj\.weight"):
+        load_architecture(tmp_path)
+
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_nextn_predict_layers": 1}))
+
+    assert compare_with_transformers(*load_architecture(tmp_path), reference).logit_difference < 1e-5
 
 
 def test_two_models_do_not_share_a_step(tmp_path: Path) -> None:

@@ -99,9 +99,9 @@ def _arcee(metadata: Metadata, tensors: Tensors) -> Config:
 
 
 def _granite(metadata: Metadata, tensors: Tensors) -> Config:
-    config = decoder_config(metadata, tensors, "GraniteForCausalLM", **_factors_of_granite(metadata))
+    config = decoder_config(metadata, tensors, "GraniteForCausalLM")
     metadata.flag(metadata.key("rope.scaling.finetuned"), True)
-    return config | _attention_scale(metadata, config)
+    return config | _factors_of_granite(metadata, config)
 
 
 def _seed_oss(metadata: Metadata, tensors: Tensors) -> Config:
@@ -290,7 +290,6 @@ def _granite_hybrid(metadata: Metadata, tensors: Tensors) -> Config:
         layer_types=["full_attention" if count else "linear_attention" for count in counts],
         position_embedding_type="rope" if metadata.flag(metadata.key("rope.scaling.finetuned"), True) else None,
         attention_bias=f"blk.{attending}.attn_q.bias" in tensors,
-        **_factors_of_granite(metadata),
         num_local_experts=num_experts,
         num_experts_per_tok=metadata.integer("expert_used_count", 0),
         shared_intermediate_size=metadata.integer(shared if num_experts else "feed_forward_length"),
@@ -304,21 +303,18 @@ def _granite_hybrid(metadata: Metadata, tensors: Tensors) -> Config:
         mamba_proj_bias=f"blk.{others}.ssm_in.bias" in tensors,
     )
     metadata.has(shared)  # beside a single MLP it says the same
-    return config | _attention_scale(metadata, config)
+    return config | _factors_of_granite(metadata, config)
 
 
-def _factors_of_granite(metadata: Metadata) -> Config:
+def _factors_of_granite(metadata: Metadata, config: Config) -> Config:
+    head_dim = config["head_dim"]
+    assert isinstance(head_dim, int)
     return {
+        "attention_multiplier": metadata.number("attention.scale", max(1, head_dim) ** -0.5),
         "embedding_multiplier": metadata.number("embedding_scale", 1.0),
         "residual_multiplier": metadata.number("residual_scale", 1.0),
         "logits_scaling": metadata.number("logit_scale", 1.0),
     }
-
-
-def _attention_scale(metadata: Metadata, config: Config) -> Config:
-    head_dim = config["head_dim"]
-    assert isinstance(head_dim, int)
-    return {"attention_multiplier": metadata.number("attention.scale", max(1, head_dim) ** -0.5)}
 
 
 def _nemotron_h(metadata: Metadata, tensors: Tensors) -> Config:

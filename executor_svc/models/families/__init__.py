@@ -10,6 +10,7 @@ from executor_svc.checkpoint.model_files import refuse_quantized
 from executor_svc.checkpoint.scaled_codes import read_codes
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3, read_gemma4
+from executor_svc.models.families.glm import read_glm4_moe
 from executor_svc.models.families.gpt_oss import read_gpt_oss
 from executor_svc.models.families.granite import read_granite, read_granite_hybrid
 from executor_svc.models.families.layer_norm import read_bloom, read_mpt, read_opt
@@ -40,6 +41,7 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "Gemma2ForCausalLM": read_gemma2,
         "Gemma3ForCausalLM": read_gemma3,
         "Gemma4ForCausalLM": read_gemma4,
+        "Glm4MoeForCausalLM": read_glm4_moe,
         "GptOssForCausalLM": read_gpt_oss,
         "GraniteForCausalLM": read_granite,
         "GraniteMoeHybridForCausalLM": read_granite_hybrid,

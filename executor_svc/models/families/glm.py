@@ -1,0 +1,51 @@
+"""GLM-4.5 and 4.6: experts behind the first layers, chosen by sigmoids with a bias, beside one for every token.
+
+Source: Zhipu AI 2025, "GLM-4.5".
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from executor_svc.models.config import ExpertsConfig, ModelConfig, WeightNames
+from executor_svc.models.families.common import mlp_of, read_decoder, read_experts
+from executor_svc.models.fields import ConfigFields
+
+_SHARED: Final = "model.layers.{layer}.mlp.shared_experts"
+_NAMES: Final = WeightNames(
+    shared_gate_up=(f"{_SHARED}.gate_proj", f"{_SHARED}.up_proj"), shared_down=f"{_SHARED}.down_proj"
+)
+
+
+def read_glm4_moe(fields: ConfigFields) -> ModelConfig:
+    """Read a GLM-4.5 config.json; its layers that predict further tokens are not read."""
+    fields.refuse({"n_group": 1})
+    defaults = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
+    known = {name: value for name, value in fields.values.items() if value is not None}
+    fields = ConfigFields({**defaults, **known}, fields.source)
+    config, first = read_decoder(fields, has_partial_rotary=True), fields.integer("first_k_dense_replace", 1, least=0)
+    experts = _read_experts(fields, config)
+    return replace(
+        config,
+        layers=tuple(
+            layer if index < first else replace(layer, mlp=experts) for index, layer in enumerate(config.layers)
+        ),
+        names=_NAMES,
+        qkv_bias=fields.flag("attention_bias"),
+        has_query_key_norm=fields.flag("use_qk_norm"),
+        num_further_layers=fields.integer("num_nextn_predict_layers", 0, least=0),
+    )
+
+
+def _read_experts(fields: ConfigFields, config: ModelConfig) -> ExpertsConfig:
+    size = fields.integer("moe_intermediate_size")
+    mlp = replace(mlp_of(config), intermediate_size=size)
+    name = "n_routed_experts" if fields.values.get("n_routed_experts") is not None else "num_local_experts"
+    return replace(
+        read_experts(fields, name, mlp, is_normalized=fields.flag("norm_topk_prob", True)),
+        scoring="sigmoid",
+        has_correction_bias=True,
+        sum_epsilon=1e-20,  # in transformers' code
+        scale=fields.number("routed_scaling_factor", 1.0),
+        shared=replace(mlp, intermediate_size=size * fields.integer("n_shared_experts", 1)),
+        has_shared_gate=False,
+    )
