@@ -85,15 +85,21 @@ def test_a_layer_without_a_window_keeps_all_blocks(tmp_path: Path) -> None:
     assert load(tmp_path).shape.sliding_window_tokens == 0
 
 
+# Of config.json, as published, and as transformers saves it.
+FURTHER = ("num_nextn_predict_layers", "num_mtp_layers")
+
+
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
     """As published checkpoints of GLM-4.5 have them, behind the last layer; without a word of them they are refused."""
     reference = save_tiny_architecture(tmp_path, "Glm4MoeForCausalLM", ARCHITECTURES["Glm4MoeForCausalLM"])
     weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     save_file(load_file(weights) | {"model.layers.2.eh_proj.weight": torch.zeros(32, 64)}, weights)
+    values = {name: value for name, value in json.loads(config.read_text()).items() if name not in FURTHER}
+    config.write_text(json.dumps(values))
     with pytest.raises(ModelLoadError, match=r"model\.layers\.2\.eh_proj\.weight"):
         load_architecture(tmp_path)
 
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_nextn_predict_layers": 1}))
+    config.write_text(json.dumps(values | {FURTHER[0]: 1}))
 
     assert compare_with_transformers(*load_architecture(tmp_path), reference).logit_difference < 1e-5
 
