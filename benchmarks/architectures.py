@@ -31,6 +31,7 @@ MODELS: Mapping[str, str] = {
     "GptOssForCausalLM": "gpt-oss-20b, gpt-oss-120b",
     "LlamaForCausalLM": "Llama 3.1 to 3.3, SmolLM2",
     "Gemma3ForCausalLM": "Gemma 3 (text)",
+    "Gemma4ForCausalLM": "Gemma 4 (text)",
     "MistralForCausalLM": "Mistral 7B, Mistral Small 3",
     "Ministral3ForCausalLM": "Ministral 3",
     "Phi3ForCausalLM": "Phi-4, Phi-4-mini",
