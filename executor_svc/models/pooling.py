@@ -7,6 +7,7 @@ scratch cache that all layers share, as no layer reads what another has written.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
@@ -131,25 +132,26 @@ class DecoderTexts:
     """Hidden states of whole texts before the last norm; see `executor_svc.models.pooling.TextModel`."""
 
     def __init__(self, model: LanguageModel, backend: AttentionBackend, block_size: int, dtype: torch.dtype) -> None:
-        first = model.shape.caches[0]
         self._model = model
         self._backend = backend
-        # One for all layers: each writes what it reads.
-        self._cache = ScratchCache(block_size, first.num_kv_heads, first.head_dim, dtype, model.device)
+        sizes = [(each.num_kv_heads, each.head_dim) for each in model.shape.caches]
+        scratch = partial(ScratchCache, block_size, dtype=dtype, device=model.device)
+        # One for all layers that are alike: each writes what it reads. Others may read what an earlier one wrote.
+        self._caches = [scratch(*each) for each in sizes] if len({*sizes}) > 1 else [scratch(*sizes[0])] * len(sizes)
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[PoolingInput]) -> Float32Array:
         """Return the hidden states of the tokens of some texts, one text after the other, [num_tokens, hidden_size]."""
         device = self._model.device
-        rows = text_rows([len(text.token_ids) for text in texts], self._cache.block_size, device)
-        cache = self._cache.of_size(rows)
+        rows = text_rows([len(text.token_ids) for text in texts], self._caches[0].block_size, device)
+        caches = [cache.of_size(rows) for cache in self._caches]
         token_ids = np.concatenate([text.token_ids for text in texts]).astype(np.int64)
         positions = positions_of(rows.lengths).astype(np.int64)
         hidden = self._model.forward(
             torch.from_numpy(token_ids).to(device),
             torch.from_numpy(positions).to(device),
-            [cache] * self._model.shape.num_layers,
-            self._backend.plan(rows, cache),
+            caches,
+            self._backend.plan(rows, caches[0]),
             torch.arange(len(token_ids), device=device),
             self._states_of(rows),
         )

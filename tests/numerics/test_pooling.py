@@ -20,6 +20,7 @@ from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.errors import InvalidStepError, ModelLoadError
 from octavo_shared.step_wire.step import Float32Array, PoolingInput, PoolingTask, RowFlag, Step, TableDelta
 from tests.numerics.driver import StepDriver
+from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.support.each_row import each_row
 
 VOCAB_SIZE = 300
@@ -204,6 +205,8 @@ QWEN3: Mapping[str, Any] = {
     **SIZES, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "tie_word_embeddings": True,
 }  # fmt: skip
 
+GEMMA4 = {**QWEN3, **FAMILY_ARCHITECTURES["Gemma4ForCausalLM"], "vocab_size_per_layer_input": SIZES["vocab_size"]}
+
 
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
@@ -216,10 +219,17 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return directory, model
 
 
-@each_row(({}, True), ({"cpu_kernels": "torch"}, False))
-def test_vectors_of_decoders_equal_those_of_transformers(how: Mapping[str, object], is_invariant: bool) -> None:
+@each_row(
+    ("Qwen3ForCausalLM", QWEN3, {}, True),
+    ("Qwen3ForCausalLM", QWEN3, {"cpu_kernels": "torch"}, False),
+    ("Gemma4ForCausalLM", GEMMA4, {}, True),
+    ("Gemma4ForCausalLM", GEMMA4, {"cpu_kernels": "torch"}, False),
+)
+def test_vectors_of_decoders_equal_those_of_transformers(
+    architecture: str, settings: Mapping[str, Any], how: Mapping[str, object], is_invariant: bool
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        model = save(Path(folder), "Qwen3ForCausalLM", QWEN3)
+        model = save(Path(folder), architecture, settings)
         write_modules(Path(folder), "lasttoken")
         worker = loaded(Path(folder), **how)
     assert (worker.info.is_generative, worker.info.is_invariant) == (True, is_invariant)
