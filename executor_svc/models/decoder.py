@@ -15,12 +15,13 @@ import torch
 from executor_svc.attention.interface import AttentionPlan, CachedLayer, LayerCache
 from executor_svc.checkpoint.cache_scales import is_cache_scale
 from executor_svc.checkpoint.weight_map import WeightSource
-from executor_svc.models.config import ExpertsConfig, LastHiddenConfig, ModelConfig, SlotState
+from executor_svc.models.config import ExpertsConfig, ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights, StoredFormats
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.language_model import ModelShape
 from executor_svc.models.rotary_embedding import inverse_frequencies
 from executor_svc.models.sharding import Shard
+from executor_svc.models.state_config import LastHiddenConfig, SlotState
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.states.interface import Mamba2Weights, StateBackend
 from executor_svc.states.live_states import AcceptedDrafts, StepStates

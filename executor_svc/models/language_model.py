@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from executor_svc.attention.interface import AttentionPlan, CachedLayer, LayerCache
-from executor_svc.models.config import SlotState
+from executor_svc.models.state_config import SlotState
 from executor_svc.states.live_states import StepStates
 
 

@@ -11,7 +11,8 @@ import torch
 
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.checkpoint.weight_map import Range
-from executor_svc.models.config import DeltaNetConfig, ExpertsConfig, LayerConfig, Mamba2Config, ModelConfig
+from executor_svc.models.config import ExpertsConfig, LayerConfig, ModelConfig
+from executor_svc.models.state_config import DeltaNetConfig, Mamba2Config
 from octavo_shared.errors import ModelLoadError
 
 

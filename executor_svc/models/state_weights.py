@@ -7,9 +7,10 @@ checkpoint they take.
 import torch
 
 from executor_svc.checkpoint.weight_map import Range, WeightMap
-from executor_svc.models.config import DeltaNetConfig, Mamba2Config, ModelConfig, ShortConvConfig, StateConfig
+from executor_svc.models.config import ModelConfig
 from executor_svc.models.dense import MatrixRole
 from executor_svc.models.sharding import Rows, Shard, rows_by_turns, scaled
+from executor_svc.models.state_config import DeltaNetConfig, Mamba2Config, ShortConvConfig, StateConfig
 from executor_svc.states.interface import DeltaNetWeights, Mamba2Weights, ShortConvWeights, StateWeights
 
 

@@ -28,20 +28,18 @@ from executor_svc.checkpoint.gguf.rounding import block_size
 from executor_svc.checkpoint.scaled_codes import E4M3, INT8, UINT4_G32, UINT4_G128
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.models.config import (
-    DeltaNetConfig,
     ExpertsConfig,
     LayerConfig,
     LinearScaling,
     Llama3Scaling,
-    Mamba2Config,
     MlpConfig,
     ModelConfig,
     NormConfig,
     RopeConfig,
-    ShortConvConfig,
     WeightNames,
 )
 from executor_svc.models.kernels import ChosenModel
+from executor_svc.models.state_config import DeltaNetConfig, Mamba2Config, ShortConvConfig
 from executor_svc.native.binding import WeightMemory
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.matrix import PackedMatrix

@@ -13,7 +13,7 @@ import torch
 from octavo_shared.step_wire.step import Int32Array
 
 if TYPE_CHECKING:  # models stand on this package
-    from executor_svc.models.config import DeltaNetConfig, Mamba2Config, ShortConvConfig, SlotState
+    from executor_svc.models.state_config import DeltaNetConfig, Mamba2Config, ShortConvConfig, SlotState
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from executor_svc.states.interface import LayerState, StateRows, make_layer_stat
 from octavo_shared.step_wire.step import Fork, Int32Array, StepLayout
 
 if TYPE_CHECKING:  # models stand on this package
-    from executor_svc.models.config import SlotState
+    from executor_svc.models.state_config import SlotState
 
 
 @dataclass(frozen=True, slots=True)

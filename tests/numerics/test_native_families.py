@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from executor_svc.checkpoint.weights import Checkpoint
-from executor_svc.models.config import ExpertsConfig, Mamba2Config, MlpConfig, RopeConfig
+from executor_svc.models.config import ExpertsConfig, MlpConfig, RopeConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels, Experts, LayerEnd, Mlp, Norm
 from executor_svc.models.families import parse_config
 from executor_svc.models.native_dense import NativeDense
 from executor_svc.models.rotary_embedding import inverse_frequencies
 from executor_svc.models.sharding import Shard
+from executor_svc.models.state_config import Mamba2Config
 from executor_svc.models.torch_dense import TorchDense
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.structs import NormStruct, NumberFormat

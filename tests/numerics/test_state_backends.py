@@ -14,7 +14,7 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from executor_svc.models.config import DeltaNetConfig, Mamba2Config, ShortConvConfig, StateConfig
+from executor_svc.models.state_config import DeltaNetConfig, Mamba2Config, ShortConvConfig, StateConfig
 from executor_svc.native.library import NativeLibrary
 from executor_svc.states.interface import (
     DeltaNetWeights,

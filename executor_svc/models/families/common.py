@@ -10,7 +10,6 @@ from executor_svc.models.config import (
     Activation,
     ExpertsConfig,
     LayerConfig,
-    Mamba2Config,
     MlpConfig,
     ModelConfig,
     NormConfig,
@@ -18,6 +17,7 @@ from executor_svc.models.config import (
 )
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rotary_embedding import read_rope
+from executor_svc.models.state_config import Mamba2Config
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 

@@ -7,10 +7,11 @@ Embedding, attention scores, logits and what joins the residual stream have fact
 from dataclasses import replace
 from typing import Final
 
-from executor_svc.models.config import ExpertsConfig, LayerConfig, Mamba2Config, MlpConfig, ModelConfig, WeightNames
+from executor_svc.models.config import ExpertsConfig, LayerConfig, MlpConfig, ModelConfig, WeightNames
 from executor_svc.models.families.common import checked_mamba2, mlp_of, read_decoder, read_experts, read_layer_types
 from executor_svc.models.families.llama import read_llama
 from executor_svc.models.fields import ConfigFields
+from executor_svc.models.state_config import Mamba2Config
 from octavo_shared.errors import UnsupportedModelError
 
 _LAYER: Final = "model.layers.{layer}"

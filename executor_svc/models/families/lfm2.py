@@ -6,9 +6,10 @@ Source: Liquid AI 2025, "LFM2 Technical Report".
 from dataclasses import replace
 from typing import Final
 
-from executor_svc.models.config import MlpConfig, ModelConfig, ShortConvConfig, WeightNames
+from executor_svc.models.config import MlpConfig, ModelConfig, WeightNames
 from executor_svc.models.families.common import mlp_of, read_decoder, read_experts, read_layer_types
 from executor_svc.models.fields import ConfigFields
+from executor_svc.models.state_config import ShortConvConfig
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 

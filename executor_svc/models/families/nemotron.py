@@ -6,9 +6,10 @@ Attention has no positions. Sources: NVIDIA 2025, "Nemotron-H" and "Nemotron 3 N
 from dataclasses import replace
 from typing import Final
 
-from executor_svc.models.config import ExpertsConfig, LayerConfig, Mamba2Config, MlpConfig, ModelConfig, WeightNames
+from executor_svc.models.config import ExpertsConfig, LayerConfig, MlpConfig, ModelConfig, WeightNames
 from executor_svc.models.families.common import checked_mamba2, mlp_of, read_decoder, read_experts
 from executor_svc.models.fields import ConfigFields
+from executor_svc.models.state_config import Mamba2Config
 from octavo.values.wording import shown
 from octavo_shared.errors import UnsupportedModelError
 

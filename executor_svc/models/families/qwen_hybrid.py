@@ -6,9 +6,10 @@ Norms hold the weight less 1, as Gemma's, but for those inside the delta nets. S
 
 from dataclasses import replace
 
-from executor_svc.models.config import DeltaNetConfig, ExpertsConfig, LayerConfig, ModelConfig
+from executor_svc.models.config import ExpertsConfig, LayerConfig, ModelConfig
 from executor_svc.models.families.common import mlp_of, read_decoder, read_experts, read_layer_types, with_experts
 from executor_svc.models.fields import ConfigFields
+from executor_svc.models.state_config import DeltaNetConfig
 from octavo_shared.errors import ModelLoadError
 
 
