@@ -269,8 +269,9 @@ class ModelConfig:
     logit_soft_cap: float | None = None
     # Layers of a checkpoint behind these, which predict further tokens and are not read.
     num_further_layers: int = 0
-    # The layer of a head that drafts (multi-token prediction, MTP); None: it has none, or it is not used.
+    # The layer of a head that drafts (multi-token prediction, MTP), as checkpoints may have it; None: they have none.
     mtp: LayerConfig | None = None
+    uses_mtp: bool = False
 
     def with_layers(self, **changes: Any) -> "ModelConfig":
         """Return the same with other values in all layers."""
@@ -283,7 +284,7 @@ class ModelConfig:
         """
         assert self.mtp is not None, "it has one"
         layer = replace(self.mtp, attention=replace(self.mtp.attention, first_position=1))
-        return replace(self, layers=(layer,), names=self.names.of_mtp(), mtp=None)
+        return replace(self, layers=(layer,), names=self.names.of_mtp(), mtp=None, uses_mtp=False)
 
     @property
     def num_hidden_layers(self) -> int:

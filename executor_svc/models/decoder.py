@@ -66,7 +66,7 @@ class Decoder:
         }
         # The head that drafts: it begins with hidden states beside tokens, which `forward` calls `previous`.
         self.mtp = None
-        if config.mtp is not None:
+        if config.uses_mtp:
             self.mtp = Decoder(config.of_mtp(), kernels, group, stored, states, drafts_for=self)
 
     @property
@@ -80,7 +80,8 @@ class Decoder:
             for index, layer in enumerate(mixers)
             if layer.state is not None
         }
-        if config.mtp is not None:
+        if config.uses_mtp:
+            assert config.mtp is not None, "it has one"
             cached.append(config.mtp)
             states[len(mixers) + 1] = LastHiddenConfig(config.hidden_size)
         return ModelShape(

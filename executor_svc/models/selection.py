@@ -79,7 +79,7 @@ def _choose_model(
         return _from_gguf(directory, model_config, config, device, group), model_config.names
     model_config = _with_its_own_head(directory, model_config, is_told=group.rank == 0)
     checkpoint = Checkpoint(directory.path)
-    if model_config.mtp is not None and not checkpoint.has(f"{model_config.names.mtp_projection}.weight"):
+    if model_config.uses_mtp and not checkpoint.has(f"{model_config.names.mtp_projection}.weight"):
         raise ModelLoadError(f"draft_method is mtp, but {directory.source.parent} has no head for it: {_LOOK_UP}")
     if codes := checkpoint.first_codes():
         return _from_codes(checkpoint, codes, model_config, config, device, group), model_config.names
@@ -193,19 +193,19 @@ def _is_stored_in_bfloat16(directory: ModelDirectory, model_config: ModelConfig)
 
 
 def _with_drafts(model_config: ModelConfig, directory: Model, config: ExecutorConfig) -> ModelConfig:
-    """Return the configuration without a head that drafts, unless that is asked for.
+    """Return the configuration with a head that drafts in use, if that is asked for.
 
     Raises: ModelLoadError: it is asked for, and this is no model that has one.
     """
     if config.draft_method != "mtp" or not config.max_draft_tokens:
-        return replace(model_config, mtp=None)
+        return model_config
     if isinstance(directory, GGUFModel):
         raise ModelLoadError(f"draft_method is mtp, which is read of safetensors alone: {_LOOK_UP}")
     if model_config.mtp is None or not model_config.has_head:
         raise ModelLoadError(
             f"draft_method is mtp, but {directory.source} is of no family that has a head for it: {_LOOK_UP}"
         )
-    return model_config
+    return replace(model_config, uses_mtp=True)
 
 
 def choose_decoder(
@@ -248,7 +248,7 @@ def choose_decoder(
         numerics=config.numerics,
         stored=stored,
     )
-    if model_config.mtp is not None and not isinstance(made.attention, NativeAttentionBackend):
+    if model_config.uses_mtp and not isinstance(made.attention, NativeAttentionBackend):
         reason = made.path.why_not_c or "they do not attend here"
         raise ModelLoadError(f"draft_method is mtp, which needs the kernels in C, but {reason}: {_LOOK_UP}")
     if group.rank == 0:
