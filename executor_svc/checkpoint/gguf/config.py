@@ -264,12 +264,11 @@ def _gpt_oss(metadata: Metadata, tensors: Tensors) -> Config:
         "GptOssForCausalLM",
         num_local_experts=metadata.integer("expert_count"),
         num_experts_per_tok=metadata.integer("expert_used_count"),
-        intermediate_size=metadata.integer("expert_feed_forward_length"),
         sliding_window=metadata.integer("attention.sliding_window"),
     )
-    rope = config["rope_parameters"]
+    rope, size = config["rope_parameters"], metadata.integer("expert_feed_forward_length")
     assert isinstance(rope, dict)
-    return config | {"rope_parameters": {**rope, "truncate": False}}
+    return config | {"intermediate_size": size, "rope_parameters": {**rope, "truncate": False}}
 
 
 def _granite_hybrid(metadata: Metadata, tensors: Tensors) -> Config:

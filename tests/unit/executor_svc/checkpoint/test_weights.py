@@ -179,8 +179,8 @@ def test_config_that_cannot_run(changes: dict[str, object], reason: str, directo
         ({"hidden_act": "mish"}, "has hidden_act 'mish'; supported are silu, gelu"),
         ({"sliding_window": 4096}, "has sliding_window 4096, which is not supported"),
         (
-            {"rope_parameters": {"rope_type": "proportional"}},
-            "rotary embedding of type proportional; supported are default, linear, dynamic, llama3, yarn and longrope",
+            {"rope_parameters": {"rope_type": "axial"}},
+            "rotary embedding of type axial; supported are default, linear, dynamic, llama3, yarn and longrope",
         ),
     ],
 )
