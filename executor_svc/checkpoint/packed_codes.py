@@ -25,7 +25,9 @@ from executor_svc.checkpoint.scaled_weights import (
     check_matrix,
     check_numbers,
     check_scale_type,
+    part_of,
     refuse_cut,
+    rows_in,
     unpacked_shape,
 )
 from executor_svc.checkpoint.weight_map import BlockRows
@@ -172,11 +174,8 @@ class GroupSource:
     rounding: RoundingErrors | None
 
     def __getitem__(self, index: slice | tuple[slice, ...], /) -> BlockRows:
-        rows, *columns = index if isinstance(index, tuple) else (index,)
-        num_outputs, num_inputs = self.scales.shape
-        first, last, _ = rows.indices(num_outputs)
-        begin, end, _ = (columns[0] if columns else slice(None)).indices(num_inputs)
-        kind = self.config.kind
+        (first, last), (begin, end) = part_of(index, self.scales.shape)
+        num_inputs, kind = self.scales.shape[1], self.config.kind
         is_of_rows = self.scales.group_inputs >= num_inputs
         refuse_cut(self.name, begin, end, num_inputs, 2 if is_of_rows else kind.block_inputs)
         num_blocks = -(-(end - begin) // kind.block_inputs)
@@ -188,14 +187,7 @@ class GroupSource:
         pairs = self._pairs_of(first, last, begin, end)
         padded = F.pad(pairs, (0, num_blocks * kind.block_inputs // 2 - pairs.shape[1]))
         blocks[..., 5:] = padded.view(last - first, num_blocks, -1)
-        return BlockRows(
-            self.name,
-            blocks.flatten(1),
-            kind.block_type,
-            None,
-            self.rounding,
-            why_not=f"is {kind.name}; there it must be F32, F16 or BF16",
-        )
+        return rows_in(blocks, self.name, kind, self.rounding)
 
     def _scales_of(self, first: int, last: int, groups: torch.Tensor) -> torch.Tensor:
         """Return the scales of some outputs and groups, float32 [num_outputs, num_groups]."""

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 -- the usual name
 
 from executor_svc.checkpoint.gguf.rounding import RoundingErrors
-from executor_svc.checkpoint.scaled_codes import BLOCK_BYTES, BLOCK_INPUTS, E4M3, CodesConfig, Sharing
-from executor_svc.checkpoint.weight_map import BlockRows
+from executor_svc.checkpoint.scaled_codes import BLOCK_BYTES, BLOCK_INPUTS, E4M3, CodeKind, CodesConfig, Sharing
+from executor_svc.checkpoint.weight_map import BlockRows, Range
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
 
@@ -124,6 +124,20 @@ def refuse_cut(name: str, begin: int, end: int, num_inputs: int, block_inputs: i
         )
 
 
+def part_of(index: slice | tuple[slice, ...], shape: Sequence[int]) -> tuple[Range, Range]:
+    """Return the outputs and the inputs that an index of a matrix means."""
+    rows, *columns = index if isinstance(index, tuple) else (index,)
+    first, last, _ = rows.indices(shape[0])
+    begin, end, _ = (columns[0] if columns else slice(None)).indices(shape[1])
+    return (first, last), (begin, end)
+
+
+def rows_in(blocks: torch.Tensor, name: str, kind: CodeKind, rounding: RoundingErrors | None) -> BlockRows:
+    """Return rows in blocks, [num_outputs, num_blocks, bytes of one], as the place for them takes them."""
+    why_not = f"is {kind.name}; there it must be F32, F16 or BF16"
+    return BlockRows(name, blocks.flatten(1), kind.block_type, None, rounding, why_not=why_not)
+
+
 def _layouts(shape: Sequence[int], group_inputs: int) -> Mapping[Sharing, tuple[int, int, list[list[int]]]]:
     """Return how many outputs and inputs share a scale, and the shapes that a tensor of scales may have."""
     num_outputs, num_inputs = (max(1, size) for size in shape)
@@ -155,9 +169,7 @@ class ScaledSource:
     rounding: RoundingErrors | None
 
     def __getitem__(self, index: slice | tuple[slice, ...], /) -> BlockRows:
-        rows, *columns = index if isinstance(index, tuple) else (index,)
-        first, last, _ = rows.indices(self.scales.shape[0])
-        begin, end, _ = (columns[0] if columns else slice(None)).indices(self.scales.shape[1])
+        (first, last), (begin, end) = part_of(index, self.scales.shape)
         scales = self._scales_of(begin, end)[torch.arange(first, last) // self.scales.outputs]
         codes, kind = self._codes_of(first, last, begin, end), self.config.kind
         if kind == E4M3 and bool(((codes & 127) == 127).any()):
@@ -167,14 +179,7 @@ class ScaledSource:
         blocks[..., :4] = scales.contiguous().view(torch.uint8).view(last - first, num_blocks, 4)
         padded = F.pad(codes, (0, num_blocks * BLOCK_INPUTS - codes.shape[1]))
         blocks[..., 4:] = padded.view(last - first, num_blocks, BLOCK_INPUTS)
-        return BlockRows(
-            self.name,
-            blocks.flatten(1),
-            kind.block_type,
-            None,
-            self.rounding,
-            why_not=f"is {kind.name}; there it must be F32, F16 or BF16",
-        )
+        return rows_in(blocks, self.name, kind, self.rounding)
 
     def _codes_of(self, first: int, last: int, begin: int, end: int) -> torch.Tensor:
         """Return the codes of some outputs and inputs, uint8."""

@@ -214,21 +214,19 @@ class Drafting:
         self, runner: MtpRunner, table: BatchTable, layout: StepLayout, most: Int32Array
     ) -> tuple[Int32Array, Int32Array, Int32Array]:
         """Return what rank 0 proposes: drafts, [num_samples, any], how many each row has, how many are looked up."""
-        drafts, counts = np.zeros((len(most), self._most_drafts), np.int32), np.zeros(len(most), np.int32)
-        num_looked_up = worth = counts
+        drafts = np.zeros((len(most), self._most_drafts), np.int32)
+        num_looked_up = worth = counts = np.zeros(len(most), np.int32)
+        slots, num_tokens, found = layout.sample_slots, layout.sample_positions, drafts[:, :0]
         if self._group.rank == 0:
             worth = np.minimum(most, self._worth(layout.sample_index, layout.num_decodes))
         if self.mtp is not None:
             if self._group.size > 1:
                 worth = self._group.broadcast(torch.from_numpy(worth.astype(np.int64))).numpy().astype(np.int32)
-            slots, num_tokens = layout.sample_slots, layout.sample_positions
             found, counts = self.mtp.draft(runner, table, slots, num_tokens, worth), worth
-            drafts[:, : found.shape[1]] = found
+        elif self._group.rank == 0:
+            found, counts = self._proposer.propose(table.token_ids, slots, num_tokens, worth)
+        drafts[:, : found.shape[1]] = found
         if self._group.rank == 0:
-            if self.mtp is None:
-                slots, num_tokens = layout.sample_slots, layout.sample_positions
-                found, counts = self._proposer.propose(table.token_ids, slots, num_tokens, worth)
-                drafts[:, : found.shape[1]] = found
             num_looked_up = counts.copy()
             guided = ((table.grammar_slot[layout.sample_index] != NO_GRAMMAR) & (most > 0)).nonzero()[0]
             if len(guided):

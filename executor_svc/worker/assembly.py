@@ -313,40 +313,31 @@ class _Parts:
         self, shape: CacheShape, blocks: BlockCounts, groups: Sequence[CacheGroup], states: LiveStates | None
     ) -> MovesBlocks:
         """Return pools for each group, or for all layers together if there are none."""
-        scales = self.chosen.cache_scales
-        if not groups and shape.others:
-            sizes = [(each.num_kv_heads, each.head_dim) for each in self.chosen.model.shape.caches]
-            places = {like: [place for place, size in enumerate(sizes) if size == like] for like in sizes}
-            return JoinedCacheEngine(
-                [
-                    (
-                        CacheEngine(
-                            shape.of(len(own), *like),
-                            blocks.device,
-                            blocks.host,
-                            self.device,
-                            [scales[place] for place in own] if scales else (),
-                        ),
-                        own,
-                    )
-                    for like, own in places.items()
-                ]
-            )
+        model = self.chosen.model.shape
         if not groups:
-            return CacheEngine(shape, blocks.device, blocks.host, self.device, scales)
-        place_of = {layer: place for place, layer in enumerate(self.chosen.model.shape.cached_layers)}
+            places_of: dict[tuple[int, int], list[int]] = {}
+            for place, each in enumerate(model.caches):
+                places_of.setdefault((each.num_kv_heads, each.head_dim), []).append(place)
+            return JoinedCacheEngine(
+                [(self._pools(shape, own, blocks.device, blocks.host), own) for own in places_of.values()]
+            )
+        place_of = {layer: place for place, layer in enumerate(model.cached_layers)}
         engines: list[BlockPools] = []
         for group, first_block in zip(groups, firsts_of(groups).tolist(), strict=False):
             counts = group.num_device_blocks, group.num_host_blocks
             if group.kind is CacheKind.STATE:
                 assert states is not None, "a group of them is of a model that has them"
                 engines.append(SavedStates(states, *counts, first_block, self.device))
-                continue
-            own_scales = [scales[place_of[layer]] for layer in group.layers] if scales else ()
-            like = self.chosen.model.shape.caches[place_of[group.layers[0]]]
-            own_shape = shape.of(len(group.layers), like.num_kv_heads, like.head_dim)
-            engines.append(CacheEngine(own_shape, *counts, self.device, own_scales))
+            else:
+                engines.append(self._pools(shape, [place_of[layer] for layer in group.layers], *counts))
         return GroupedCacheEngine(groups, engines)
+
+    def _pools(self, shape: CacheShape, places: Sequence[int], num_blocks: int, num_host_blocks: int) -> CacheEngine:
+        """Return pools of layers that are alike, by their places among those with a cache."""
+        like, scales = self.chosen.model.shape.caches[places[0]], self.chosen.cache_scales
+        own = shape.of(len(places), like.num_kv_heads, like.head_dim)
+        own_scales = [scales[place] for place in places] if scales else ()
+        return CacheEngine(own, num_blocks, num_host_blocks, self.device, own_scales)
 
     def _capture_graphs(self, caches: Sequence[LayerCache], last_tokens: LastTokens) -> DecodeGraphs | None:
         capture = graph_capture(self.device)

@@ -88,6 +88,26 @@ def read_experts(fields: ConfigFields, size_name: str, mlp: MlpConfig, *, is_nor
     return ExpertsConfig(num_experts, num_chosen, is_normalized, mlp)
 
 
+def read_sigmoid_experts(fields: ConfigFields, size_name: str, mlp: MlpConfig, shared_size: int) -> ExpertsConfig:
+    """Read experts chosen by sigmoids with a bias, beside one without a gate that takes every token, as DeepSeek-V3's.
+
+    Args:
+        fields: config.json.
+        size_name: What the family calls the number of experts.
+        mlp: One of them.
+        shared_size: Size of the one for every token.
+    """
+    return replace(
+        read_experts(fields, size_name, mlp, is_normalized=fields.flag("norm_topk_prob", True)),
+        scoring="sigmoid",
+        has_correction_bias=True,
+        sum_epsilon=1e-20,  # in transformers' code
+        scale=fields.number("routed_scaling_factor", 1.0),
+        shared=replace(mlp, intermediate_size=shared_size),
+        has_shared_gate=False,
+    )
+
+
 def with_experts(config: ModelConfig, fields: ConfigFields, experts: ExpertsConfig) -> ModelConfig:
     """Return a decoder of Qwen with experts in every layer, but those that config.json names."""
     step, without = fields.integer("decoder_sparse_step", 1), fields.values.get("mlp_only_layers") or []

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from executor_svc.models.config import ExpertsConfig, ModelConfig, WeightNames
-from executor_svc.models.families.common import mlp_of, read_decoder, read_experts
+from executor_svc.models.families.common import mlp_of, read_decoder, read_sigmoid_experts
 from executor_svc.models.fields import ConfigFields
 
 _SHARED: Final = "model.layers.{layer}.mlp.shared_experts"
@@ -40,12 +40,4 @@ def _read_experts(fields: ConfigFields, config: ModelConfig) -> ExpertsConfig:
     size = fields.integer("moe_intermediate_size")
     mlp = replace(mlp_of(config), intermediate_size=size)
     name = "n_routed_experts" if fields.values.get("n_routed_experts") is not None else "num_local_experts"
-    return replace(
-        read_experts(fields, name, mlp, is_normalized=fields.flag("norm_topk_prob", True)),
-        scoring="sigmoid",
-        has_correction_bias=True,
-        sum_epsilon=1e-20,  # in transformers' code
-        scale=fields.number("routed_scaling_factor", 1.0),
-        shared=replace(mlp, intermediate_size=size * fields.integer("n_shared_experts", 1)),
-        has_shared_gate=False,
-    )
+    return read_sigmoid_experts(fields, name, mlp, size * fields.integer("n_shared_experts", 1))

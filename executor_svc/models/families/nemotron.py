@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from executor_svc.models.config import ExpertsConfig, LayerConfig, MlpConfig, ModelConfig, WeightNames
-from executor_svc.models.families.common import checked_mamba2, mlp_of, read_decoder, read_experts
+from executor_svc.models.families.common import checked_mamba2, mlp_of, read_decoder, read_sigmoid_experts
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.state_config import Mamba2Config
 from octavo.values.wording import shown
@@ -105,12 +105,5 @@ def _read_mamba2(fields: ConfigFields) -> Mamba2Config:
 
 def _read_experts(fields: ConfigFields, mlp: MlpConfig) -> ExpertsConfig:
     own = replace(mlp, intermediate_size=fields.integer("moe_intermediate_size"))
-    return replace(
-        read_experts(fields, "n_routed_experts", own, is_normalized=fields.flag("norm_topk_prob", True)),
-        scoring="sigmoid",
-        has_correction_bias=True,
-        sum_epsilon=1e-20,  # in transformers' code
-        scale=fields.number("routed_scaling_factor", 1.0),
-        shared=replace(mlp, intermediate_size=fields.integer("moe_shared_expert_intermediate_size")),
-        has_shared_gate=False,
-    )
+    shared_size = fields.integer("moe_shared_expert_intermediate_size")
+    return read_sigmoid_experts(fields, "n_routed_experts", own, shared_size)
