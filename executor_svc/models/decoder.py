@@ -7,8 +7,9 @@ weights are made by `decoder_weights.py` and filled in place by `executor_svc/ch
 library runs all of it in one call, with the same bits (`native_forward.py`).
 """
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -26,6 +27,8 @@ from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.states.interface import Mamba2Weights, StateBackend
 from executor_svc.states.live_states import AcceptedDrafts, StepStates
 from executor_svc.states.torch_states import TorchStateBackend
+
+_LAYER: Final = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
 class Decoder:
@@ -220,8 +223,8 @@ class Decoder:
         if name == f"{self.config.names.head}.weight":
             return self.config.tie_word_embeddings
         # Layers that predict further tokens (`mtp.`, or behind the last one) are for drafts.
-        count = self.config.num_hidden_layers
-        further = (f"model.layers.{layer}." for layer in range(count, count + self.config.num_further_layers))
-        if name.startswith(("mtp.", *further)):
+        layer = _LAYER.match(name)
+        further = -1 if layer is None else int(layer[1]) - self.config.num_hidden_layers
+        if name.startswith("mtp.") or 0 <= further < self.config.num_further_layers:
             return True
         return name.endswith(".rotary_emb.inv_freq") or is_cache_scale(name)

@@ -1,5 +1,6 @@
 """Typed access to config.json, with errors that name the file and the field."""
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,36 +10,41 @@ from typing import Final
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 
-# More than any model has. For the first three lines something is made one by one as soon as config.json is read.
-MOST: Final[Mapping[str, int]] = MappingProxyType(
-    {
-        **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "max_window_layers"), 10_000),
-        **dict.fromkeys(("num_attention_heads", "num_heads", "n_head", "n_heads", "num_key_value_heads"), 10_000),
-        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 10_000),
-        **dict.fromkeys(
-            ("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim", "conv_L_cache"), 10_000
-        ),
-        **dict.fromkeys(("mamba_n_heads", "mamba_n_groups", "mamba_d_head", "mamba_d_state", "mamba_d_conv"), 10_000),
-        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), 10_000),
-        **dict.fromkeys(("hidden_size", "d_model", "n_embed", "head_dim", "intermediate_size"), 10_000_000),
-        **dict.fromkeys(("moe_intermediate_size", "shared_intermediate_size", "ffn_dim", "vocab_size"), 10_000_000),
-        **dict.fromkeys(("block_ff_dim", "block_multiple_of"), 10_000_000),
-        **dict.fromkeys(("max_position_embeddings", "max_seq_len", "seq_length", "n_positions"), 100_000_000),
-    }
-)
+# More than any model has. Of the first ones something is made one by one as soon as config.json is read.
+_LIMITS: Final = {
+    10_000: (
+        *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "max_window_layers", "num_nextn_predict_layers"),
+        *("num_attention_heads", "num_heads", "n_head", "n_heads", "num_key_value_heads", "num_global_key_value_heads"),
+        *("linear_num_key_heads", "linear_num_value_heads"),
+        *("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim", "conv_L_cache", "conv_kernel"),
+        *("mamba_n_heads", "mamba_n_groups", "mamba_d_head", "mamba_d_state", "mamba_d_conv", "mamba_expand"),
+        *("mamba_num_heads", "n_groups", "mamba_head_dim", "ssm_state_size"),
+        *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "n_shared_experts"),
+    ),
+    10_000_000: (
+        *("hidden_size", "d_model", "n_embed", "head_dim", "global_head_dim", "rotary_dim", "intermediate_size"),
+        *("moe_intermediate_size", "shared_intermediate_size", "shared_expert_intermediate_size", "ffn_dim"),
+        *("moe_shared_expert_intermediate_size", "hidden_size_per_layer_input", "block_ff_dim", "block_multiple_of"),
+        *("vocab_size", "type_vocab_size", "num_labels"),
+    ),
+    100_000_000: ("max_position_embeddings", "max_seq_len", "seq_length", "n_positions"),
+}
+MOST: Final[Mapping[str, int]] = MappingProxyType({name: most for most, names in _LIMITS.items() for name in names})
 
 
 def refuse_absurd_numbers(values: Mapping[str, object], source: Path) -> None:
-    """Refuse a model with impossibly large numbers, before memory is taken for them.
+    """Refuse a model with impossibly large numbers, in any object of config.json, before memory is taken for them.
 
     Raises: ModelLoadError: it has.
     """
-    nested = ((f"{name}.", value) for name, value in values.items() if isinstance(value, dict))
-    for prefix, fields in (("", values), *nested):  # the second ones for models of several parts
-        for name, most in MOST.items():
-            value = fields.get(name)
-            if isinstance(value, int | float) and value > most:
-                raise ModelLoadError(f"{source} has {prefix}{name} {value}; at most {most} are supported")
+    unread: list[tuple[str, Mapping[str, object]]] = [("", values)]
+    while unread:
+        prefix, fields = unread.pop()
+        for name, value in fields.items():
+            if isinstance(value, int | float) and value > MOST.get(name, math.inf):
+                raise ModelLoadError(f"{source} has {shown(prefix + name)} {value}; at most {MOST[name]} are supported")
+            if isinstance(value, dict):
+                unread.append((f"{prefix}{name}.", value))
 
 
 class ConfigFields:

@@ -80,7 +80,7 @@ def read_gemma4(fields: ConfigFields) -> ModelConfig:
     base = _base_of_gemma3(fields)
     of_window, of_whole = _layers_of_gemma4(fields, base)
     layers: list[LayerConfig] = []
-    first_shared = num_layers - num_shared
+    first_shared = max(0, num_layers - num_shared)
     for index, window in enumerate(windows):
         layer = replace(of_whole if window is None else of_window, attention=AttentionLayer(1.0, window))
         layers.append(layer if index < first_shared else _with_cache_of(layer, fields, windows[:first_shared]))

@@ -1,5 +1,6 @@
 """What a family does not read and would have to ignore is refused by name."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,13 @@ from executor_svc.attention.interface import AttentionLayer
 from executor_svc.models.config import ExpertsConfig, MlpConfig
 from executor_svc.models.families import parse_config
 from executor_svc.models.families.common import alibi_slopes
+from executor_svc.models.fields import MOST
 from executor_svc.models.sharding import Shard
 from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 from tests.support.each_row import each_row
 
 SOURCE = Path("config.json")
+ROOT = Path(__file__).parents[4]
 SIZES = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -89,6 +92,12 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
     ("BloomForCausalLM", {"n_head": 10**9}, "n_head 1000000000; at most 10000 are supported"),
     ("MixtralForCausalLM", {"num_local_experts": 10**9}, "num_local_experts 1000000000; at most 10000 are supported"),
     ("UnknownForCausalLM", {"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000; at most 10000 are supported"),
+    ("Glm4MoeForCausalLM", {"num_nextn_predict_layers": 10**9}, "num_nextn_predict_layers 1000000000; at most 10000"),
+    (
+        "Gemma4ForCausalLM",
+        {"per_layer_config": {"1": {"head_dim": 10**9}}},
+        "per_layer_config.1.head_dim 1000000000; at most 10000000 are supported",
+    ),
     ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "selects 5 of 4 experts"),
     (
         "Qwen3MoeForCausalLM",
@@ -119,9 +128,25 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
         {"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 1},
         "num_kv_shared_layers 1, which leaves no layer without a window whose keys and values others could read",
     ),
+    ("Gemma4ForCausalLM", {"num_kv_shared_layers": 3}, "num_kv_shared_layers 3, which leaves no layer with"),
     ("Qwen2ForCausalLM", {"max_window_layers": -1}, "max_window_layers -1; it must be a whole number of at least 0"),
     ("Qwen2ForCausalLM", {"use_sliding_window": "yes"}, "use_sliding_window 'yes'; it must be true or false"),
 ]
+
+
+# What a family reads as a whole number and makes nothing of: every so many layers, a window, which layer, an id.
+NO_SIZES = {
+    *("decoder_sparse_step", "first_k_dense_replace", "full_attention_interval", "no_rope_layer_interval"),
+    *("num_dense_layers", "num_kv_shared_layers", "sliding_window", "sliding_window_pattern"),
+    *("_sliding_window_pattern", "pad_token_id"),
+}
+
+
+def test_each_size_that_is_read_has_a_limit() -> None:
+    sources = (ROOT / "executor_svc/models").rglob("*.py")
+    read = {name for source in sources for name in re.findall(r'integer\(\s*"(\w+)"', source.read_text("utf-8"))}
+    assert len(read) > 40
+    assert read - NO_SIZES <= MOST.keys()
 
 
 # What config.json says, and the name in the sentence.
