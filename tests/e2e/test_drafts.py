@@ -56,6 +56,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_REQUESTS = int(os.environ.get("OCTAVO_TEST_DRAFTED_REQUESTS", "200"))
 REQUESTS_OF_A_PLAY = 20
 MOST_DRAFTS = (1, 3, 7)
+# A quarter of so few blocks would be hardly a saved state: nothing would be swapped, and few prefixes found.
+STATE_CACHE_GIB = 2**-10
 EOS = 2
 
 # By what is special to them: the architecture, its settings, those of the executor.
@@ -221,12 +223,15 @@ class Campaign:
         """Play a scene by a random schedule with at most so many drafts of a row."""
         random = np.random.default_rng((seed, most_drafts))
         block_size = int(random.choice(BLOCK_SIZES))
-        settings = {"block_size_tokens": block_size, "num_threads": int(random.choice([1, 2]))}
+        settings: dict[str, float] = {"block_size_tokens": block_size, "num_threads": int(random.choice([1, 2]))}
         proposer = self.lookup if random.random() < share_of_lookup else knowing(scene)
         schedule = random_waves(random, scene, block_size)
         if self.has_states:  # the scheduler counts the blocks of groups as the worker has them
             schedule = replace(schedule, uses_groups=True)
+            if schedule.settings.preemption_mode is PreemptionMode.SWAP:  # drafts that are open keep a state from it
+                schedule = replace(schedule, num_steps_in_flight=1)
             settings |= {"num_device_blocks": schedule.num_blocks, "num_host_blocks": schedule.num_host_blocks}
+            settings |= {"state_cache_gib": STATE_CACHE_GIB}
 
         def make_worker() -> Worker:
             worker = self.model.worker(max_draft_tokens=most_drafts, **settings)
