@@ -64,6 +64,11 @@ class AttentionNeeds:
         """Whether some layer has attention sinks."""
         return any(layer.sinks is not None for layer in self.layers)
 
+    @property
+    def reads_only(self) -> bool:
+        """Whether some layer reads the cache of an earlier one."""
+        return any(layer.reads_only for layer in self.layers)
+
 
 class BackendRules:
     """What a backend can do, without making it: as it stands here, all."""
@@ -103,6 +108,8 @@ class TritonRules(BackendRules):
     def why_not(self, needs: AttentionNeeds) -> str | None:
         """Return what is wrong with the device, the number format or the heads."""
         if (problem := _why_not_device(needs, TRITON_MIN_CAPABILITY)) is not None:
+            return problem
+        if (problem := _why_not_reads(needs)) is not None:
             return problem
         if needs.dtype not in TRITON_DTYPES:
             return f"it supports float32, bfloat16 and float16, not {dtype_name(needs.dtype)}"
@@ -144,6 +151,7 @@ class FlashAttention2Rules(BackendRules):
             _why_not_device(needs, lowest=(8, 0))
             or _why_not_dtype(needs)
             or _why_not_cache(needs)
+            or _why_not_reads(needs)
             or _why_not_flash_attn_head_dim(needs)
             or _why_not_flash_attn_sinks(needs)
             or why_not_version("flash-attn", "flash-attn", self._installed, needed=(2, 8))
@@ -171,6 +179,7 @@ class FlashAttention3Rules(BackendRules):
             _why_not_device(needs, lowest=(9, 0), highest_major=9)
             or _why_not_dtype(needs)
             or _why_not_cache(needs)
+            or _why_not_reads(needs)
             or _why_not_flash_attn_head_dim(needs)
             or _why_not_flash_attn_sinks(needs)
             or ("version 3 does not support ALiBi, which this model needs" if needs.has_alibi else None)
@@ -204,6 +213,7 @@ class XformersRules(BackendRules):
     def why_not(self, needs: AttentionNeeds) -> str | None:
         """Return what it lacks, the installation last."""
         problem = _why_not_device(needs, lowest=(8, 0)) or _why_not_dtype(needs) or _why_not_cache(needs)
+        problem = problem or _why_not_reads(needs)
         wanted = {
             "sliding window": needs.has_window,
             "soft cap": needs.has_soft_cap,
@@ -219,6 +229,13 @@ class XformersRules(BackendRules):
         if problem is None and self._triton and version_numbers(self._triton) >= TRITON_WITHOUT_BLOCK_POINTERS:
             problem = f"its kernel needs a Triton before 3.8, not {self._triton}"
         return problem
+
+
+def _why_not_reads(needs: AttentionNeeds) -> str | None:
+    """Return that it writes the keys and values of each layer, if some layers only read those of an earlier one."""
+    return (
+        "it has no layers that read the cache of an earlier one, which this model needs" if needs.reads_only else None
+    )
 
 
 def _why_not_device(needs: AttentionNeeds, lowest: tuple[int, int], highest_major: int | None = None) -> str | None:

@@ -94,7 +94,12 @@ def generate(
     return driver.generate(prompts, num_new_tokens, 30, sampling)
 
 
-ON_THE_HOST = {*(name for name in FAMILY_ARCHITECTURES if "Moe" in name), "MixtralForCausalLM", *WITH_STATES}
+ON_THE_HOST = {
+    *(name for name in FAMILY_ARCHITECTURES if "Moe" in name),
+    "GptOssForCausalLM",
+    "MixtralForCausalLM",
+    *WITH_STATES,
+}
 DENSE = [name for name in FAMILY_ARCHITECTURES if name not in ON_THE_HOST]
 SAMPLINGS = {"greedy": SamplingRow(), "random": SamplingRow(temperature=0.9, top_p=0.9, seed=4)}
 

@@ -8,7 +8,7 @@ import torch
 
 from executor_svc.attention.explicit_attention import attend_explicitly, slopes_on
 from executor_svc.attention.interface import AttentionLayer, DecodeBatch, LayerCache, Rotation
-from executor_svc.attention.key_value_write import write_in_torch
+from executor_svc.attention.key_value_write import read_in_torch, write_in_torch
 from executor_svc.attention.step_reads import score_dtype
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 
@@ -36,7 +36,8 @@ class TorchDecodePlan:
         self, qkv: torch.Tensor, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
     ) -> torch.Tensor:
         """Rotate, write, attend; see `AttentionPlan`."""
-        query, _, _ = write_in_torch(qkv, rotation, self._batch.slot_mapping, cache)
+        take = read_in_torch if layer.reads_only else write_in_torch
+        query, _, _ = take(qkv, rotation, self._batch.slot_mapping, cache)
         hidden = self._distances > 0
         if layer.window_tokens is not None:
             hidden = hidden | (self._distances <= -layer.window_tokens)

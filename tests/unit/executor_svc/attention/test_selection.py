@@ -36,6 +36,7 @@ XFORMERS = InstalledLibraries(xformers="0.0.35", triton="3.7.1")
 PLAIN, WINDOW, CAP = AttentionLayer(0.1), AttentionLayer(0.1, 64), AttentionLayer(0.1, soft_cap=30.0)
 ALIBI = AttentionLayer(0.1, alibi_slopes=(0.5, 0.25))
 SINKS = AttentionLayer(0.1, sinks=torch.empty(2, device="meta"))
+READS = AttentionLayer(scale=1.0, reads_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,17 @@ REFUSED: list[tuple[Situation, str]] = [
             "use --attention-backend triton",
         )
         for capability in ((8, 0), (9, 0))
+    ),
+    *(
+        (
+            replace(situation, installed=ALL, layers=(PLAIN, READS)),
+            f"attention_backend is {situation.name}, but it has no layers that read the cache of an earlier one, "
+            "which this model needs; use --attention-backend torch",
+        )
+        for situation in (
+            *(Situation("flash_attn", (8, 0)), Situation("flash_attn", (9, 0))),
+            *(Situation("triton"), Situation("xformers")),
+        )
     ),
     (
         Situation("xformers", installed=XFORMERS, layers=(SINKS,)),
