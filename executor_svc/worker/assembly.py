@@ -318,9 +318,8 @@ class _Parts:
             places_of: dict[tuple[int, int], list[int]] = {}
             for place, each in enumerate(model.caches):
                 places_of.setdefault((each.num_kv_heads, each.head_dim), []).append(place)
-            return JoinedCacheEngine(
-                [(self._pools(shape, own, blocks.device, blocks.host), own) for own in places_of.values()]
-            )
+            pools = [(self._pools(shape, own, blocks.device, blocks.host), own) for own in places_of.values()]
+            return JoinedCacheEngine(pools) if len(pools) > 1 else pools[0][0]
         place_of = {layer: place for place, layer in enumerate(model.cached_layers)}
         engines: list[BlockPools] = []
         for group, first_block in zip(groups, firsts_of(groups).tolist(), strict=False):
