@@ -75,7 +75,7 @@ def filled_cache(shape: DecodeShape, num_blocks: int, device: torch.device) -> L
     pools = [
         torch.empty(num_blocks, *shape.cache.pool_shape, dtype=shape.cache.pool_dtype, device=device) for _ in range(2)
     ]
-    cache = shape.cache.layer_cache(pools[0], pools[1], (1.0, 1.0))
+    (cache,) = shape.cache.layer_caches(pools)
     num_slots = num_blocks * shape.block_size
     for begin in range(0, num_slots, 2**14):
         slots = torch.arange(begin, min(begin + 2**14, num_slots), device=device)

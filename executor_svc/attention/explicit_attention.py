@@ -32,7 +32,7 @@ def attend_explicitly(
     Args:
         query: [n, length, num_heads, head_dim].
         keys: [n, num_keys, num_kv_heads, head_dim]; finite, also where they are hidden.
-        values: As `keys`.
+        values: As `keys`, but for the size of a head.
         distances: Key position - query position, [n, length, num_keys] in `score_dtype` of the query.
         hidden: Whether the query does not see the key, [n, length, num_keys] bool; never all of a row.
         scale: Of query . key.
@@ -42,14 +42,14 @@ def attend_explicitly(
         in_bfloat16: Whether what is multiplied is rounded to bfloat16; sums stay in the format of the query.
 
     Returns:
-        [n, length, num_heads, head_dim].
+        [n, length, num_heads, numbers of a value].
     """
     num_rows, length, num_heads, head_dim = query.shape
     num_keys, num_kv_heads = keys.shape[1:3]
     rounded = _round if in_bfloat16 else _keep
     transposed_keys, values = rounded(keys).permute(0, 2, 3, 1), rounded(values).transpose(1, 2)
     group = num_heads // num_kv_heads
-    output = query.new_empty(query.shape)
+    output = query.new_empty(*query.shape[:3], values.shape[3])
     for begin in range(0, length, TILE_TOKENS):
         tile = slice(begin, min(begin + TILE_TOKENS, length))
         scaled = rounded(query[:, tile] * scale).reshape(num_rows, -1, num_kv_heads, group, head_dim)
@@ -65,7 +65,7 @@ def attend_explicitly(
             column = sinks.to(scores.dtype).view(num_kv_heads, group, 1, 1).expand(*scores.shape[:-1], 1)
             scores = torch.cat((scores, column), -1)
         weights = scores.softmax(-1)[..., :num_keys].to(values.dtype).flatten(2, 3)
-        result = (rounded(weights) @ values).view(num_rows, num_kv_heads, group, -1, head_dim)
+        result = (rounded(weights) @ values).view(num_rows, num_kv_heads, group, -1, values.shape[3])
         output[:, tile] = result.permute(0, 3, 1, 2, 4).flatten(2, 3)
     return output
 

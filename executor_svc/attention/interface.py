@@ -24,8 +24,10 @@ class LayerCache:
     """
 
     keys: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
-    values: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]
+    values: torch.Tensor  # [num_blocks, block_size, num_kv_heads, head_dim]; of a latent cache its keys
     _: KW_ONLY
+    # Values are the numbers of a key from there on: the cache is latent, and `values` is `keys`. 0: they lie apart.
+    value_begin: int = 0
     # Of int8, [num_blocks, num_kv_heads, block_size] float32; None: the format has none.
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
@@ -39,6 +41,21 @@ class LayerCache:
     def block_size(self) -> int:
         """Tokens in a block."""
         return self.keys.shape[1]
+
+    @property
+    def pools(self) -> Sequence[torch.Tensor]:
+        """What holds it: keys and values, or what is both."""
+        return (self.keys,) if self.value_begin else (self.keys, self.values)
+
+    @property
+    def num_vectors(self) -> int:
+        """Vectors that a token has in them."""
+        return self.keys.shape[2] * len(self.pools)
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers in a value."""
+        return self.keys.shape[3] - self.value_begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +132,7 @@ class CachedLayer:
     num_kv_heads: int  # of this rank
     head_dim: int
     window: int | None = None  # last tokens that it sees, the token itself included; None: all
+    value_begin: int = 0  # see `LayerCache.value_begin`
 
 
 class AttentionPlan(Protocol):
@@ -126,14 +144,14 @@ class AttentionPlan(Protocol):
         """Rotate queries and keys, write the keys and values of all tokens into the cache, then attend.
 
         Args:
-            qkv: Queries, keys and values before rotation, [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; of a
-                layer that only reads queries, [num_tokens, num_heads, head_dim].
+            qkv: Queries, keys and values before rotation, [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; no
+                values where the cache is latent, and queries alone of a layer that only reads.
             rotation: For the positions of the tokens; None: they are rotated already, or never.
             cache: The block pool that the layer reads; written, unless it only reads.
             layer: How this layer attends. Blocks that its window has left behind are not read.
 
         Returns:
-            [num_tokens, num_heads * head_dim], valid until the next call of any plan of the backend.
+            [num_tokens, num_heads * value_dim], valid until the next call of any plan of the backend.
         """
 
 

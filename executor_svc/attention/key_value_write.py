@@ -13,7 +13,7 @@ class RotatedHeads(NamedTuple):
 
     query: torch.Tensor  # [num_tokens, num_heads, head_dim]
     key: torch.Tensor  # [num_tokens, num_kv_heads, head_dim]
-    value: torch.Tensor  # the same
+    value: torch.Tensor  # [num_tokens, num_kv_heads, value_dim]
 
 
 class WriteKeysAndValues(Protocol):
@@ -25,7 +25,8 @@ class WriteKeysAndValues(Protocol):
         """Write the keys and values of all tokens into their slots.
 
         Args:
-            qkv: Before rotation, [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; may be overwritten.
+            qkv: Before rotation, [num_tokens, num_heads + 2 * num_kv_heads, head_dim], without values where the cache
+                is latent; may be overwritten.
             rotation: Of the tokens; None: they are rotated already, or never.
             slot_mapping: [num_tokens] int64, as in `AttentionMetadata`.
             cache: The layer's block pool; written.
@@ -37,16 +38,15 @@ def write_in_torch(
 ) -> RotatedHeads:
     """Rotate and write in plain torch operations, on any device; see `WriteKeysAndValues`."""
     num_kv_heads = cache.keys.shape[2]
-    num_heads = qkv.shape[1] - 2 * num_kv_heads
-    rotated = qkv[:, :-num_kv_heads] if rotation is None else rotation.apply(qkv[:, :-num_kv_heads])
-    heads = RotatedHeads(rotated[:, :num_heads], rotated[:, num_heads:], qkv[:, -num_kv_heads:])
-    if cache.keys.dtype == qkv.dtype:
-        cache.keys.flatten(0, 1)[slot_mapping] = heads.key
-        cache.values.flatten(0, 1)[slot_mapping] = heads.value
-        return heads
-    key = _write(heads.key, slot_mapping, cache.keys, cache.key_scales, cache.key_scale)
-    value = _write(heads.value, slot_mapping, cache.values, cache.value_scales, cache.value_scale)
-    return RotatedHeads(heads.query, key, value)
+    num_heads = qkv.shape[1] - cache.num_vectors
+    turning = qkv[:, : num_heads + num_kv_heads]
+    rotated = turning if rotation is None else rotation.apply(turning)
+    query, key = rotated[:, :num_heads], rotated[:, num_heads:]
+    key = _write(key, slot_mapping, cache.keys, cache.key_scales, cache.key_scale)
+    value = key[..., cache.value_begin :]
+    if not cache.value_begin:
+        value = _write(qkv[:, -num_kv_heads:], slot_mapping, cache.values, cache.value_scales, cache.value_scale)
+    return RotatedHeads(query, key, value)
 
 
 def read_in_torch(
@@ -54,6 +54,7 @@ def read_in_torch(
 ) -> RotatedHeads:
     """Rotate queries, [num_tokens, num_heads, head_dim]; keys and values are in the cache already."""
     blocks, offsets = slot_mapping // cache.block_size, slot_mapping % cache.block_size
+    assert not cache.value_begin, "no family has layers that only read a latent cache"
     key = _read(blocks, offsets, cache.keys, cache.key_scales, cache.key_scale, query.dtype)
     value = _read(blocks, offsets, cache.values, cache.value_scales, cache.value_scale, query.dtype)
     return RotatedHeads(query if rotation is None else rotation.apply(query), key, value)
@@ -78,7 +79,10 @@ def _read(
 def _write(
     heads: torch.Tensor, slot_mapping: torch.Tensor, pool: torch.Tensor, scales: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """Write keys or values in another format than theirs; return what it makes of them."""
+    """Write keys or values; return what the format of the cache makes of them."""
+    if pool.dtype == heads.dtype:
+        pool.flatten(0, 1)[slot_mapping] = heads
+        return heads
     blocks, offsets = slot_mapping // pool.shape[1], slot_mapping % pool.shape[1]
     elements, new_scales = encode(heads, pool.dtype, scale)
     if pool.dtype.itemsize == 1:  # torch moves bytes, but not all numbers of one

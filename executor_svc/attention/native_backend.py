@@ -54,9 +54,9 @@ class NativeAttentionPlan:
         self, qkv: torch.Tensor, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
     ) -> torch.Tensor:
         """Rotate, write the keys and values of all tokens into the cache, then attend."""
-        num_tokens, num_vectors, head_dim = qkv.shape
+        num_tokens, num_vectors, _ = qkv.shape
         assert qkv.is_contiguous(), "tokens lie one after the other"
-        num_heads = num_vectors - (0 if layer.reads_only else 2 * cache.keys.shape[2])
+        num_heads = num_vectors - (0 if layer.reads_only else cache.num_vectors)
         struct = self._structs.get(layer)
         if struct is None:
             struct = self._structs[layer] = self._step_struct(num_tokens, num_heads, cache, layer)
@@ -66,7 +66,7 @@ class NativeAttentionPlan:
         else:
             struct.cos, struct.sin = rotation.cos.data_ptr(), rotation.signed_sin.data_ptr()
             struct.rotary_dim = rotation.cos.shape[1]
-        out = torch.empty(num_tokens, num_heads * head_dim)
+        out = torch.empty(num_tokens, num_heads * cache.value_dim)
         self._library.attention(struct, qkv, cache_struct(cache), sinks_address(layer), out)
         return out
 
@@ -78,8 +78,9 @@ class NativeAttentionPlan:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            qkv_stride=(num_heads + (0 if layer.reads_only else 2 * num_kv_heads)) * head_dim,
+            qkv_stride=(num_heads + (0 if layer.reads_only else cache.num_vectors)) * head_dim,
             block_size=cache.block_size,
+            value_begin=cache.value_begin,
             block_stride=cache.keys.stride(0),
             cache_format=FORMAT_NUMBERS[cache.keys.dtype],
             num_tokens=num_tokens,
@@ -101,6 +102,7 @@ class NativeAttentionPlan:
 
 def cache_struct(cache: LayerCache) -> LayerCacheStruct:
     """Return where a layer has its keys and values; scales of int8 lie behind each block of both."""
+    assert not cache.value_begin or cache.values.data_ptr() == cache.keys.data_ptr(), "values are parts of keys"
     return LayerCacheStruct(cache.keys.data_ptr(), cache.values.data_ptr(), cache.key_scale, cache.value_scale)
 
 

@@ -44,7 +44,7 @@ class TorchAttentionPlan:
         self._longest = int((metadata.starts + metadata.lengths).max())
         self._reads: dict[int | None, StepReads] = {}  # by window
         self._most_blocks = 0  # of any read
-        self._scratch: dict[torch.Size, tuple[torch.Tensor, torch.Tensor]] = {}  # by the shape of a block
+        self._scratch: dict[torch.Size, list[torch.Tensor]] = {}  # by the shape of a block
 
     def attend(
         self, qkv: torch.Tensor, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
@@ -55,7 +55,7 @@ class TorchAttentionPlan:
         reads = self._reads_under(layer.window_tokens, cache, query.dtype)
         if len(reads.buckets) == 1 and reads.buckets[0].rows is None:
             return self._decode(reads.buckets[0], query, cache, layer).flatten(1)
-        output = query.new_empty(query.shape)
+        output = query.new_empty(*query.shape[:2], cache.value_dim)
         for bucket in reads.buckets:
             output[bucket.rows] = self._decode(bucket, query[bucket.rows], cache, layer)
         for chunk in reads.chunks:
@@ -75,34 +75,36 @@ class TorchAttentionPlan:
     def _gather(
         self, block_ids: torch.Tensor, cache: LayerCache, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy blocks, into scratch memory if need be; return keys and values, [num_slots, num_kv_heads, head_dim]."""
+        """Copy blocks, into scratch memory if need be; return keys and values, [num_slots, num_kv_heads, their dim]."""
         if cache.keys.dtype != dtype:
-            return (
-                _read(cache.keys, cache.key_scales, cache.key_scale, block_ids, dtype),
-                _read(cache.values, cache.value_scales, cache.value_scale, block_ids, dtype),
-            )
+            keys = values = _read(cache.keys, cache.key_scales, cache.key_scale, block_ids, dtype)
+            if not cache.value_begin:
+                values = _read(cache.values, cache.value_scales, cache.value_scale, block_ids, dtype)
+            return keys, values[..., cache.value_begin :]
         # Fresh memory for every gather would cost more page faults than the copy itself.
-        scratch = self._scratch.get(cache.keys.shape)
+        pools, scratch = cache.pools, self._scratch.get(cache.keys.shape)
         if scratch is None or len(scratch[0]) < len(block_ids):
-            keys, values = (pool.new_empty((self._most_blocks, *pool.shape[1:])) for pool in (cache.keys, cache.values))
-            scratch = self._scratch[cache.keys.shape] = keys, values
-        keys, values = (each[: len(block_ids)] for each in scratch)
-        torch.index_select(cache.keys, 0, block_ids, out=keys)
-        torch.index_select(cache.values, 0, block_ids, out=values)
-        return keys.flatten(0, 1), values.flatten(0, 1)
+            scratch = [pool.new_empty((self._most_blocks, *pool.shape[1:])) for pool in pools]
+            self._scratch[cache.keys.shape] = scratch
+        gathered = [each[: len(block_ids)] for each in scratch]
+        for pool, out in zip(pools, gathered, strict=True):
+            torch.index_select(pool, 0, block_ids, out=out)
+        keys, values = (gathered[place].flatten(0, 1) for place in (0, -1))
+        return keys, values[..., cache.value_begin :]
 
     def _decode(
         self, bucket: DecodeBucket, query: torch.Tensor, cache: LayerCache, layer: AttentionLayer
     ) -> torch.Tensor:
-        """Attend with one query token a row, [n, num_heads, head_dim] in and out."""
+        """Attend with one query token a row, [n, num_heads, head_dim]; return [n, num_heads, value_dim]."""
         keys, values = self._gather(bucket.block_ids, cache, query.dtype)
         # Padding has weight 0, but 0 * NaN is NaN: what other sequences left there must go.
         keys.index_fill_(0, bucket.padding, 0)
-        values.index_fill_(0, bucket.padding, 0)
+        if not cache.value_begin:
+            values.index_fill_(0, bucket.padding, 0)
         num_rows, num_heads, head_dim = query.shape
         num_kv_heads = keys.shape[1]
         keys = keys.view(num_rows, -1, num_kv_heads, head_dim)
-        values = values.view(num_rows, -1, num_kv_heads, head_dim)
+        values = values.reshape(num_rows, -1, num_kv_heads, cache.value_dim)
         if not self._is_fused(layer):
             return self._explicitly(bucket, query.unsqueeze(1), keys, values, layer).squeeze(1)
         output = F.scaled_dot_product_attention(
@@ -113,7 +115,7 @@ class TorchAttentionPlan:
             attn_mask=bucket.mask,
             scale=layer.scale,
         )
-        return output.reshape(num_rows, num_heads, head_dim)
+        return output.reshape(num_rows, num_heads, cache.value_dim)
 
     def _prefill(
         self,
@@ -124,7 +126,7 @@ class TorchAttentionPlan:
         cache: LayerCache,
         layer: AttentionLayer,
     ) -> torch.Tensor:
-        """Attend with the tokens of one row; return [length, num_heads, head_dim]."""
+        """Attend with the tokens of one row; return [length, num_heads, value_dim]."""
         if chunk.block_ids is None:
             keys, values = key[chunk.tokens], value[chunk.tokens]
         else:
@@ -157,7 +159,7 @@ class TorchAttentionPlan:
         values: torch.Tensor,
         layer: AttentionLayer,
     ) -> torch.Tensor:
-        """Attend without the fused attention, [n, length, num_heads, head_dim] in and out."""
+        """Attend without the fused attention; see `attend_explicitly`."""
         slopes = layer.alibi_slopes
         return attend_explicitly(
             query,

@@ -1,4 +1,4 @@
-"""The paged KV cache: one pool of keys and one of values a layer, a host pool, and moves between blocks.
+"""The paged KV cache: pools of keys and of values, or of what is both, a host pool, and moves between blocks.
 
 The scheduler decides which sequence has which block; this module only moves them.
 """
@@ -42,6 +42,7 @@ class CacheShape:
     state_bytes: int = 0
     # Of layers whose heads have other sizes, which are in groups of their own: how many, KV heads, head_dim.
     others: tuple[tuple[int, int, int], ...] = ()
+    value_begin: int = 0  # see `LayerCache.value_begin`; the same in all layers
 
     def of(self, num_layers: int, num_kv_heads: int, head_dim: int) -> "CacheShape":
         """Return the shape of some layers that are alike."""
@@ -50,8 +51,13 @@ class CacheShape:
     @property
     def bytes_per_block(self) -> int:
         """Size of one block over all layers, keys and values together."""
-        own = 2 * self.num_layers * math.prod(self.pool_shape) * self.pool_dtype.itemsize
+        own = self.num_pools * math.prod(self.pool_shape) * self.pool_dtype.itemsize
         return own + sum(self.of(*sizes).bytes_per_block for sizes in self.others)
+
+    @property
+    def num_pools(self) -> int:
+        """Pools of all layers: of keys and of values, or of what is both."""
+        return self.num_layers * (1 if self.value_begin else 2)
 
     @property
     def pool_shape(self) -> tuple[int, ...]:
@@ -74,15 +80,24 @@ class CacheShape:
     def _scales_begin(self) -> int:
         return -(-self._num_elements // 4) * 4
 
-    def layer_cache(self, keys: torch.Tensor, values: torch.Tensor, scales: tuple[float, float]) -> LayerCache:
-        """Return the pools of a layer, [num_blocks, *pool_shape], as attention sees them, with its scales of FP8."""
-        return LayerCache(
-            self._elements(keys),
-            self._elements(values),
-            key_scales=self._scales(keys),
-            value_scales=self._scales(values),
-            key_scale=scales[0],
-            value_scale=scales[1],
+    def layer_caches(
+        self, pools: Sequence[torch.Tensor], scales: Sequence[tuple[float, float]] = ()
+    ) -> tuple[LayerCache, ...]:
+        """Return `num_pools` pools, each [num_blocks, *pool_shape], as attention sees them, with the scales of FP8."""
+        keys, values = (pools, pools) if self.value_begin else (pools[::2], pools[1::2])
+        return tuple(
+            LayerCache(
+                self._elements(of_keys),
+                self._elements(of_values),
+                value_begin=self.value_begin,
+                key_scales=self._scales(of_keys),
+                value_scales=self._scales(of_values),
+                key_scale=key_scale,
+                value_scale=key_scale if self.value_begin else value_scale,
+            )
+            for of_keys, of_values, (key_scale, value_scale) in zip(
+                keys, values, scales or repeat((1.0, 1.0), self.num_layers), strict=True
+            )
         )
 
     def _elements(self, pool: torch.Tensor) -> torch.Tensor:
@@ -193,12 +208,11 @@ class CacheEngine(BlockPools):
     ) -> None:
         pools = _make_pools(shape, num_blocks + 1, device)
         super().__init__(pools, num_host_blocks, MAX_STAGED_BLOCKS, device)
-        layers = zip(pools[::2], pools[1::2], scales or repeat((1.0, 1.0), shape.num_layers), strict=True)
-        self.layers = tuple(shape.layer_cache(*layer) for layer in layers)
+        self.layers = shape.layer_caches(pools, scales)
 
 
 def _make_pools(shape: CacheShape, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-    num_pools, block_shape = 2 * shape.num_layers, shape.pool_shape
+    num_pools, block_shape = shape.num_pools, shape.pool_shape
     if shape.is_one_piece:
         # No huge pages: where a machine lends its free memory to others, the first use of one takes milliseconds.
         whole = torch.empty((num_blocks, num_pools, *block_shape), dtype=shape.pool_dtype, device=device)

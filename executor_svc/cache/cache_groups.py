@@ -62,7 +62,7 @@ def size_groups(
     for kind, count in {**dict.fromkeys(whole, of_whole), **num_blocks}.items():
         groups.append(
             CacheGroup(
-                kind=CacheKind.WINDOW if kind.window else CacheKind.FULL,
+                kind=CacheKind.WINDOW if kind.window else CacheKind.LATENT if kind.value_begin else CacheKind.FULL,
                 layers=tuple(layers_of[kind]),
                 block_size_tokens=shape.block_size,
                 num_device_blocks=count,

@@ -129,6 +129,10 @@ class ExpertsConfig:
     sum_epsilon: float = 0.0
     # Multiplies the weights at last.
     scale: float = 1.0
+    # Experts are chosen in so many of equal groups, those whose best scores for the choice are highest: of softmax the
+    # best one of a group, of sigmoids the sum of two. Source: DeepSeek-AI 2024, "DeepSeek-V2" and "DeepSeek-V3".
+    num_groups: int = 1
+    num_chosen_groups: int = 1
     # An expert that every token goes to; None: there is none.
     shared: MlpConfig | None = None
     has_shared_gate: bool = True  # that one is weighed by the sigmoid of a gate of its own
@@ -137,6 +141,30 @@ class ExpertsConfig:
 def activation_of(mlp: MlpConfig | ExpertsConfig) -> Activation:
     """Return the activation of an MLP, or of experts."""
     return (mlp.mlp if isinstance(mlp, ExpertsConfig) else mlp).activation
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Keys and values of all heads as one vector of a token, which is all that the cache has (MLA).
+
+    It has numbers of a key that all heads share and that are rotated, then the latent, of which each head makes the rest
+    of its key, and its value. Source: DeepSeek-AI 2024, "DeepSeek-V2".
+    """
+
+    rank: int  # numbers of the latent
+    rotary_dim: int
+    key_dim: int  # of a head's key beside those
+    value_dim: int
+    query_rank: int | None = None  # queries are made of a normed vector of so many; None: of the hidden state
+    # Pairs that are rotated are neighbours; else they are half of the numbers apart.
+    is_interleaved: bool = True
+    # The maps to keys and values are tensors of their own, that of keys transposed, as in GGUF files.
+    has_maps_apart: bool = False
+
+    @property
+    def vector_dim(self) -> int:
+        """Numbers of a vector of the cache."""
+        return self.rotary_dim + self.rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +183,19 @@ class LayerConfig:
     # What is attended is multiplied by the sigmoid of a gate, number by number.
     has_output_gate: bool = False
     keys_are_values: bool = False  # before both are normed and keys are rotated
+    # Heads attend on the vectors of the cache, one KV head whose head_dim is that of a vector; None: on keys and values.
+    latent: LatentConfig | None = None
     cache_of: int | None = None  # the layer before whose keys and values it reads; None: it has its own
 
     @property
     def has_mixer(self) -> bool:
         """Whether it mixes tokens; the first layer does."""
         return self.attends or self.state is not None
+
+    @property
+    def value_begin(self) -> int:
+        """Where a value begins in a key; 0: they lie apart in the cache."""
+        return 0 if self.latent is None else self.latent.rotary_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +214,18 @@ class WeightNames:
     qkv_layout: QkvLayout = "apart"
     query_norm: str = "model.layers.{layer}.self_attn.q_norm"
     key_norm: str = "model.layers.{layer}.self_attn.k_norm"
+    # Of a latent cache: to the vector that queries are made of, its norm, from there to queries; to the vector of the
+    # cache, the norm of its latent, from there to keys and values.
+    query_vector: str = "model.layers.{layer}.self_attn.q_a_proj"
+    query_vector_norm: str = "model.layers.{layer}.self_attn.q_a_layernorm"
+    queries: str = "model.layers.{layer}.self_attn.q_b_proj"
+    latent: str = "model.layers.{layer}.self_attn.kv_a_proj_with_mqa"
+    latent_norm: str = "model.layers.{layer}.self_attn.kv_a_layernorm"
+    latent_maps: str = "model.layers.{layer}.self_attn.kv_b_proj"
+    latent_maps_apart: tuple[str, str] = (
+        "model.layers.{layer}.self_attn.k_b_proj",
+        "model.layers.{layer}.self_attn.v_b_proj",
+    )
     attention_output: str = "model.layers.{layer}.self_attn.o_proj"
     attention_output_norm: str = ""
     sinks: str = "model.layers.{layer}.self_attn.sinks"  # without a suffix

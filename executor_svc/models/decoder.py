@@ -91,7 +91,9 @@ class Decoder:
             vocab_size=config.vocab_size,
             max_position_embeddings=config.max_position_embeddings,
             caches=tuple(
-                CachedLayer(self._shard.num_kv_heads(each), each.head_dim, each.attention.window_tokens)
+                CachedLayer(
+                    self._shard.num_kv_heads(each), each.head_dim, each.attention.window_tokens, each.value_begin
+                )
                 for each in cached
             ),
             states=states,
@@ -155,11 +157,16 @@ class Decoder:
                 if isinstance(weights, Mamba2Weights) and weights.is_normed_apart:
                     attended = self._norm_with_others(attended, weights)
                 continue
+            rotation = None if layer.rope is None else rotation_of[layer.rope]
+            if (latent := self.weights.latents[index]) is not None:
+                queries = latent.queries(projected)
+                attended = attention.attend(queries, rotation, cache_of[index], self.attention_layers[index])
+                attended = latent.values(attended)
+                continue
             num_gates = self._shard.num_heads(layer) * layer.head_dim if layer.has_output_gate else 0
             num_projected = projected.shape[1] - num_gates
             qkv, gate = projected[:, :num_projected], projected[:, num_projected:]
             qkv = qkv.contiguous().view(residual.shape[0], -1, layer.head_dim)
-            rotation = None if layer.rope is None else rotation_of[layer.rope]
             attended = attention.attend(qkv, rotation, cache_of[index], self.attention_layers[index])
             if num_gates:
                 attended = self._kernels.gate(attended, gate)

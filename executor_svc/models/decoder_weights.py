@@ -15,6 +15,7 @@ from executor_svc.models.dense import (
     Experts,
     HeadNorms,
     LastSegment,
+    Latent,
     LayerEnd,
     LayerInputs,
     MatrixRole,
@@ -24,6 +25,7 @@ from executor_svc.models.dense import (
     PerLayer,
     Segment,
 )
+from executor_svc.models.latent_weights import LatentLayers
 from executor_svc.models.sharding import Rows, Shard, rows_by_turns, scaled
 from executor_svc.models.state_weights import StateLayers
 from executor_svc.native.structs import FLOAT_INPUTS, NumberFormat
@@ -60,6 +62,9 @@ class DecoderWeights(Generic[MatrixT]):
         self._shard = shard
         self._stored = stored
         self._state_layers = StateLayers(config, shard, self.map, kernels.device)
+        self._latent_layers = LatentLayers(
+            config, shard, kernels, self.map, self._columns_of_vector, self._norm, self._stored_formats
+        )
         names = config.names
         self.joins: Sequence[Segment] = ()  # of embeddings and hidden states, whose sum a head that drafts begins with
         self.embed: Embedding
@@ -73,6 +78,7 @@ class DecoderWeights(Generic[MatrixT]):
         self.segments: list[Segment | LastSegment] = []  # a `LastSegment` is in front of a layer that mixes no tokens
         self.sinks: list[torch.Tensor | None] = []  # of each layer, of this rank's heads; see `AttentionLayer.sinks`
         self.states: list[StateWeights | None] = []  # of each layer; None: it has none
+        self.latents: list[Latent | None] = []  # the same
         self.layer_inputs = LayerInputs(torch.empty(0))  # of the step that runs
         # What a token has for each layer: a row of its own, and a projection of its embedding; None: none.
         self.token_inputs: tuple[Embedding, Segment] | None = None
@@ -89,6 +95,7 @@ class DecoderWeights(Generic[MatrixT]):
                 self.segments.append(kernels.last_segment(layer_end))
             self.sinks.append(self._sinks(index, layer) if layer.has_sinks else None)
             self.states.append(None if layer.state is None else self._state_layers.weights(index, layer.state))
+            self.latents.append(None if layer.latent is None else self._latent_layers.latent(index, layer))
             layer_end = self._layer_end(index, layer)
         assert layer_end is not None, "a model has layers"
         self.last_segment = kernels.last_segment(layer_end)
@@ -140,6 +147,8 @@ class DecoderWeights(Generic[MatrixT]):
         if layer.state is not None:
             rows, role = self._state_layers.projected_rows(index, layer.state)
             return self._columns(rows, has_bias=layer.state.has_bias, role=role)
+        if layer.latent is not None:
+            return self._columns(self._latent_layers.projected_rows(index, layer), has_bias=False, role="qkv")
         return self._columns(self._qkv_rows(index, layer), has_bias=self._config.qkv_bias, role="qkv")
 
     def _layer_end(self, index: int, layer: LayerConfig) -> LayerEnd[MatrixT]:
@@ -148,6 +157,8 @@ class DecoderWeights(Generic[MatrixT]):
         num_inputs = layer.num_heads * layer.head_dim
         if layer.state is not None:
             output, has_bias, num_inputs = f"{names.state}.out_proj", layer.state.has_bias, layer.state.output_dim
+        if layer.latent is not None:
+            num_inputs = layer.num_heads * layer.latent.value_dim
         matrix, norm = None, None
         if layer.has_mixer:
             ours = self._shard.even_part(num_inputs)
@@ -250,9 +261,14 @@ class DecoderWeights(Generic[MatrixT]):
             ]
         return rows_by_turns(tensors[0], layer.num_heads, (dim, dim, dim), ours)
 
-    def _columns(self, parts: Sequence[Rows], *, has_bias: bool, role: MatrixRole = "layer") -> MatrixT:
-        """Return a matrix of this rank's outputs, from the hidden state."""
-        num_inputs = self._config.hidden_size
+    def _columns_of_vector(self, parts: Sequence[Rows], num_inputs: int) -> MatrixT:
+        return self._columns(parts, has_bias=False, num_inputs=num_inputs)
+
+    def _columns(
+        self, parts: Sequence[Rows], *, has_bias: bool, role: MatrixRole = "layer", num_inputs: int | None = None
+    ) -> MatrixT:
+        """Return a matrix of this rank's outputs, from the hidden state or from so many inputs."""
+        num_inputs = num_inputs or self._config.hidden_size
         stored = self._stored_formats([part.tensor for part in parts])
         sizes = [part.count for part in parts]
         matrix = self._kernels.matrix(num_inputs, sizes, has_bias=has_bias, role=role, stored=stored)

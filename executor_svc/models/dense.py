@@ -25,13 +25,13 @@ import torch.nn.functional as F  # noqa: N812 -- the usual name
 
 from executor_svc.attention.interface import Rotation
 from executor_svc.checkpoint.weight_map import Range, WeightTarget
-from executor_svc.models.config import Activation, ExpertsConfig
+from executor_svc.models.config import Activation, ExpertsConfig, LatentConfig
 from executor_svc.native.structs import NumberFormat
 
 # "vocabulary": the embedding or the head, whose rows are looked up; "router": it chooses experts, and is not quantized;
-# "qkv": its parts are queries, keys and values, and maybe gates; "delta_net": its last two parts, and "mamba2": its
+# "qkv": its parts are queries, keys and values, and maybe gates; "values": it makes values; "delta_net": its last two parts, and "mamba2": its
 # last one, say what a state keeps; "layer": all others.
-MatrixRole = Literal["layer", "qkv", "delta_net", "mamba2", "vocabulary", "router"]
+MatrixRole = Literal["layer", "qkv", "values", "delta_net", "mamba2", "vocabulary", "router"]
 
 
 class Matrix(Protocol):
@@ -44,6 +44,9 @@ class Matrix(Protocol):
     @property
     def biases(self) -> Sequence[torch.Tensor]:
         """The bias of each part; empty if there is none."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [num_rows, num_inputs] to [num_rows, num_outputs]."""
 
 
 MatrixT = TypeVar("MatrixT", bound=Matrix)
@@ -113,6 +116,50 @@ class HeadNorms:
     num_heads: int
     num_kv_heads: int
     value: Norm | None = None  # of each value head; None: they are not normed
+
+
+class HeadMaps(Protocol):
+    """A linear map for each head, all of one shape."""
+
+    @property
+    def weights(self) -> Sequence[WeightTarget]:
+        """Of each head, [num_outputs, num_inputs]."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [num_rows, num_heads, num_inputs] to [num_rows, num_heads, num_outputs]."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapsApart(Generic[MatrixT]):
+    """Maps that are matrices of their own."""
+
+    matrices: Sequence[MatrixT]
+
+    @property
+    def weights(self) -> Sequence[WeightTarget]:
+        """See `HeadMaps`."""
+        return [matrix.weights[0] for matrix in self.matrices]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """See `HeadMaps`."""
+        return torch.stack([matrix(x[:, head].contiguous()) for head, matrix in enumerate(self.matrices)], 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWeights(Generic[MatrixT]):
+    """The weights of an attention on a latent cache, behind the projection and behind the attention.
+
+    The projection makes queries, first all numbers that are not rotated and then the others, or the vector that queries
+    are made of; then the vector of the cache, not normed.
+    """
+
+    config: LatentConfig
+    num_heads: int  # of this rank
+    norm: Norm  # of the latent
+    query_norm: Norm | None  # of the vector that queries are made of; None, as `queries`: there is none
+    queries: MatrixT | None
+    keys: HeadMaps  # from the numbers of a query that are not rotated to the latent
+    values: HeadMaps  # from the latent to a value
 
 
 @dataclass(slots=True)
@@ -186,6 +233,19 @@ class LastSegment(Protocol):
         """Update the residual stream in place; shapes as in `Segment`."""
 
 
+class Latent(Protocol):
+    """What comes before and behind an attention on a latent cache."""
+
+    def queries(self, projected: torch.Tensor) -> torch.Tensor:
+        """Return what attention takes, [num_tokens, num_heads + 1, rotary_dim + rank], not rotated.
+
+        `projected`, [num_tokens, outputs of the projection], may be written.
+        """
+
+    def values(self, attended: torch.Tensor) -> torch.Tensor:
+        """Map attended latents, [num_tokens, num_heads * rank], to values, [num_tokens, num_heads * value_dim]."""
+
+
 class DenseKernels(Protocol[MatrixT]):
     """Makes the weights and segments of a model. One model at a time; its segments run in turn."""
 
@@ -247,6 +307,20 @@ class DenseKernels(Protocol[MatrixT]):
 
         `frequencies` are [rotary_dim / 2] float32; cos and sin are multiplied by `factor`.
         """
+
+    def head_maps(
+        self,
+        num_heads: int,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        role: MatrixRole = "layer",
+        stored: Sequence[NumberFormat] = (),
+    ) -> HeadMaps:
+        """Return a linear map for each head with uninitialised weights; arguments as of `matrix`."""
+
+    def latent(self, weights: LatentWeights[MatrixT]) -> Latent:
+        """Join weights, filled by now or later, to what is before and behind an attention on a latent cache."""
 
     def gate(self, values: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Return values * sigmoid(gates), both [num_tokens, size]; `values` may be written."""

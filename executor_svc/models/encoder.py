@@ -195,7 +195,9 @@ class Encoder:
         self._layer = AttentionLayer(scale=config.head_dim**-0.5)
         self._in_bfloat16 = in_bfloat16
         dtype = torch.bfloat16 if in_bfloat16 else torch.float32
-        self._cache = ScratchCache(_BLOCK_SIZE, config.num_heads, config.head_dim, dtype, torch.device("cpu"))
+        self._cache = ScratchCache(
+            _BLOCK_SIZE, config.num_heads, config.head_dim, dtype=dtype, device=torch.device("cpu")
+        )
 
     def load(self, checkpoint: WeightSource) -> None:
         """Fill the weights. Raises: ModelLoadError: see `Checkpoint.load_into`."""

@@ -15,7 +15,8 @@ _LIMITS: Final = {
     10_000: (
         *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "max_window_layers", "num_nextn_predict_layers"),
         *("num_attention_heads", "num_heads", "n_head", "n_heads", "num_key_value_heads", "num_global_key_value_heads"),
-        *("linear_num_key_heads", "linear_num_value_heads"),
+        *("linear_num_key_heads", "linear_num_value_heads", "n_group", "topk_group", "first_k_dense_replace"),
+        *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
         *("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim", "conv_L_cache", "conv_kernel"),
         *("mamba_n_heads", "mamba_n_groups", "mamba_d_head", "mamba_d_state", "mamba_d_conv", "mamba_expand"),
         *("mamba_num_heads", "n_groups", "mamba_head_dim", "ssm_state_size"),

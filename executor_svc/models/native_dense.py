@@ -12,14 +12,18 @@ from executor_svc.models.config import Activation
 from executor_svc.models.dense import (
     EmbeddingWeights,
     Experts,
+    HeadMaps,
     HeadNorms,
     LastSegment,
+    LatentWeights,
     LayerEnd,
+    MapsApart,
     MatrixRole,
     Mlp,
     Norm,
     Segment,
 )
+from executor_svc.models.native_latent import NativeLatent, norm_struct
 from executor_svc.models.weight_format import matrix_formats
 from executor_svc.native.binding import WeightMemory
 from executor_svc.native.library import NativeLibrary
@@ -102,6 +106,23 @@ class NativeDense:
         rotation = Rotation(torch.empty(shape), torch.empty(shape))
         self._library.rotations(positions.long(), frequencies, factor, rotation.cos, rotation.signed_sin)
         return rotation
+
+    def head_maps(
+        self,
+        num_heads: int,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        role: MatrixRole = "layer",
+        stored: Sequence[NumberFormat] = (),
+    ) -> HeadMaps:
+        """Return a linear map for each head with uninitialised weights; see `DenseKernels`."""
+        matrices = [self.matrix(num_inputs, [num_outputs], role=role, stored=stored) for _ in range(num_heads)]
+        return MapsApart(matrices)
+
+    def latent(self, weights: LatentWeights[PackedMatrix]) -> NativeLatent:
+        """Join weights to what is before and behind an attention on a latent cache; see `DenseKernels`."""
+        return NativeLatent(self._library, weights)
 
     def gate(self, values: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Return values * sigmoid(gates), in place."""
@@ -342,6 +363,8 @@ class NativeLayerEnd:
                 correction_bias=None if mlp.correction_bias is None else mlp.correction_bias.data_ptr(),
                 sum_epsilon=mlp.config.sum_epsilon,
                 scale=mlp.config.scale,
+                num_groups=mlp.config.num_groups,
+                num_chosen_groups=mlp.config.num_chosen_groups,
             )
             if mlp.shared is not None:
                 self.struct.experts.shared = _mlp_struct(mlp.shared)
@@ -355,14 +378,6 @@ class NativeLayerEnd:
         if self._weights.per_layer is not None:
             values = self._weights.per_layer.inputs.values
             self.inputs.values, self.inputs.stride = values.data_ptr(), values.stride(0)
-
-
-def norm_struct(norm: Norm | None) -> NormStruct:
-    """Return a norm as the library has it; its tensors must live as long as it is used."""
-    if norm is None:
-        return NormStruct()
-    bias = None if norm.bias is None else norm.bias.data_ptr()
-    return NormStruct(norm.weight.data_ptr(), bias, norm.is_layer_norm, norm.epsilon)
 
 
 def _mlp_struct(mlp: Mlp[PackedMatrix]) -> MlpStruct:

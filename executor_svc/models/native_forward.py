@@ -19,6 +19,7 @@ from executor_svc.models.config import LayerConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_dense import NativeEmbedding, NativeLastSegment, NativeSegment
+from executor_svc.models.native_latent import NativeLatent
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.structs import (
     AcceptedDraftsStruct,
@@ -50,6 +51,7 @@ class _NativeParts:
     head: NativeSegment
     joins: Sequence[NativeSegment]  # of the embedding and the hidden state, of a head that drafts
     token_inputs: tuple[NativeEmbedding, NativeSegment] | None  # of what tokens have for each layer
+    latents: Sequence[NativeLatent | None]
 
     @classmethod
     def of(cls, model: Decoder) -> "_NativeParts | None":
@@ -71,7 +73,8 @@ class _NativeParts:
             or not isinstance(head, NativeSegment)
         ):
             return None
-        return cls(embedding, segments, last_segment, head, joins, token_inputs)
+        latents = [each if isinstance(each, NativeLatent) else None for each in weights.latents]
+        return cls(embedding, segments, last_segment, head, joins, token_inputs, latents)
 
 
 class NativeForward:
@@ -119,10 +122,13 @@ class NativeForward:
         next_state = iter(states)
         self._segments = [segment.struct_with(self._layer_inputs[0]) for segment in parts.segments]
         self._last_segment = parts.last_segment.struct_with(self._layer_inputs[1])
-        for index, (struct, layer, attention, segment, weights) in enumerate(
-            zip(self._layers, layers, self._attention_layers, self._segments, model.weights.states, strict=True)
+        of_layers = self._attention_layers, self._segments, model.weights.states, parts.latents
+        for index, (struct, layer, attention, segment, weights, latent) in enumerate(
+            zip(self._layers, layers, *of_layers, strict=True)
         ):
             struct.segment = addressof(segment)
+            if latent is not None:
+                struct.latent = addressof(latent.struct)
             if weights is not None:
                 state = next(next_state)
                 if isinstance(weights, DeltaNetWeights):
@@ -217,11 +223,11 @@ def _constant_step(
         num_kv_heads=layer.num_kv_heads,
         head_dim=layer.head_dim,
         qkv_stride=(
-            (1 + layer.has_output_gate) * layer.num_heads
-            + (0 if layer.attention.reads_only else 2 * layer.num_kv_heads)
+            (1 + layer.has_output_gate) * layer.num_heads + (0 if layer.attention.reads_only else cache.num_vectors)
         )
         * layer.head_dim,
         block_size=cache.block_size,
+        value_begin=cache.value_begin,
         block_stride=cache.keys.stride(0),
         cache_format=FORMAT_NUMBERS[cache.keys.dtype],
         first=layer.attention.first_position,

@@ -134,7 +134,7 @@ class DecoderTexts:
     def __init__(self, model: LanguageModel, backend: AttentionBackend, block_size: int, dtype: torch.dtype) -> None:
         self._model = model
         self._backend = backend
-        sizes = [(each.num_kv_heads, each.head_dim) for each in model.shape.caches]
+        sizes = [(each.num_kv_heads, each.head_dim, each.value_begin) for each in model.shape.caches]
         scratch = partial(ScratchCache, block_size, dtype=dtype, device=model.device)
         # One for all layers that are alike: each writes what it reads. Others may read what an earlier one wrote.
         self._caches = [scratch(*each) for each in sizes] if len({*sizes}) > 1 else [scratch(*sizes[0])] * len(sizes)
@@ -214,9 +214,17 @@ class ScratchCache:
     """The keys and values of one layer of some texts; its memory is kept."""
 
     def __init__(
-        self, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        value_begin: int = 0,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.block_size = block_size
+        self._value_begin = value_begin
         self._shape = (block_size, num_kv_heads, head_dim)
         self._dtype, self._device = dtype, device
         self._cache = self._make(0)
@@ -229,5 +237,5 @@ class ScratchCache:
         return self._cache
 
     def _make(self, num_blocks: int) -> LayerCache:
-        keys, values = (torch.empty(num_blocks, *self._shape, dtype=self._dtype, device=self._device) for _ in range(2))
-        return LayerCache(keys, values)
+        keys = torch.empty(num_blocks, *self._shape, dtype=self._dtype, device=self._device)
+        return LayerCache(keys, keys if self._value_begin else torch.empty_like(keys), value_begin=self._value_begin)

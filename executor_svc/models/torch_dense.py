@@ -9,14 +9,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812 -- the usual name
 
 from executor_svc.attention.interface import Rotation
-from executor_svc.models.config import Activation
+from executor_svc.models.config import Activation, ExpertsConfig
 from executor_svc.models.dense import (
     Embedding,
     EmbeddingWeights,
     Experts,
+    HeadMaps,
     HeadNorms,
     LastSegment,
+    Latent,
+    LatentWeights,
     LayerEnd,
+    MapsApart,
     Matrix,
     MatrixRole,
     Mlp,
@@ -25,6 +29,7 @@ from executor_svc.models.dense import (
 )
 from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.models.rotary_embedding import rotations
+from executor_svc.models.torch_latent import JoinedMaps, TorchLatent
 from executor_svc.models.weight_format import matrix_formats
 from executor_svc.native.binding import WeightMemory
 from executor_svc.native.library import NativeLibrary
@@ -136,6 +141,25 @@ class TorchDense:
     def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor, factor: float = 1.0) -> Rotation:
         """Return the rotary embedding of tokens; see `DenseKernels`."""
         return rotations(positions, frequencies, factor, self.dtype)
+
+    def head_maps(
+        self,
+        num_heads: int,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        role: MatrixRole = "layer",
+        stored: Sequence[NumberFormat] = (),
+    ) -> HeadMaps:
+        """Return a linear map for each head with uninitialised weights; see `DenseKernels`."""
+        if self._uses_torchao or (self._number_format == NumberFormat.FLOAT32 and not stored):
+            return JoinedMaps(num_heads, num_inputs, num_outputs, self.dtype, self.device)
+        matrices = [self.matrix(num_inputs, [num_outputs], role=role, stored=stored) for _ in range(num_heads)]
+        return MapsApart(matrices)
+
+    def latent(self, weights: LatentWeights[TorchMatrix]) -> Latent:
+        """Join weights to what is before and behind an attention on a latent cache; see `DenseKernels`."""
+        return TorchLatent(weights)
 
     def gate(self, values: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """Return values * sigmoid(gates)."""
@@ -274,6 +298,8 @@ def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor
     config, scores = mixture.config, mixture.router(x).float()
     scores = scores.sigmoid() if config.scoring == "sigmoid" else scores.softmax(-1)
     corrected = scores if mixture.correction_bias is None else scores + mixture.correction_bias
+    if config.num_groups > config.num_chosen_groups:
+        corrected = _in_best_groups(corrected, config)
     chosen = corrected.topk(config.num_chosen).indices  # [num_rows, num_chosen]
     weights = scores.gather(1, chosen)
     if config.is_normalized:
@@ -287,6 +313,15 @@ def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor
         shared = _run_mlp(mixture.shared, x)
         result += shared if mixture.shared_gate is None else mixture.shared_gate(x).sigmoid() * shared
     return result
+
+
+def _in_best_groups(scores: torch.Tensor, config: ExpertsConfig) -> torch.Tensor:
+    """Return scores for the choice of experts, [num_rows, num_experts], -inf in all groups but the best ones."""
+    groups = scores.view(len(scores), config.num_groups, -1)
+    best = groups.topk(2 if config.scoring == "sigmoid" else 1).values.sum(-1)
+    chosen = best.topk(config.num_chosen_groups).indices
+    is_other = torch.ones_like(best, dtype=torch.bool).scatter_(1, chosen, False)
+    return groups.masked_fill(is_other[..., None], -torch.inf).view(scores.shape)
 
 
 # Between these numbers of rows, MKL's x @ W.T runs at half the speed of W @ x.T or less, for every

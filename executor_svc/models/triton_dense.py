@@ -16,8 +16,10 @@ from executor_svc.models.dense import (
     Embedding,
     EmbeddingWeights,
     Experts,
+    HeadMaps,
     HeadNorms,
     LayerEnd,
+    MapsApart,
     MatrixRole,
     Mlp,
     Norm,
@@ -76,6 +78,20 @@ class TritonDense(TorchDense):
         if self._is_invariant:
             return InvariantLinear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
         return super().matrix(num_inputs, sizes, has_bias=has_bias, role=role, stored=stored)
+
+    def head_maps(
+        self,
+        num_heads: int,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        role: MatrixRole = "layer",
+        stored: Sequence[NumberFormat] = (),
+    ) -> HeadMaps:
+        """Return a linear map for each head with uninitialised weights; see `DenseKernels`."""
+        if self._is_invariant:
+            return MapsApart([self.matrix(num_inputs, [num_outputs]) for _ in range(num_heads)])
+        return super().head_maps(num_heads, num_inputs, num_outputs, role=role, stored=stored)
 
     def embedding(self, weights: EmbeddingWeights[TorchMatrix]) -> Embedding:
         """Join the weights to an embedding; see `DenseKernels`."""
@@ -211,6 +227,7 @@ def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor
         correction_bias=mixture.correction_bias,
         sum_epsilon=config.sum_epsilon,
         scale=config.scale,
+        groups=(config.num_groups, config.num_chosen_groups),
     )
     result = torch.zeros_like(x)
     for expert in np.unique(chosen.cpu().numpy()).tolist():

@@ -47,7 +47,7 @@ def matrix_formats(
     if stored:
         parts = itertools.groupby(zip(stored, sizes, strict=True), key=lambda part: part[0])
         return [(each, [size for _, size in of_format]) for each, of_format in parts]
-    if role == "vocabulary" and number_format == NumberFormat.INT4:
+    if role in ("vocabulary", "values") and number_format == NumberFormat.INT4:
         return [(NumberFormat.INT8_A8, sizes)]
     if role == "qkv" and number_format == NumberFormat.INT4:
         return [(NumberFormat.INT4, sizes[:2]), (NumberFormat.INT8_A8, sizes[2:])]

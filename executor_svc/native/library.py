@@ -2,7 +2,7 @@
 
 import ctypes
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from executor_svc.native.structs import (
     BatchStruct,
     DeltaNetStruct,
     EmbeddingStruct,
+    LatentStruct,
     LayerCacheStruct,
     Mamba2Struct,
     MatrixStruct,
@@ -70,6 +71,9 @@ _FUNCTIONS: Sequence[Function] = (
     ("octavo_plan_attention", LONG, (POINTER, LONG, POINTER, POINTER, POINTER, INT, POINTER)),
     ("octavo_attention_scratch_bytes", LONG, (POINTER,)),
     ("octavo_attention", None, (POINTER,) * 7),
+    ("octavo_latent_scratch_bytes", LONG, (POINTER, LONG)),
+    ("octavo_latent_queries", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER)),
+    ("octavo_latent_values", None, (POINTER, LONG, POINTER, POINTER, POINTER, POINTER)),
     ("octavo_gate_rows", None, (LONG, LONG, POINTER, POINTER, LONG)),
     ("octavo_delta_net_scratch_bytes", LONG, (POINTER, LONG)),
     ("octavo_delta_net", None, (POINTER,) * 8),
@@ -272,6 +276,22 @@ class NativeLibrary:
             self._scratch.address(num_bytes),
             byref(self._team),
         )
+
+    def latent_queries(self, latent: LatentStruct, projected: torch.Tensor, out: torch.Tensor) -> None:
+        """Make what attention on a latent cache takes; see octavo_latent_queries. `projected` is overwritten."""
+        self._run_latent(self._library.octavo_latent_queries, latent, projected, out)
+
+    def latent_values(self, latent: LatentStruct, attended: torch.Tensor, out: torch.Tensor) -> None:
+        """Make values of attended latents; see octavo_latent_values."""
+        self._run_latent(self._library.octavo_latent_values, latent, attended, out)
+
+    def _run_latent(
+        self, run: Callable[..., None], latent: LatentStruct, rows: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        assert rows.is_contiguous(), "tokens lie one after the other"
+        num_bytes = self._library.octavo_latent_scratch_bytes(byref(latent), rows.shape[0])
+        addresses = rows.data_ptr(), out.data_ptr(), self._scratch.address(num_bytes)
+        run(byref(latent), rows.shape[0], *addresses, byref(self._team))
 
     def gate_rows(self, values: torch.Tensor, gates: torch.Tensor) -> None:
         """Multiply values in place by the sigmoid of gates, both [num_rows, size]; see octavo_gate_rows."""

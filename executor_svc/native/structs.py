@@ -94,6 +94,7 @@ class ExpertsStruct(ctypes.Structure):
         *_of(LONG, "num_experts", "num_chosen", "is_normalized", "is_sigmoid"),
         ("correction_bias", POINTER),
         *_of(FLOAT, "sum_epsilon", "scale"),
+        *_of(LONG, "num_groups", "num_chosen_groups"),
         ("shared", MlpStruct),
         ("shared_gate", MatrixStruct),
     )
@@ -160,6 +161,7 @@ class StepStruct(ctypes.Structure):
             "num_kv_heads",
             "head_dim",
             "block_size",
+            "value_begin",
             "rotary_dim",
             "qkv_stride",
             "block_stride",
@@ -209,6 +211,17 @@ class Mamba2Struct(ctypes.Structure):
     )
 
 
+class LatentStruct(ctypes.Structure):
+    """`Latent` of latent.h."""
+
+    _fields_ = (
+        *_of(LONG, "num_heads", "rank", "rotary_dim", "key_dim", "value_dim", "query_rank"),
+        *_of(NormStruct, "norm", "query_norm"),
+        ("queries", MatrixStruct),
+        *_of(POINTER, "keys", "values"),
+    )
+
+
 class LayerCacheStruct(ctypes.Structure):
     """`LayerCache` of step.h."""
 
@@ -238,7 +251,7 @@ class LayerStruct(ctypes.Structure):
     _fields_ = (
         *_of(POINTER, "segment", "kind"),
         ("cache", LayerCacheStruct),
-        *_of(POINTER, "sinks", "delta_net", "short_conv", "mamba2", "conv_states", "states"),
+        *_of(POINTER, "sinks", "latent", "delta_net", "short_conv", "mamba2", "conv_states", "states"),
     )
 
 

@@ -116,7 +116,8 @@ def _run(
     """Return the logits of the last tokens of each step, [num_wanted, vocab_size]."""
     model = made.model
     first = config.layers[0]
-    shape = CacheShape(model.shape.num_layers, _BLOCK_SIZE, first.num_kv_heads, first.head_dim, cache_dtype)
+    sizes = model.shape.num_layers, _BLOCK_SIZE, first.num_kv_heads, first.head_dim, cache_dtype
+    shape = CacheShape(*sizes, value_begin=first.value_begin)
     states = LiveStates(model.shape.states.values(), 2, torch.device("cpu")).layers
     caches = CacheEngine(shape, 2 * _NUM_BLOCKS, 0, torch.device("cpu")).layers
     tables = np.arange(2 * _NUM_BLOCKS, dtype=np.int32).reshape(_NUM_BLOCKS, 2).T.copy()  # blocks by turns

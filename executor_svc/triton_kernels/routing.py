@@ -23,6 +23,8 @@ def route_kernel(
     IS_SIGMOID: tl.constexpr,
     SUM_EPSILON: tl.constexpr,
     SCALE: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    NUM_CHOSEN_GROUPS: tl.constexpr,
 ):
     """Write the experts of a token with the highest scores, highest first, of equal ones the first, and their weights.
 
@@ -42,6 +44,22 @@ def route_kernel(
     if correction_bias is not None:
         corrected += tl.load(correction_bias + experts, mask=is_expert, other=0.0)
     left = tl.where(is_expert, corrected, -float("inf"))
+    if NUM_GROUPS > NUM_CHOSEN_GROUPS:
+        group_of = experts // (NUM_EXPERTS // NUM_GROUPS)
+        group_scores = tl.full([EXPERTS_PADDED], -float("inf"), tl.float32)  # of the group of each expert
+        for group in tl.static_range(NUM_GROUPS):
+            own = tl.where(group_of == group, left, -float("inf"))
+            score = tl.max(own, 0)
+            if IS_SIGMOID:
+                first = tl.min(tl.where(own == score, experts, NUM_EXPERTS), 0)
+                score += tl.max(tl.where(experts == first, -float("inf"), own), 0)
+            group_scores = tl.where(group_of == group, score, group_scores)
+        is_left = tl.full([EXPERTS_PADDED], 0, tl.int1)
+        for _ in tl.static_range(NUM_CHOSEN_GROUPS):
+            group = tl.min(tl.where(group_scores == tl.max(group_scores, 0), group_of, NUM_GROUPS - 1), 0)
+            is_left = is_left | (group_of == group)
+            group_scores = tl.where(group_of == group, -float("inf"), group_scores)
+        left = tl.where(is_left, left, -float("inf"))
     best = tl.full([CHOSEN_PADDED], 0.0, tl.float32)
     best_experts = tl.full([CHOSEN_PADDED], 0, tl.int32)
     total = 0.0
@@ -73,6 +91,7 @@ def route(
     correction_bias: torch.Tensor | None = None,
     sum_epsilon: float = 0.0,
     scale: float = 1.0,
+    groups: tuple[int, int] = (1, 1),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the weights of each token's experts, of the number format of the scores, and the experts, int32.
 
@@ -84,6 +103,7 @@ def route(
         correction_bias: Added for the choice alone, [num_experts] float32; None: there is none.
         sum_epsilon: Added to the sum that the weights are divided by.
         scale: Multiplies the weights at last.
+        groups: How many there are of experts, and how many of them a token goes to; see `ExpertsConfig`.
 
     Returns:
         [num_tokens, num_chosen] both.
@@ -106,6 +126,8 @@ def route(
             IS_SIGMOID=is_sigmoid,
             SUM_EPSILON=sum_epsilon,
             SCALE=scale,
+            NUM_GROUPS=groups[0],
+            NUM_CHOSEN_GROUPS=groups[1],
             num_warps=1,
         )
     return weights, chosen

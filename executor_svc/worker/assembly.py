@@ -103,6 +103,7 @@ def cache_shape_of(chosen: ChosenModel) -> CacheShape:
         is_one_piece=isinstance(chosen.attention, NativeAttentionBackend),
         state_bytes=shape.state_bytes,
         others=tuple((count, *of_others) for of_others, count in others),
+        value_begin=shape.caches[0].value_begin,
     )
 
 

@@ -117,7 +117,7 @@ def _inputs(case: Case) -> tuple[torch.Tensor, LayerCache, AttentionLayer, torch
     dtype, num_heads = getattr(torch, case.dtype), case.group * NUM_KV_HEADS
     shape = CacheShape(1, case.block_size, NUM_KV_HEADS, case.head_dim, case.cache_dtype)
     keys, values = (torch.empty(2, *shape.pool_shape, dtype=shape.pool_dtype) for _ in range(2))
-    cache = shape.layer_cache(keys, values, (1.0, 1.0))
+    (cache,) = shape.layer_caches((keys, values))
     qkv = torch.empty(4, num_heads + 2 * NUM_KV_HEADS, case.head_dim, dtype=dtype)
     if case.has_options:
         return qkv, cache, AttentionLayer(0.1, 100, 30.0, sinks=torch.empty(num_heads)), torch.empty(num_heads)

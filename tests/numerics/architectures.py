@@ -106,15 +106,6 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "GlmForCausalLM": {},
     "Glm4ForCausalLM": {},
     "Glm4MoeForCausalLM": {"first_k_dense_replace": 1, "use_qk_norm": True},
-    "Glm4MoeLiteForCausalLM": {
-        "mlp_layer_types": ["dense", "sparse"],
-        "num_key_value_heads": 4,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 4,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": 8,
-    },
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeForCausalLM": GRANITE,
     "GraniteMoeSharedForCausalLM": {**GRANITE, "shared_intermediate_size": 16},
@@ -243,10 +234,11 @@ class PagedRun:
         self._free_blocks = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
         shapes = [(num_blocks, block_size, each.num_kv_heads, each.head_dim) for each in model.shape.caches]
         groups = {shape: index for index, shape in enumerate(dict.fromkeys(shapes))}
-        self._caches = [
-            LayerCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan), group=groups[shape])
-            for shape in shapes
-        ]
+        self._caches: list[LayerCache] = []
+        for shape, each in zip(shapes, model.shape.caches, strict=True):
+            keys = torch.full(shape, torch.nan)
+            values = keys if each.value_begin else torch.full(shape, torch.nan)
+            self._caches.append(LayerCache(keys, values, value_begin=each.value_begin, group=groups[shape]))
         states = LiveStates(model.shape.states.values(), num_blocks, torch.device("cpu"))
         self._states = states.layers
         for state in states.layers:

@@ -67,12 +67,14 @@ class LayerInput:
         dtype: torch.dtype = torch.float32,
         cache_dtype: torch.dtype | None = None,
         scales: tuple[float, float] = (1.0, 1.0),
+        value_begin: int = 0,
         seed: int = 3,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.step, self.dtype, self.scales = step, dtype, scales
         self.cache_dtype = cache_dtype or dtype
         self.num_heads, self.num_kv_heads = heads
+        self.value_begin = value_begin
         num_tokens = len(step.metadata.slot_mapping)
         shape = (step.num_blocks, step.block_size, self.num_kv_heads, head_dim)
         self.keys, self.values = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
@@ -80,7 +82,9 @@ class LayerInput:
             past = slots[:-length]
             for pool in (self.keys, self.values):
                 pool.flatten(0, 1)[past] = torch.randn(len(past), *shape[2:], generator=generator).to(dtype)
-        num_vectors = self.num_heads + 2 * self.num_kv_heads
+        if value_begin:
+            self.values = self.keys
+        num_vectors = self.num_heads + (1 if value_begin else 2) * self.num_kv_heads
         self.qkv = torch.randn(num_tokens, num_vectors, head_dim, generator=generator).to(dtype)
         self.rotation: Rotation | None = None
         if is_rotated:
@@ -103,15 +107,19 @@ class LayerInput:
     def cache(self) -> LayerCache:
         """Return a cache with the past, in the format of the cache; what nobody wrote is no number."""
         if self.cache_dtype == self.dtype:
-            return LayerCache(self.keys.clone(), self.values.clone())
-        shape = CacheShape(1, self.step.block_size, self.num_kv_heads, self.keys.shape[3], self.cache_dtype)
-        sizes, device = (self.step.num_blocks, *shape.pool_shape), self.step.device
-        pools = [torch.empty(sizes, dtype=shape.pool_dtype, device=device) for _ in range(2)]
+            keys = self.keys.clone()
+            return LayerCache(keys, keys if self.value_begin else self.values.clone(), value_begin=self.value_begin)
+        sizes = self.step.block_size, self.num_kv_heads, self.keys.shape[3]
+        shape = CacheShape(1, *sizes, self.cache_dtype, value_begin=self.value_begin)
+        device = self.step.device
+        pool_shape = self.step.num_blocks, *shape.pool_shape
+        pools = [torch.empty(pool_shape, dtype=shape.pool_dtype, device=device) for _ in range(shape.num_pools)]
         for pool in pools:
             pool.view(torch.uint8).fill_(0xFF)
-        cache = shape.layer_cache(pools[0], pools[1], self.scales)
+        (cache,) = shape.layer_caches(pools, [self.scales])
         past = [slot for slots, (_, num) in zip(self.step.slots, self.step.rows, strict=True) for slot in slots[:-num]]
-        keys_and_values = torch.cat([pool.flatten(0, 1)[past] for pool in (self.keys, self.values)], 1)
+        vectors = [self.keys] if self.value_begin else [self.keys, self.values]
+        keys_and_values = torch.cat([pool.flatten(0, 1)[past] for pool in vectors], 1)
         write_in_torch(keys_and_values, None, torch.tensor(past, dtype=torch.int64, device=device), cache)
         return cache
 
@@ -124,22 +132,24 @@ class LayerInput:
         `query_factor`, which is not 0, queries are rounded to bfloat16.
         """
         qkv, slot_mapping = self.qkv.cpu().double(), self.step.metadata.slot_mapping.cpu()
-        rotated = qkv[:, : -self.num_kv_heads]
+        rotated = qkv if self.value_begin else qkv[:, : -self.num_kv_heads]
         if self.rotation is not None:
             half = self.rotation.cos.shape[1] // 2
             cos, sin = (part.cpu().double()[:, None, half:] for part in (self.rotation.cos, self.rotation.signed_sin))
             low, high, rest = rotated[..., :half], rotated[..., half : 2 * half], rotated[..., 2 * half :]
             rotated = torch.cat((low * cos - high * sin, high * cos + low * sin, rest), -1)
         if written is None:
-            cache = LayerCache(self.keys.cpu().double(), self.values.cpu().double())
+            pool = self.keys.cpu().double()
+            cache = LayerCache(pool, pool if self.value_begin else self.values.cpu().double())
             cache.keys.flatten(0, 1)[slot_mapping] = rotated[:, self.num_heads :]
-            cache.values.flatten(0, 1)[slot_mapping] = qkv[:, -self.num_kv_heads :]
+            if not self.value_begin:
+                cache.values.flatten(0, 1)[slot_mapping] = qkv[:, -self.num_kv_heads :]
         else:
             cache = LayerCache(*decoded(written))
         if query_factor:
             rotated = (rotated * query_factor).bfloat16().double() / query_factor
         queries = rotated[:, : self.num_heads].numpy()
-        output = np.empty_like(queries)
+        output = np.empty_like(queries[..., self.value_begin :])
         token = 0
         for (start, length), first, slots in zip(self.step.rows, self.step.firsts, self.step.slots, strict=True):
             missing = np.full((first, *self.keys.shape[2:]), np.nan)
@@ -147,7 +157,7 @@ class LayerInput:
                 np.concatenate((missing, pool.flatten(0, 1)[slots].numpy())) for pool in (cache.keys, cache.values)
             )
             for position in range(start, start + length):
-                output[token] = _attend_one(queries[token], keys, values, position, layer)
+                output[token] = _attend_one(queries[token], keys, values[..., self.value_begin :], position, layer)
                 token += 1
         return torch.from_numpy(output).flatten(1), cache
 
@@ -167,17 +177,17 @@ def _attend_one(query: Doubles, keys: Doubles, values: Doubles, position: int, l
     Args:
         query: [num_heads, head_dim].
         keys: Of the sequence, [num_positions, num_kv_heads, head_dim].
-        values: As `keys`.
+        values: As `keys`, but for the size of a head.
         position: Of the token.
         layer: How.
 
     Returns:
-        [num_heads, head_dim].
+        [num_heads, numbers of a value].
     """
     first = 0 if layer.window_tokens is None else max(0, position + 1 - layer.window_tokens)
     keys, values = keys[first : position + 1], values[first : position + 1]
     group = len(query) // keys.shape[1]
-    output = np.empty_like(query)
+    output = np.empty((len(query), values.shape[2]))
     for head in range(len(query)):
         scores = layer.scale * (keys[:, head // group] * query[head]).sum(1)
         if layer.soft_cap is not None:

@@ -62,10 +62,49 @@ NEMOTRON_H = {
     "time_step_min": 1e-30,
 }
 
+# Four ranks can share the heads; no size is that of another, or of a vector.
+LATENT = {
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "hidden_size": 48,
+    "kv_lora_rank": 22,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+}
+# Experts are chosen in some of equal groups.
+GROUPS = {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
+MSCALES = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.9,
+}
+
 # By the name in config.json. Windows are shorter than the prompts.
 FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     # No power of two heads: ALiBi has slopes between those of the nearest one.
     "BloomForCausalLM": {"hidden_size": 48, "n_head": 12},
+    # Queries of the hidden state, or of a vector; yarn; pairs that are rotated half of the numbers apart.
+    "DeepseekV2ForCausalLM": {
+        **LATENT,
+        **GROUPS,
+        "topk_method": "group_limited_greedy",
+        "q_lora_rank": None,
+        "first_k_dense_replace": 1,
+    },
+    "DeepseekV3ForCausalLM": {
+        **LATENT,
+        **GROUPS,
+        "q_lora_rank": 13,
+        "first_k_dense_replace": 1,
+        "rope_parameters": MSCALES,
+        "rope_interleave": False,
+    },
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20},
     "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 20, "num_hidden_layers": 7},
@@ -84,6 +123,7 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
         "final_logit_softcapping": 20.0,
         "vocab_size_per_layer_input": VOCAB_SIZE,
     },
+    "Glm4MoeLiteForCausalLM": {**LATENT, "q_lora_rank": 13, "mlp_layer_types": ["dense", "sparse"]},
     "GptOssForCausalLM": {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2},
     "GraniteMoeHybridForCausalLM": MAMBA2,
     "Lfm2ForCausalLM": SHORT_CONVS,

@@ -242,8 +242,8 @@ STATE = CacheGroup(CacheKind.STATE, (1,), 16, 0)
         ((FULL, replace(WINDOW, num_device_blocks=0)), "cache group 1 has no blocks"),
         ((FULL, replace(WINDOW, window_tokens=0)), "cache group 1 is of kind WINDOW and has a window of 0 tokens"),
         (
-            (FULL, replace(WINDOW, kind=CacheKind.LATENT)),
-            "cache group 1 is of kind LATENT, which this scheduler does not know",
+            (FULL, replace(WINDOW, kind=CacheKind.ENCODER)),
+            "cache group 1 is of kind ENCODER, which this scheduler does not know",
         ),
         ((STATE, FULL), "its cache groups of kind STATE do not stand behind one of another kind"),
         ((replace(STATE, layers=(0, 1, 2)),), "its cache groups of kind STATE do not stand behind one of another kind"),

@@ -293,7 +293,7 @@ def attend_to_all(
 ) -> torch.Tensor:
     """Attend as an encoder does, in a number format, on a scratch cache full of NaN."""
     rows = text_rows(lengths, 16, torch.device("cpu"))
-    cache = ScratchCache(16, num_kv_heads, qkv.shape[2], dtype, torch.device("cpu")).of_size(rows)
+    cache = ScratchCache(16, num_kv_heads, qkv.shape[2], dtype=dtype, device=torch.device("cpu")).of_size(rows)
     cache.keys.fill_(torch.nan)
     cache.values.fill_(torch.nan)
     in_bfloat16 = dtype == torch.bfloat16
@@ -316,3 +316,11 @@ def test_in_an_encoder_every_token_sees_all_tokens_of_its_text_with_the_same_bit
         rtol, atol = (1e-5, 5e-6) if dtype == torch.float32 else (0.01, 0.01)
         torch.testing.assert_close(ours, theirs[0].transpose(0, 1).flatten(1), rtol=rtol, atol=atol)
         assert torch.equal(attend_to_all(lanes, [len(text)], text.contiguous(), heads[1], dtype), ours)
+
+
+@each_row(*product(LANES, [1, 8, 9, 20], [(8, 24), (64, 576), (6, 21)]))
+def test_a_latent_cache(lanes: str, num_heads: int, sizes: tuple[int, int]) -> None:
+    """Values are the last numbers of keys: for decodes and chunks, scored directly and packed."""
+    (begin, head_dim), rows = sizes, [(0, 1), (97, 1), (400, 1), (0, 20), (97, 9)]
+    inputs = LayerInput(Step(rows, 16), (num_heads, 1), head_dim, rotary_dim=begin, value_begin=begin)
+    check(inputs, lanes, AttentionLayer(head_dim**-0.5))

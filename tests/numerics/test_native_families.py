@@ -61,11 +61,12 @@ class DensePart:
         path = directory / "config.json"
         self.config = parse_config(json.loads(path.read_text(encoding="utf-8")), path)
         # What the output matrices take; delta nets and short convolutions return as much as attention.
-        self._shape, self._last_shape = (
-            layer.state if isinstance(layer.state, Mamba2Config) else layer
+        (self._num_heads, self._dim), (_, self._last_dim) = (
+            (shape.num_heads, layer.latent.value_dim if layer.latent else shape.head_dim)
             for layer in (self.config.layers[0], self.config.layers[-1])
+            for shape in (layer.state if isinstance(layer.state, Mamba2Config) else layer,)
         )
-        self._heads = slice(*Shard.of(self.config, group.rank, group.size).even_part(self._shape.num_heads))
+        self._heads = slice(*Shard.of(self.config, group.rank, group.size).even_part(self._num_heads))
         self._model = Decoder(self.config, kernels, group)
         self._model.load(Checkpoint(directory))
 
@@ -73,8 +74,7 @@ class DensePart:
         """Return all results for the rows [begin, end) of NUM_ROWS random ones, the logits at rank 0 only."""
         token_ids, positions, heads, residual = (values[begin:end].clone() for values in self._inputs())
         attended, last_attended = (
-            heads[:, self._heads, : shape.head_dim].reshape(end - begin, -1).contiguous()
-            for shape in (self._shape, self._last_shape)
+            heads[:, self._heads, :dim].reshape(end - begin, -1).contiguous() for dim in (self._dim, self._last_dim)
         )
         weights, model = self._model.weights, self._model
         rotations = [model._kernels.rotations(positions, f) for f in model.frequencies.values()]
@@ -87,19 +87,22 @@ class DensePart:
         projected = weights.segments[1](attended, residual)
         assert projected is not None, "the second layer of every family here mixes tokens"
         projected = projected.clone()
+        latents: list[torch.Tensor] = []
+        if (latent := weights.latents[1]) is not None:
+            latents = [latent.queries(projected.clone())]
+            latents.append(latent.values(latents[0][:, :-1, self.config.layers[1].value_begin :].flatten(1)))
         between = residual.clone()
         weights.last_segment(last_attended, residual)
         logits = model.logits(residual)
         turned = [values for rotation in rotations for values in (rotation.cos, rotation.signed_sin)]
-        return [embedded, between, residual, *turned, projected, *([] if logits is None else [logits])]
+        return [embedded, between, residual, *turned, projected, *latents, *([] if logits is None else [logits])]
 
     def _inputs(self) -> tuple[torch.Tensor, ...]:
         generator, config = torch.Generator().manual_seed(1), self.config
-        max_head_dim = max(self._shape.head_dim, self._last_shape.head_dim)
         return (
             torch.randint(config.vocab_size, (NUM_ROWS,), generator=generator),
             torch.randint(config.max_position_embeddings, (NUM_ROWS,), generator=generator),
-            torch.randn(NUM_ROWS, self._shape.num_heads, max_head_dim, generator=generator),
+            torch.randn(NUM_ROWS, self._num_heads, max(self._dim, self._last_dim), generator=generator),
             torch.randn(NUM_ROWS, config.hidden_size, generator=generator),
         )
 

@@ -106,7 +106,7 @@ class RoundingErrors:
             rows = blocks[begin : begin + step] if order is None else blocks[order[begin : begin + step]]
             # A damaged scale overflows; what comes of it is refused below.
             with np.errstate(all="ignore"):
-                restored = _restore(block_type, rows.numpy())[:, : destination.shape[1]]
+                restored = restore_rows(block_type, rows.numpy())[:, : destination.shape[1]]
             values = torch.from_numpy(np.ascontiguousarray(restored, np.float32))
             if not values.isfinite().all():
                 raise ModelLoadError(f"{name} has a weight that is not finite")
@@ -145,7 +145,8 @@ def block_size(block_type: int) -> tuple[int, int]:
     return GGML_QUANT_SIZES[GGMLQuantizationType(block_type)]
 
 
-def _restore(block_type: int, rows: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:
+def restore_rows(block_type: int, rows: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:
+    """Return the numbers that rows of blocks, [num_rows, num_bytes], stand for."""
     if block_type in KINDS:
         return restore_codes(KINDS[block_type], rows)
     return dequantize(rows, GGMLQuantizationType(block_type))

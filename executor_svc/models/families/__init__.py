@@ -9,6 +9,7 @@ from typing import Final
 from executor_svc.checkpoint.model_files import refuse_quantized
 from executor_svc.checkpoint.scaled_codes import read_codes
 from executor_svc.models.config import ModelConfig
+from executor_svc.models.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_glm4_moe_lite
 from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3, read_gemma4
 from executor_svc.models.families.glm import read_glm4_moe
 from executor_svc.models.families.gpt_oss import read_gpt_oss
@@ -37,11 +38,14 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
     {
         "ArceeForCausalLM": read_arcee,
         "BloomForCausalLM": read_bloom,
+        "DeepseekV2ForCausalLM": read_deepseek_v2,
+        "DeepseekV3ForCausalLM": read_deepseek_v3,
         "GemmaForCausalLM": read_gemma,
         "Gemma2ForCausalLM": read_gemma2,
         "Gemma3ForCausalLM": read_gemma3,
         "Gemma4ForCausalLM": read_gemma4,
         "Glm4MoeForCausalLM": read_glm4_moe,
+        "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
         "GptOssForCausalLM": read_gpt_oss,
         "GraniteForCausalLM": read_granite,
         "GraniteMoeHybridForCausalLM": read_granite_hybrid,

@@ -97,7 +97,7 @@ def read_sigmoid_experts(fields: ConfigFields, size_name: str, mlp: MlpConfig, s
         mlp: One of them.
         shared_size: Size of the one for every token.
     """
-    return replace(
+    experts = replace(
         read_experts(fields, size_name, mlp, is_normalized=fields.flag("norm_topk_prob", True)),
         scoring="sigmoid",
         has_correction_bias=True,
@@ -106,6 +106,26 @@ def read_sigmoid_experts(fields: ConfigFields, size_name: str, mlp: MlpConfig, s
         shared=replace(mlp, intermediate_size=shared_size),
         has_shared_gate=False,
     )
+    return read_groups(fields, experts)
+
+
+def read_groups(fields: ConfigFields, experts: ExpertsConfig) -> ExpertsConfig:
+    """Read of which groups a token's experts are chosen."""
+    num_groups, num_chosen = fields.integer("n_group", 1), fields.integer("topk_group", 1)
+    size = experts.num_experts // num_groups
+    least = max(2 if experts.scoring == "sigmoid" and num_groups > 1 else 1, -(-experts.num_chosen // num_chosen))
+    if num_groups * size != experts.num_experts or num_chosen > num_groups or size < least:
+        raise ModelLoadError(
+            f"{fields.source} chooses {experts.num_chosen} of {experts.num_experts} experts, in {num_chosen} of "
+            f"{num_groups} groups; groups must be equal, and of at least {least}"
+        )
+    return replace(experts, num_groups=num_groups, num_chosen_groups=num_chosen)
+
+
+def with_experts_behind(config: ModelConfig, first: int, experts: ExpertsConfig) -> ModelConfig:
+    """Return a decoder with experts in all layers but the first ones."""
+    layers = (layer if index < first else replace(layer, mlp=experts) for index, layer in enumerate(config.layers))
+    return replace(config, layers=tuple(layers))
 
 
 def with_experts(config: ModelConfig, fields: ConfigFields, experts: ExpertsConfig) -> ModelConfig:

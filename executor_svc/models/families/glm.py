@@ -4,32 +4,22 @@ Source: Zhipu AI 2025, "GLM-4.5".
 """
 
 from dataclasses import replace
-from typing import Final
 
-from executor_svc.models.config import ExpertsConfig, ModelConfig, WeightNames
-from executor_svc.models.families.common import mlp_of, read_decoder, read_sigmoid_experts
+from executor_svc.models.config import ExpertsConfig, ModelConfig
+from executor_svc.models.families.common import mlp_of, read_decoder, read_sigmoid_experts, with_experts_behind
+from executor_svc.models.families.deepseek import NAMES
 from executor_svc.models.fields import ConfigFields
-
-_SHARED: Final = "model.layers.{layer}.mlp.shared_experts"
-_NAMES: Final = WeightNames(
-    shared_gate_up=(f"{_SHARED}.gate_proj", f"{_SHARED}.up_proj"), shared_down=f"{_SHARED}.down_proj"
-)
 
 
 def read_glm4_moe(fields: ConfigFields) -> ModelConfig:
     """Read a GLM-4.5 config.json; its layers that predict further tokens are not read."""
-    fields.refuse({"n_group": 1})
     defaults = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
     known = {name: value for name, value in fields.values.items() if value is not None}
     fields = ConfigFields({**defaults, **known}, fields.source)
     config, first = read_decoder(fields, has_partial_rotary=True), fields.integer("first_k_dense_replace", 1, least=0)
-    experts = _read_experts(fields, config)
     return replace(
-        config,
-        layers=tuple(
-            layer if index < first else replace(layer, mlp=experts) for index, layer in enumerate(config.layers)
-        ),
-        names=_NAMES,
+        with_experts_behind(config, first, _read_experts(fields, config)),
+        names=NAMES,
         qkv_bias=fields.flag("attention_bias"),
         has_query_key_norm=fields.flag("use_qk_norm"),
         num_further_layers=fields.integer("num_nextn_predict_layers", 0, least=0),

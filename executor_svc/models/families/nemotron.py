@@ -54,7 +54,6 @@ def read_nemotron_h(fields: ConfigFields) -> ModelConfig:
             "mlp_bias": False,
             "sliding_window": None,
             "moe_latent_size": None,
-            "n_group": 1,
             "n_shared_experts": 1,
         }
     )

@@ -35,7 +35,7 @@ static long lay_out(const Step *step, uintptr_t address, Work *work) {
     work->shrink = take_floats(&arena, round_up(step->direct_heads * group_of(step), LANES) + LANES);
     work->block_sums = take_floats(&arena, step->direct_heads * group_of(step) * padded_values(step));
     work->keys = take_floats(&arena, BLOCK_KEYS * round_up(step->head_dim, CHAINS));
-    work->values = take_floats(&arena, BLOCK_KEYS * padded_values(step));
+    work->values = take_floats(&arena, BLOCK_KEYS * round_up(step->head_dim, LANES));
     work->key_scales = take_floats(&arena, step->direct_heads * BLOCK_KEYS);
     work->value_scales = take_floats(&arena, step->direct_heads * BLOCK_KEYS);
     long num_rounded = step->in_bfloat16 ? 2 * BLOCK_KEYS * step->direct_heads * step->head_dim : 0;
@@ -90,7 +90,7 @@ INLINE void write_head(const long format, const Step *step, const float *x, floa
     store_elements(format, x, dim, scale, block + (offset * step->num_kv_heads + head) * dim * bytes);
 }
 
-// Rotate the keys of a token and write them and the values into the cache; `rotated` has room for one head.
+// Rotate the keys of a token and write them and the values that lie apart into the cache; `rotated` has room for one head.
 INLINE void write_token(const long format, const Step *step, long t, const float *qkv, const LayerCache *cache,
                         float *rotated) {
     long dim = step->head_dim, kv_size = step->num_kv_heads * dim;
@@ -100,12 +100,13 @@ INLINE void write_token(const long format, const Step *step, long t, const float
         long at = slot / step->block_size * step->block_stride + slot % step->block_size * kv_size;
         for (long head = 0; head < step->num_kv_heads; head++)
             rotate(step, t, key + head * dim, 1.0f, (float *)cache->keys + at + head * dim);
-        memcpy((float *)cache->values + at, key + kv_size, (size_t)kv_size * sizeof(float));
+        if (!step->value_begin) memcpy((float *)cache->values + at, key + kv_size, (size_t)kv_size * sizeof(float));
         return;
     }
     for (long head = 0; head < step->num_kv_heads; head++) {
         rotate(step, t, key + head * dim, 1.0f, rotated);
         write_head(format, step, rotated, cache->key_scale, slot, head, cache->keys);
+        if (step->value_begin) continue;
         write_head(format, step, key + kv_size + head * dim, cache->value_scale, slot, head, cache->values);
     }
 }
@@ -117,8 +118,9 @@ INLINE void round_block(const long format, const Step *step, long num_heads, con
     for (long t = block->first; t < block->last; t++) {
         long offset = block->offsets[t], later = block->offsets[t + FETCH_KEYS];
         fetch_vector(element_at(format, block->keys, later), size * element_bytes(format));
-        fetch_vector(element_at(format, block->values, later), size * element_bytes(format));
         round_elements(format, element_at(format, block->keys, offset), size, keys + t * size);
+        if (step->value_begin) continue;
+        fetch_vector(element_at(format, block->values, later), size * element_bytes(format));
         round_elements(format, element_at(format, block->values, offset), size, values + t * size);
     }
 }
@@ -129,9 +131,9 @@ INLINE void round_block(const long format, const Step *step, long num_heads, con
                                     const KeyBlock *block, const Work *work, const Softmax *into) {                \
         attend_direct(format, in_pairs, step, tile, head, num_rows, block, work, into);                            \
     }                                                                                                              \
-    APART void pack_##name(const KeyBlock *block, long dim, const Work *work) {                                    \
-        pack_keys(format, in_pairs, block, dim, work);                                                             \
-        pack_values(format, in_pairs, block, dim, work);                                                           \
+    APART void pack_##name(const Step *step, const KeyBlock *block, const Work *work) {                            \
+        pack_keys(format, in_pairs, block, step->head_dim, work);                                                  \
+        pack_values(format, in_pairs, block, value_dim(step), work);                                               \
     }
 #define INSTANCES(format)                                                                                          \
     APART void write_##format(const Step *step, long t, const float *qkv, const LayerCache *cache,                 \
@@ -262,7 +264,8 @@ static KeyBlock in_rounded(const Step *step, long num_heads, const KeyBlock *blo
         FORMAT_CASES(ROUND)
 #undef ROUND
     }
-    rounded.keys = room, rounded.values = values, rounded.offsets = offsets, rounded.stride = num_heads * step->head_dim;
+    rounded.keys = room, rounded.values = step->value_begin ? room + step->value_begin : values;
+    rounded.offsets = offsets, rounded.stride = num_heads * step->head_dim;
     for (long t = 0; t < 2 * BLOCK_KEYS; t++) offsets[t] = least(t, block->last - 1) * rounded.stride;
     return rounded;
 }
@@ -278,18 +281,20 @@ static void attend_part(const Step *step, const QueryTile *tile, long part, long
     memset(into->sums, 0, (size_t)(num_rows * padded_values(step)) * sizeof(float));
     long lower = lower_of(step, tile), upper = upper_of(tile);
     long offsets[2 * BLOCK_KEYS];  // not initialised: that would take as long as many a block
-    KeyBlock block = {.keys = cache->keys, .values = cache->values};
+    KeyBlock block = {.keys = cache->keys};
     bool direct = is_direct(step, tile);
     for (long begin = part * PART_KEYS; begin < (part + 1) * PART_KEYS && begin < upper; begin += BLOCK_KEYS) {
         if (begin + BLOCK_KEYS <= lower) continue;
         find_block(step, tile, head, begin, most(0, lower - begin), least(BLOCK_KEYS, upper - begin), upper, offsets,
                    &block);
+        block.values = cache->values;
         if (step->cache_format == CACHE_INT8) find_scales(step, tile, head, work, &block);
+        block.values = element_at(step->cache_format, cache->values, step->value_begin);
 #define ATTEND(name, numbers, block)                                                                \
     if (direct) {                                                                                   \
         attend_direct_##name(step, tile, head, width_of(step, tile, head), block, work, into);      \
     } else {                                                                                        \
-        pack_##name(block, step->head_dim, work);                                                   \
+        pack_##name(step, block, work);                                                             \
         attend_packed_##numbers(step, tile, head, block, work, into);                               \
     }
         if (step->in_bfloat16) {
@@ -332,7 +337,7 @@ static void add_part(const Step *step, const Softmax *total, const Softmax *part
 // out = sums * value_scale / weights for the queries of a task, behind the last of their parts.
 static void finish(const Step *step, const QueryTile *tile, long head, const Softmax *softmax, float value_scale,
                    const float *sinks, float *out) {
-    long dim = step->head_dim, width = width_of(step, tile, head), stride = padded_values(step);
+    long dim = value_dim(step), width = width_of(step, tile, head), stride = padded_values(step);
     for (long i = 0; i < tile->num_tokens * width; i++) {
         long token = tile->first_token + i / width, query_head = head * group_of(step) + i % width;
         float *to = out + (token * step->num_heads + query_head) * dim;
@@ -435,9 +440,10 @@ static void run_attention_call(const Member *member, void *argument) {
 // One layer: rotate and write the keys and values of all tokens into the cache, then attend, causally and within
 // the window, or where step->is_full over all tokens of a row.
 //
-// qkv [num_tokens][num_heads + 2 * num_kv_heads][head_dim] before rotation, tokens step->qkv_stride apart; the keys and
-// values of the cache [num_blocks][block_size][num_kv_heads][head_dim], blocks step->block_stride apart, of int8 with
-// scales behind each (cache_format.h); sinks [num_heads], or NULL: there are none; out [num_tokens][num_heads][head_dim];
+// qkv [num_tokens][num_heads + 2 * num_kv_heads][head_dim] before rotation, tokens step->qkv_stride apart, without values
+// where those are parts of keys; the keys and values of the cache [num_blocks][block_size][num_kv_heads][head_dim], blocks
+// step->block_stride apart, of int8 with scales behind each (cache_format.h); sinks [num_heads], or NULL: there are none;
+// out [num_tokens][num_heads][value_dim];
 // memory has octavo_attention_scratch_bytes(step), aligned to 64 bytes. Neither unwritten slots nor entries of the block
 // tables before the window are read.
 void octavo_attention(const Step *step, const float *qkv, const LayerCache *cache, const float *sinks, float *out,

@@ -47,7 +47,7 @@ typedef struct {
     float *shrink;        // direct: [most rows]
     float *block_sums;    // direct: [most rows][padded_values]
     float *keys;          // [BLOCK_KEYS / PANEL_KEYS][CHAINS][ceil(head_floats / CHAINS)][PANEL_KEYS]
-    float *values;        // [ceil(head_dim / VALUE_COLUMNS)][BLOCK_KEYS][VALUE_COLUMNS], the last one narrower
+    float *values;        // [ceil(value_dim / VALUE_COLUMNS)][BLOCK_KEYS][VALUE_COLUMNS], the last one narrower
     float *key_scales, *value_scales;  // of int8, [direct_heads][BLOCK_KEYS]
     uint16_t *rounded;                 // in bfloat16, keys and then values of another cache, [2][BLOCK_KEYS][direct_heads][head_dim]
     Softmax total, part;  // over the parts so far, over one part
@@ -73,7 +73,7 @@ INLINE long padded_queries(const Step *step) { return round_up(step->head_dim, C
 INLINE long query_stride(const bool in_pairs, const Step *step) {
     return round_up(head_floats(in_pairs, step->head_dim), CHAINS * LANES);
 }
-INLINE long padded_values(const Step *step) { return round_up(step->head_dim, LANES); }
+INLINE long padded_values(const Step *step) { return round_up(value_dim(step), LANES); }
 
 // The factor of a query that makes its scores logarithms to the base 2. Under a cap they become so after it.
 INLINE float query_scale(const Step *step) { return step->soft_cap == 0 ? step->scale * LOG2_E : step->scale; }

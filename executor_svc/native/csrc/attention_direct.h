@@ -267,7 +267,7 @@ APART void soften_block(const Step *step, const QueryTile *tile, long head, cons
 // The weighted values of a block for all queries of a task. Later values are fetched.
 INLINE void add_block(const long format, const bool in_pairs, const Step *step, const KeyBlock *block, long num_rows,
                       const Work *work, const Softmax *into) {
-    long dim = step->head_dim, stride = padded_values(step), group = group_of(step);
+    long dim = value_dim(step), stride = padded_values(step), group = group_of(step);
     memset(work->block_sums, 0, (size_t)(num_rows * stride) * sizeof(float));
     for (long t = in_pairs ? block->first / 2 * 2 : block->first, end; t < block->last; t = end) {
         end = least(t + LANES, block->last);

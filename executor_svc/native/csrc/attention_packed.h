@@ -251,7 +251,7 @@ INLINE void attend_packed(long format, const bool in_pairs, const Step *step, co
             if (in_pairs) pair_weights(STRIP_ROWS, strip->scores, strip->begin, strip->end);
         }
         if (is_seen)
-            (in_pairs ? add_strip_bfloat16 : add_strip_float32)(dim, strip->sight.first, strip->sight.last, strip->scores,
+            (in_pairs ? add_strip_bfloat16 : add_strip_float32)(value_dim(step), strip->sight.first, strip->sight.last, strip->scores,
                                                                 work->values, shrink,
                                                                 into->sums + row * padded_values(step));
     }

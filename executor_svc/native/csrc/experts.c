@@ -42,17 +42,50 @@ static void squash_scores(float *scores, long count) {
         vf_store_part(scores + i, weigh_by_sigmoid(vf_all(1.0f), vf_load_part(scores + i, count - i)), count - i);
 }
 
+// The score of an expert for the choice.
+static float corrected_score(const Experts *experts, const float *scores, long expert) {
+    return experts->correction_bias ? scores[expert] + experts->correction_bias[expert] : scores[expert];
+}
+
+// The best score of a group for the choice; of sigmoids the sum of the two best.
+static float group_score(const Experts *experts, const float *scores, long begin, long end) {
+    float best = -INFINITY, second = -INFINITY;
+    for (long expert = begin; expert < end; expert++) {
+        float score = corrected_score(experts, scores, expert);
+        if (score > best) second = best, best = score;
+        else if (score > second) second = score;
+    }
+    return experts->is_sigmoid ? best + second : best;
+}
+
+// Strike out the scores of all groups but the best ones, of equal ones the first.
+static void choose_groups(const Experts *experts, float *scores) {
+    long num_groups = experts->num_groups, size = experts->num_experts / num_groups;
+    for (long num_left = num_groups; num_left > experts->num_chosen_groups; num_left--) {
+        long worst = -1;
+        float lowest = 0;
+        for (long group = 0; group < num_groups; group++) {
+            if (scores[group * size] == -INFINITY) continue;
+            float score = group_score(experts, scores, group * size, (group + 1) * size);
+            if (worst >= 0 && score > lowest) continue;
+            worst = group;
+            lowest = score;
+        }
+        for (long expert = worst * size; worst >= 0 && expert < (worst + 1) * size; expert++) scores[expert] = -INFINITY;
+    }
+}
+
 // Choose the experts of one row: the largest scores, of equal ones the first; chosen scores are struck out.
 static void choose_experts(const Experts *experts, float *scores, int32_t *chosen, float *weights) {
-    const float *bias = experts->correction_bias;
     if (experts->is_sigmoid) squash_scores(scores, experts->num_experts);
     else soften_scores(scores, experts->num_experts);
+    if (experts->num_groups > experts->num_chosen_groups) choose_groups(experts, scores);
     float total = 0;
     for (long i = 0; i < experts->num_chosen; i++) {
         long best = -1;
         float highest = 0;
         for (long expert = 0; expert < experts->num_experts; expert++) {
-            float corrected = bias ? scores[expert] + bias[expert] : scores[expert];
+            float corrected = corrected_score(experts, scores, expert);
             if (scores[expert] == -INFINITY || (best >= 0 && !(corrected > highest))) continue;
             best = expert;
             highest = corrected;
@@ -140,7 +173,7 @@ static void run_down(const Experts *experts, const long *ends, const Rows *activ
     while (next_task(&phase)) {
         ExpertTask task = find_task(ends, num_panels, &phase);
         multiply_panel(&experts->mlps[task.expert].down, task.panel, task.next, activated, task.first_row,
-                       task.num_rows, outputs, num_outputs, false, &phase);
+                       task.num_rows, outputs + task.first_row * num_outputs, num_outputs, false, &phase);
     }
 }
 

@@ -5,6 +5,7 @@
 #include "arena.h"
 #include "delta_net.h"
 #include "embedding.h"
+#include "latent.h"
 #include "layers.h"
 #include "likeliest.h"
 #include "mamba2.h"
@@ -35,6 +36,7 @@ typedef struct {
     const AttentionKind *kind;  // NULL: it does not attend, but may have a state, of one of three kinds
     LayerCache cache;
     const float *sinks;         // [num_heads] logits; NULL: none
+    const Latent *latent;       // NULL: the projection makes queries, keys and values
     const DeltaNet *delta_net;
     const ShortConv *short_conv;
     const Mamba2 *mamba2;
@@ -109,6 +111,7 @@ typedef struct {
     float *joined;                    // of tokens and of the hidden states before them, [2][num_tokens][hidden_size]
     float *token_inputs, *wanted_token_inputs;
     float *qkv, *attended;            // or what a layer with a state takes, and returns
+    float *latent_queries, *latents;  // that layers with a latent cache attend with, and that they attended
     float *wanted_attended;           // of the wanted tokens
     char *segment_memory;
     float *attention_memory;          // of parts of attention, or of layers with a state
@@ -136,6 +139,7 @@ static bool has_state(const Layer *layer) { return layer->delta_net || layer->sh
 
 // Numbers that a layer attends for a token, or returns with its state.
 static long attended_width(const Layer *layer) {
+    if (layer->latent) return layer->latent->num_heads * layer->latent->value_dim;
     if (layer->kind) return layer->kind->step.num_heads * layer->kind->step.head_dim;
     if (layer->mamba2) return mamba2_width(layer->mamba2);
     if (layer->short_conv) return layer->short_conv->size;
@@ -152,12 +156,13 @@ static long count_drafts(const StepRows *rows) {
     return num_drafts;
 }
 
-// Memory of any layer with a state, for so many tokens.
-static long state_scratch_bytes(const Model *model, long num_tokens) {
+// Memory of any layer with a state or a latent cache, for so many tokens.
+static long layer_scratch_bytes(const Model *model, long num_tokens) {
     long bytes = 0;
     for (const Layer *layer = model->layers; layer <= last_layer(model); layer++) {
         if (layer->delta_net) bytes = most(bytes, octavo_delta_net_scratch_bytes(layer->delta_net, num_tokens));
         if (layer->mamba2) bytes = most(bytes, octavo_mamba2_scratch_bytes(layer->mamba2, num_tokens));
+        if (layer->latent) bytes = most(bytes, octavo_latent_scratch_bytes(layer->latent, num_tokens));
     }
     return bytes;
 }
@@ -176,7 +181,7 @@ static void plan(const Model *model, const Batch *batch, int num_threads, Arena 
 
 // Lay out all memory except the plans'; the attention is planned.
 static void lay_out(const Model *model, const Batch *batch, Arena *arena, Work *work) {
-    long num_tokens = 0, qkv_width = 0, width = 0;
+    long num_tokens = 0, qkv_width = 0, width = 0, queries_width = 0, latents_width = 0;
     for (long row = 0; row < batch->rows.num_rows; row++) num_tokens += batch->rows.lengths[row];
     work->num_tokens = num_tokens;
     work->slots = take(arena, num_tokens * (long)sizeof(int32_t));
@@ -203,10 +208,15 @@ static void lay_out(const Model *model, const Batch *batch, Arena *arena, Work *
     for (const Layer *layer = model->layers; layer <= last_layer(model); layer++) {
         qkv_width = most(qkv_width, taken_width(layer));
         width = most(width, attended_width(layer));
+        if (!layer->latent) continue;
+        queries_width = most(queries_width, latent_width(layer->latent));
+        latents_width = most(latents_width, layer->latent->num_heads * layer->latent->rank);
     }
     if (model->token_inputs) qkv_width = most(qkv_width, model->token_inputs->inputs->stride);
     work->qkv = take_floats(arena, num_tokens, qkv_width);
     work->attended = take_floats(arena, num_tokens, width);
+    work->latent_queries = take_floats(arena, num_tokens, queries_width);
+    work->latents = take_floats(arena, num_tokens, latents_width);
     work->wanted_attended = take_floats(arena, batch->num_wanted, attended_width(last_layer(model)));
     long bytes = most(octavo_segment_scratch_bytes(model->last_segment, batch->num_wanted),
                       octavo_segment_scratch_bytes(model->head, batch->num_logit_rows));
@@ -222,7 +232,7 @@ static void lay_out(const Model *model, const Batch *batch, Arena *arena, Work *
     bytes = 0;
     for (long i = 0; i < model->num_kinds; i++)
         bytes = most(bytes, octavo_attention_scratch_bytes(&model->kinds[i].step));
-    work->attention_memory = take(arena, most(bytes, state_scratch_bytes(model, num_tokens)));
+    work->attention_memory = take(arena, most(bytes, layer_scratch_bytes(model, num_tokens)));
     Logits logits = logits_of(model, batch);
     work->likeliest_memory = take(arena, likeliest_scratch_bytes(&logits));
 }
@@ -367,6 +377,14 @@ static void attend(const Model *model, const Batch *batch, const Work *work, con
     if (has_state(layer)) run_state(layer, &batch->rows, work->qkv, work->attended, work->attention_memory, member);
     if (!layer->kind) return;
     const Step *step = layer == last_layer(model) ? &model->last_step : &layer->kind->step;
+    const Latent *latent = layer->latent;
+    if (latent) {
+        long num_tokens = work->num_tokens;
+        make_latent_queries(latent, num_tokens, work->qkv, work->latent_queries, work->attention_memory, member);
+        run_attention(step, work->latent_queries, &layer->cache, layer->sinks, work->latents, work->attention_memory, member);
+        make_latent_values(latent, num_tokens, work->latents, work->attended, work->attention_memory, member);
+        return;
+    }
     run_attention(step, work->qkv, &layer->cache, layer->sinks, work->attended, work->attention_memory, member);
     if (!layer->kind->has_output_gate) return;
     long width = attended_width(layer);
@@ -466,7 +484,7 @@ static void accept_drafts(const Member *member, void *argument) {
 long octavo_accept_drafts(const Model *model, const AcceptedDrafts *accepted, char *memory, long num_bytes, Team *team) {
     long num_tokens = 0;
     for (long row = 0; row < accepted->rows.num_rows; row++) num_tokens += accepted->rows.lengths[row];
-    long needed = state_scratch_bytes(model, num_tokens);
+    long needed = layer_scratch_bytes(model, num_tokens);
     if (needed > num_bytes) return needed;
     run_region(team, accept_drafts, &(AcceptCall){model, accepted, memory});
     return 0;

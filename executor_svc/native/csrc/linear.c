@@ -8,7 +8,7 @@
 void multiply_panel(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
                     float *out, long stride, bool add, Phase *phase) {
     long num_columns = least(PANEL_COLUMNS, matrix->num_outputs - panel * PANEL_COLUMNS);
-    float *target = out + first_row * stride + panel * PANEL_COLUMNS;
+    float *target = out + panel * PANEL_COLUMNS;
     if (!phase->may_repeat) {
         multiply(matrix, panel, next, in, first_row, num_rows, target, stride, add);
         return;
@@ -27,7 +27,7 @@ void project(const Matrix *matrix, const Rows *in, float *out, bool add, const M
         long first = phase.task / num_panels * TASK_ROWS, num_rows = least(TASK_ROWS, in->num_rows - first);
         long panel = phase.task % num_panels, next = upcoming_task(&phase) % num_panels;
         const Matrix *part = matrix;
-        float *target = out;
+        float *target = out + first * stride;
         for (; panel >= panels_of(part); part = part->rest) {
             panel -= panels_of(part), next -= panels_of(part);
             target += part->num_outputs;

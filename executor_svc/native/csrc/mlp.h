@@ -44,6 +44,7 @@ typedef struct {
     const float *correction_bias;  // [num_experts], added to scores for the choice alone; NULL: there is none
     float sum_epsilon;             // added to the sum that weights are divided by
     float scale;                   // of the weights
+    long num_groups, num_chosen_groups;  // see `ExpertsConfig`
     Mlp shared;          // for every row, times the sigmoid of its gate; no outputs: there is none
     Matrix shared_gate;  // float32, one output; none: the factor is 1
 } Experts;
@@ -61,7 +62,7 @@ typedef struct {
     float *shared_outputs;    // [num_rows][hidden_size]
 } ExpertsScratch;
 
-// out[..][stride] (=|+=) in @ matrix.T, one panel of it for num_rows rows from first_row: a task of `phase`.
+// out[num_rows][stride] (=|+=) in[first_row ..] @ matrix.T, one panel of it: a task of `phase`.
 void multiply_panel(const Matrix *matrix, long panel, long next, const Rows *in, long first_row, long num_rows,
                     float *out, long stride, bool add, Phase *phase);
 

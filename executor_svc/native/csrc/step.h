@@ -27,7 +27,7 @@ typedef struct {
     int32_t head;
 } Task;
 
-// Where a layer has its keys and values. Scales are factors of FP8 elements; else 1.
+// Where a layer has its keys and values; a latent cache has keys alone. Scales are factors of FP8 elements; else 1.
 typedef struct {
     void *keys, *values;
     float key_scale, value_scale;
@@ -36,6 +36,7 @@ typedef struct {
 // A step, for the layers that attend in one way.
 typedef struct {
     long num_heads, num_kv_heads, head_dim, block_size;
+    long value_begin;   // values are the numbers of a key from there on (a latent cache); 0: they lie apart
     long rotary_dim;    // the first dimensions of a head, which turn; 0: none
     long qkv_stride;    // from one token of qkv to the next, in floats
     long block_stride;  // from one block of the cache to the next, in elements
@@ -57,6 +58,9 @@ typedef struct {
     long reads_only;              // whether the tokens have queries alone: their keys and values are in the cache already
     long is_full;                 // whether a token sees all tokens of its row, later ones too; not with a window
 } Step;
+
+// Numbers of a value.
+INLINE long value_dim(const Step *step) { return step->head_dim - step->value_begin; }
 
 // Query heads that share a KV head.
 INLINE long group_of(const Step *step) { return step->num_heads / step->num_kv_heads; }
