@@ -84,7 +84,7 @@ def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType
     save_tiny_architecture(directory, name, {key: value for key, value in sizes.items() if value is not None})
     path = directory / "model.safetensors"
     keep = of_type(FileType.F32)(name, np.zeros(1))
-    kept = ("gate.weight", "router.weight", "router.proj.weight", "router.layer.weight", "_bias", "conv1d.weight", "conv.conv.weight")
+    kept = (".gate.weight", "expert_gate.weight", "router.weight", "router.proj.weight", "router.layer.weight", "_bias", "conv1d.weight", "conv.conv.weight")
     weights = {
         each: values if values.ndim == 1 or each.endswith(kept) or kind == keep else _rounded(each, values, kind)
         for each, values in load_file(path).items()
