@@ -139,8 +139,8 @@ class TritonLastSegment:
         if isinstance(mlp, Experts) and (norms := mlp.norms) is not None:
             assert mlp.shared is not None, "the layer has both"
             scored, inputs = (_add_and_norm(residual, None, norm) for norm in (norms.router, norms.inputs))
-            output = _add_and_norm(self.add_up(_run_chosen(mlp, scored, inputs)), None, norms.outputs)
-            output += _add_and_norm(self.add_up(_run_mlp(mlp.shared, normed)), None, norms.shared_outputs)
+            output = _normed_output(self.add_up(_run_chosen(mlp, scored, inputs)), norms.outputs, 1.0)
+            output += _normed_output(self.add_up(_run_mlp(mlp.shared, normed)), norms.shared_outputs, 1.0)
         else:
             output = self.add_up(_run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed))
         output = _normed_output(output, layer.mlp_output_norm, layer.residual_scale)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from gguf import ExpertGatingFuncType
 
-from executor_svc.checkpoint.gguf.decoder_config import Config, Tensors, decoder_config
+from executor_svc.checkpoint.gguf.decoder_config import ROPE_FACTORS, Config, Tensors, decoder_config
 from executor_svc.checkpoint.gguf.metadata import Metadata, is_of_converter, warn_of_key
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
@@ -284,6 +284,8 @@ def _gemma4(metadata: Metadata, tensors: Tensors) -> Config:
         hidden_size_per_layer_input=metadata.integer("embedding_length_per_layer_input"),
         attention_k_eq_v=f"blk.{windowed.index(False)}.attn_v.weight" not in tensors,
     )
+    if (factors := ROPE_FACTORS["factors"]) not in tensors:  # without them the heads would turn whole
+        raise ModelLoadError(f"the tensor {factors} is missing from {metadata.path}")
     whole, local_theta = config["rope_parameters"], metadata.number("rope.freq_base_swa", 10_000.0)
     if num_experts := metadata.integer("expert_count", 0):
         config |= {"enable_moe_block": True, "num_experts": num_experts}
