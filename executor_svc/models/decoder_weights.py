@@ -193,7 +193,9 @@ class DecoderWeights(Generic[MatrixT]):
             self._mlp(experts.mlp, names.expert_gate_up, names.expert_down, layer=index, expert=expert)
             for expert in range(experts.num_experts)
         )
-        correction_bias = self._of_experts(names.correction_bias, index, experts) if experts.has_correction_bias else None
+        correction_bias = (
+            self._of_experts(names.correction_bias, index, experts) if experts.has_correction_bias else None
+        )
         scales = self._of_experts(names.expert_scales, index, experts) if experts.has_expert_scales else None
         norms = self._expert_norms(index) if experts.has_norms else None
         mixture = Experts(router, mlps, experts, correction_bias, scales=scales, norms=norms)

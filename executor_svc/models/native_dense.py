@@ -271,7 +271,9 @@ class SharedLastSegment:
         self._layer_end = NativeLayerEnd(layer_end)
         self._has_output, self._has_mlp = layer_end.attention_output is not None, layer_end.mlp is not None
         self._struct = self._layer_end.as_segment()
-        self._parts: list[tuple[NativeLayerEnd, Norm]] = []  # MLPs whose sums over the ranks are normed before they add up
+        self._parts: list[
+            tuple[NativeLayerEnd, Norm]
+        ] = []  # MLPs whose sums over the ranks are normed before they add up
         if isinstance(mlp := layer_end.mlp, Experts) and mlp.norms is not None:
             assert mlp.shared is not None, "the layer has both"
             self._parts = [

@@ -38,8 +38,11 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8, "num_hidden_layers": 7},
     "Gemma4ForCausalLM": {
         **FAMILY_ARCHITECTURES["Gemma4ForCausalLM"],
-        **{"head_dim": 8, "hidden_size_per_layer_input": 32, "moe_intermediate_size": 32},
-        **{"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        "head_dim": 8,
+        "hidden_size_per_layer_input": 32,
+        "moe_intermediate_size": 32,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
     },
     "GptOssForCausalLM": {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2},
     "GraniteMoeHybridForCausalLM": {
@@ -84,7 +87,16 @@ def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType
     save_tiny_architecture(directory, name, {key: value for key, value in sizes.items() if value is not None})
     path = directory / "model.safetensors"
     keep = of_type(FileType.F32)(name, np.zeros(1))
-    kept = (".gate.weight", "expert_gate.weight", "router.weight", "router.proj.weight", "router.layer.weight", "_bias", "conv1d.weight", "conv.conv.weight")
+    kept = (
+        ".gate.weight",
+        "expert_gate.weight",
+        "router.weight",
+        "router.proj.weight",
+        "router.layer.weight",
+        "_bias",
+        "conv1d.weight",
+        "conv.conv.weight",
+    )
     weights = {
         each: values if values.ndim == 1 or each.endswith(kept) or kind == keep else _rounded(each, values, kind)
         for each, values in load_file(path).items()

@@ -27,7 +27,7 @@ CLIP = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num
 COMBINED: Mapping[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {"text_config": TEXT | {"sliding_window": 9}, "vision_config": CLIP},
     "Gemma4ForConditionalGeneration": {
-        "text_config": TEXT | FAMILY_ARCHITECTURES["Gemma4ForCausalLM"],
+        "text_config": {**TEXT, **FAMILY_ARCHITECTURES["Gemma4ForCausalLM"]},
         "vision_config": CLIP | {"head_dim": 8, "num_key_value_heads": 2, "patch_size": 4},
     },
     "Mistral3ForConditionalGeneration": {

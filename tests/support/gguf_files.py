@@ -362,14 +362,12 @@ def _of_gemma4(config: Mapping[str, Any], weights: Mapping[str, Array]) -> dict[
     num_pairs = next(iter(config["per_layer_config"].values()))["head_dim"] // 2
     num_turning = int(num_pairs * whole["partial_rotary_factor"])
     factors = np.array([1.0] * num_turning + [1e30] * (num_pairs - num_turning), np.float32)
-    named = {
-        name.replace("router.scale", "router.proj.scale").replace("router.per_expert_scale", "experts.down_proj.scale"): each
-        for name, each in weights.items()
-    }
-    return {
-        "rope_freqs.weight": factors,
-        **{f"{name}.weight" if name.endswith(suffixes) else name: each for name, each in named.items()},
-    }
+    found = {"rope_freqs.weight": factors}
+    for name, values in weights.items():
+        own = name.replace("router.scale", "router.proj.scale")
+        own = own.replace("router.per_expert_scale", "experts.down_proj.scale")
+        found[f"{own}.weight" if own.endswith(suffixes) else own] = values
+    return found
 
 
 def _values_of_granite(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -259,13 +259,13 @@ def _gemma4(metadata: Metadata, tensors: Tensors) -> Config:
     sizes = _per_layer(metadata, "feed_forward_length", num_layers)
     of_window, of_whole = (num_kv_heads[windowed.index(kind)] for kind in (True, False))
     is_double = num_shared > 0 and sizes[-1] != sizes[0]
-    wanted_sizes = [sizes[0] * (1 + (is_double and layer >= num_layers - num_shared)) for layer in range(num_layers)]
-    for key, values, wanted in (
+    expected_sizes = [sizes[0] * (1 + (is_double and layer >= num_layers - num_shared)) for layer in range(num_layers)]
+    for key, values, expected in (
         ("attention.head_count_kv", num_kv_heads, [of_window if each else of_whole for each in windowed]),
-        ("feed_forward_length", sizes, wanted_sizes),
+        ("feed_forward_length", sizes, expected_sizes),
     ):
-        if values != wanted:
-            raise metadata.wrong(metadata.key(key), values, f"{wanted}, one number for each kind of layer")
+        if values != expected:
+            raise metadata.wrong(metadata.key(key), values, f"{expected}, one number for each kind of layer")
     head_dim = metadata.integer("attention.key_length_swa")
     for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
         if metadata.integer(key, head_dim) != head_dim:

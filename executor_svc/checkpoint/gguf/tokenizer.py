@@ -140,7 +140,9 @@ def _tokenizer(metadata: Metadata) -> dict[str, object]:
     elif kind == "llama":
         given["scores"] = metadata.numbers(f"{_TOKENIZER}scores")
     else:
-        raise ModelLoadError(f"{metadata.path} has {_TOKENIZER}model {shown(kind)}; supported are gpt2, llama and gemma4")
+        raise ModelLoadError(
+            f"{metadata.path} has {_TOKENIZER}model {shown(kind)}; supported are gpt2, llama and gemma4"
+        )
     if f"{_TOKENIZER}token_type" in metadata.values:
         given["token_type"] = metadata.numbers(f"{_TOKENIZER}token_type")
     for name in ("scores", "token_type"):

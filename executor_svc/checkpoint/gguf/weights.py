@@ -197,7 +197,9 @@ class GGUFCheckpoint:
         name = name.replace(".router.scale", ".router.proj.scale")
         name = name.replace(".router.per_expert_scale", ".experts.down_proj.scale")
         name = (
-            f"{name}.weight" if name.endswith((".sinks", ".A_log", ".D", ".layer_scalar")) else name.replace(".dt_bias", ".dt_proj.bias")
+            f"{name}.weight"
+            if name.endswith((".sinks", ".A_log", ".D", ".layer_scalar"))
+            else name.replace(".dt_bias", ".dt_proj.bias")
         )
         name = f"{name}.bias" if name.endswith(".expert_bias") else name
         name = name.replace(".e_score_correction_bias", ".e_score_correction.bias")

@@ -153,8 +153,8 @@ def _with_experts(layer: LayerConfig, fields: ConfigFields) -> LayerConfig:
     assert isinstance(layer.mlp, MlpConfig), "experts come now"
     mlp = replace(layer.mlp, intermediate_size=fields.integer("moe_intermediate_size"))
     experts = read_experts(fields, "num_experts", mlp, is_normalized=True, chosen_name="top_k_experts")
-    shared = {"shared": layer.mlp, "has_shared_gate": False}
-    return replace(layer, mlp=replace(experts, **shared, has_expert_scales=True, has_norms=True))
+    experts = replace(experts, shared=layer.mlp, has_shared_gate=False, has_expert_scales=True, has_norms=True)
+    return replace(layer, mlp=experts)
 
 
 def _base_of_gemma3(fields: ConfigFields) -> ModelConfig:
