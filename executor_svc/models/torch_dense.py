@@ -211,6 +211,11 @@ def end_layer(layer: LayerEnd[TorchMatrix], residual: torch.Tensor) -> None:
     """Add what the tokens have for a layer, and scale the residual stream, where a model has that."""
     if (own := layer.per_layer) is not None:
         residual += own.norm(own.projection(activate(own.activation, own.gate(residual), own.own_inputs)))
+    scale_residual(layer, residual)
+
+
+def scale_residual(layer: LayerEnd[TorchMatrix], residual: torch.Tensor) -> None:
+    """Scale the residual stream where a model has that."""
     if layer.layer_scale is not None:
         residual *= layer.layer_scale.to(residual.dtype)
 

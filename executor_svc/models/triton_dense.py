@@ -27,10 +27,10 @@ from executor_svc.models.torch_dense import (
     TorchDense,
     TorchEmbedding,
     TorchMatrix,
-    end_layer,
     finish_output,
     gate_and_up,
     parts_to_norm,
+    scale_residual,
 )
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -147,7 +147,10 @@ class TritonLastSegment:
         if layer.per_layer is None and layer.layer_scale is None:
             return output
         residual += output
-        end_layer(layer, residual)
+        if (own := layer.per_layer) is not None:
+            gated = gated_activation(own.gate(residual), own.own_inputs, own.activation)
+            residual += _normed_output(own.projection(gated), own.norm, 1.0)
+        scale_residual(layer, residual)
         return None
 
 
