@@ -44,11 +44,11 @@ FLOATS: Mapping[GGMLQuantizationType, tuple[torch.dtype, str]] = {
 }
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
-# Of a delta net of Qwen3-Next: rows of b and a, key head by key head.
 # Of experts in one tensor: rows of the gates, then of what they gate.
 _GATE_OR_UP = re.compile(r"(.*\.experts\.\d+\.)(gate|up)_proj\.weight")
 # Of a layer that reads the cache of another: llama.cpp does not read them.
 _KEYS = re.compile(r"blk\.(\d+)\.attn_(k|v|k_norm)\.weight")
+# Of a delta net of Qwen3-Next: rows of b and a, key head by key head.
 _KEY_HEAD_PART = re.compile(r"(.*\.linear_attn\.in_proj_)([ba])\.weight")
 _INTERLEAVED = {".attn_q.": "num_attention_heads", ".attn_k.": "num_key_value_heads"}
 
