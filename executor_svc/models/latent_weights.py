@@ -67,9 +67,7 @@ class LatentLayers(Generic[MatrixT]):
         latent, names, queries, query_norm = _latent_of(layer), self._names, None, None
         if latent.query_rank is not None:
             query_norm = self._norm(names.query_vector_norm.format(layer=index), latent.query_rank)
-            queries = self._columns(
-                self._query_rows(names.queries.format(layer=index), layer), latent.query_rank
-            )
+            queries = self._columns(self._query_rows(names.queries.format(layer=index), layer), latent.query_rank)
         norm = self._norm(names.latent_norm.format(layer=index), latent.rank)
         num_heads = self._shard.num_heads(layer)
         maps = self._maps(index, layer, num_heads)

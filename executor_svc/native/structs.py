@@ -95,6 +95,8 @@ class ExpertsStruct(ctypes.Structure):
         ("correction_bias", POINTER),
         *_of(FLOAT, "sum_epsilon", "scale"),
         *_of(LONG, "num_groups", "num_chosen_groups"),
+        ("expert_scales", POINTER),
+        *_of(NormStruct, "router_norm", "input_norm", "output_norm", "shared_output_norm"),
         ("shared", MlpStruct),
         ("shared_gate", MatrixStruct),
     )

@@ -88,7 +88,7 @@ def attended(schedule: Schedule, layer: AttentionLayer, backend: Any = None) -> 
     shape = CacheShape(1, size, HEADS[1], HEAD_DIM, schedule.cache_dtype or schedule.dtype)
     pools = torch.empty(2, len(blocks), *shape.pool_shape, dtype=shape.pool_dtype, device=DEVICE)
     pools.view(torch.uint8).fill_(0xFF)  # what nobody wrote is no number
-    (cache,) = shape.layer_caches(pools, [(0.25, 4.0)])
+    (cache,) = shape.layer_caches(list(pools), [(0.25, 4.0)])
     results = []
     position = 0
     for index, count in enumerate(schedule.chunks):
