@@ -77,3 +77,10 @@ def test_what_is_run_of_a_suite_is_what_is_left_out(capsys: pytest.CaptureFixtur
     paths = capsys.readouterr().out.split()
     main(["--ignore"])
     assert capsys.readouterr().out.split() == [f"--ignore={path}" for path in paths]
+
+
+def test_a_suite_that_is_named_is_not_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--ignore", "tls", "page"])
+    left_out = capsys.readouterr().out.split()
+    assert not {"--ignore=tests/tls", "--ignore=tests/page"} & {*left_out}
+    assert "--ignore=tests/k8s" in left_out
