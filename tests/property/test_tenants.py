@@ -15,7 +15,7 @@ from tests.support.fleet_driving import FleetBench
 
 MODES = st.sampled_from([None, *PreemptionMode])
 # Each example has hundreds of steps.
-HALF = settings.default.max_examples // 2
+HALF = settings().max_examples // 2
 
 
 @dataclass
