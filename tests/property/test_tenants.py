@@ -124,7 +124,7 @@ def test_who_had_less_is_admitted_in_the_next_step_that_has_room(
         assert num_waited < 1000
 
 
-@settings(max_examples=HALF)
+@settings(max_examples=HALF // 2 + 2)
 @given(
     prompts=st.lists(st.integers(1, 12), min_size=1, max_size=20),
     red=st.tuples(st.integers(1, 20), st.integers(30, 60), st.integers(2, 6)),
