@@ -60,6 +60,7 @@ class StackLayout:
 
 _LAYOUTS: Final[Mapping[str, StackLayout]] = MappingProxyType(
     {
+        "Gemma4ForCausalLM": StackLayout(is_transposed=False, by_turns=False),
         "GptOssForCausalLM": StackLayout(is_transposed=True, by_turns=True),
         "GraniteMoeHybridForCausalLM": StackLayout(
             is_transposed=False, by_turns=False, gate_up="input_linear.weight", down="output_linear.weight"

@@ -95,6 +95,8 @@ class Piece:
     destination: WeightTarget
     # Added to every value.
     offset: float = 0.0
+    # Multiplies every value before.
+    factor: float = 1.0
 
     def copy_from(self, source: TensorSource) -> None:
         """Read the part and put it to its place."""
@@ -113,7 +115,8 @@ class Piece:
             replace(codes[0], blocks=joined).copy_to(self.destination)
             return
         values = parts[0] if len(parts) == 1 else torch.cat(parts)
-        self.destination.copy_(values.float() + self.offset if self.offset else values)
+        is_changed = self.offset or self.factor != 1
+        self.destination.copy_(values.float() * self.factor + self.offset if is_changed else values)
 
 
 @dataclass(slots=True)
@@ -149,6 +152,7 @@ class WeightMap:
         rows: Sequence[Range] | None = None,
         columns: Range | None = None,
         offset: float = 0.0,
+        factor: float = 1.0,
     ) -> None:
         """Say where a part of a tensor goes.
 
@@ -159,10 +163,11 @@ class WeightMap:
             rows: The rows of the part, in this order; None: all.
             columns: Its columns; None: all.
             offset: Added to every value.
+            factor: Multiplies every value before.
         """
         self.ignore(name, shape)
         rows = ((0, shape[0]),) if rows is None else tuple(rows)
-        self.targets[name].pieces.append(Piece(rows, columns, destination, offset))
+        self.targets[name].pieces.append(Piece(rows, columns, destination, offset, factor))
 
     def ignore(self, name: str, shape: tuple[int, ...]) -> None:
         """Say that the model has a tensor, whether or not this rank needs a part of it."""

@@ -132,6 +132,8 @@ class ExpertsConfig:
     # An expert that every token goes to; None: there is none.
     shared: MlpConfig | None = None
     has_shared_gate: bool = True  # that one is weighed by the sigmoid of a gate of its own
+    has_expert_scales: bool = False  # the weight of each expert has a factor
+    has_norms: bool = False  # see `ExpertNorms` of dense.py; there is a shared one
 
 
 def activation_of(mlp: MlpConfig | ExpertsConfig) -> Activation:
@@ -203,6 +205,12 @@ class WeightNames:
     )
     shared_down: str = "model.layers.{layer}.mlp.shared_expert.down_proj"
     shared_gate: str = "model.layers.{layer}.mlp.shared_expert_gate"
+    # Of experts with norms; the first and the last have no suffix.
+    router_norm: str = "model.layers.{layer}.router.scale"
+    expert_norm: str = "model.layers.{layer}.pre_feedforward_layernorm_2"
+    expert_output_norm: str = "model.layers.{layer}.post_feedforward_layernorm_2"
+    shared_output_norm: str = "model.layers.{layer}.post_feedforward_layernorm_1"
+    expert_scales: str = "model.layers.{layer}.router.per_expert_scale"
     mlp_output_norm: str = ""
     # Of what tokens have for each layer.
     per_layer_tokens: str = "model.embed_tokens_per_layer"

@@ -225,6 +225,10 @@ class Decoder:
         # Layers that predict further tokens (`mtp.`, or behind the last one) are for drafts.
         layer = _LAYER.match(name)
         further = -1 if layer is None else int(layer[1]) - self.config.num_hidden_layers
+        if layer is not None and further < 0 and self.config.layers[further].cache_of is not None:
+            names = self.config.names  # of what checkpoints may have beside a cache that is read
+            if name in {f"{each.format(layer=layer[1])}.weight" for each in (*names.qkv[1:], names.key_norm)}:
+                return True
         if name.startswith("mtp.") or 0 <= further < self.config.num_further_layers:
             return True
         return name.endswith(".rotary_emb.inv_freq") or is_cache_scale(name)

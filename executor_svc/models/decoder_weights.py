@@ -12,6 +12,7 @@ from executor_svc.models.dense import (
     DenseKernels,
     Embedding,
     EmbeddingWeights,
+    ExpertNorms,
     Experts,
     HeadNorms,
     LastSegment,
@@ -192,11 +193,12 @@ class DecoderWeights(Generic[MatrixT]):
             self._mlp(experts.mlp, names.expert_gate_up, names.expert_down, layer=index, expert=expert)
             for expert in range(experts.num_experts)
         )
-        correction_bias = None
-        if experts.has_correction_bias:
-            correction_bias = self._tensor(experts.num_experts, dtype=torch.float32)
-            self.map.add(names.correction_bias.format(layer=index), (experts.num_experts,), correction_bias)
-        mixture = Experts(router, mlps, experts, correction_bias)
+        correction_bias = (
+            self._of_experts(names.correction_bias, index, experts) if experts.has_correction_bias else None
+        )
+        scales = self._of_experts(names.expert_scales, index, experts) if experts.has_expert_scales else None
+        norms = self._expert_norms(index) if experts.has_norms else None
+        mixture = Experts(router, mlps, experts, correction_bias, scales=scales, norms=norms)
         if experts.shared is None:
             return mixture
         return replace(
@@ -206,6 +208,22 @@ class DecoderWeights(Generic[MatrixT]):
             if experts.has_shared_gate
             else None,
         )
+
+    def _of_experts(self, name: str, index: int, experts: ExpertsConfig) -> torch.Tensor:
+        """Return a float32 of each expert; the name has no suffix."""
+        values = self._tensor(experts.num_experts, dtype=torch.float32)
+        self.map.add(name.format(layer=index), (experts.num_experts,), values)
+        return values
+
+    def _expert_norms(self, index: int) -> ExpertNorms:
+        names, size, norm = self._config.names, self._config.hidden_size, self._config.norm
+        weight = self._tensor(size)
+        self.map.add(names.router_norm.format(layer=index), (size,), weight, factor=size**-0.5)
+        inputs, outputs, shared_outputs = (
+            self._norm(name.format(layer=index))
+            for name in (names.expert_norm, names.expert_output_norm, names.shared_output_norm)
+        )
+        return ExpertNorms(Norm(weight, None, norm.epsilon), inputs, outputs, shared_outputs)
 
     def _router(self, name: str, num_outputs: int, has_bias: bool) -> MatrixT:
         """Return a matrix that all ranks have whole."""

@@ -93,6 +93,19 @@ class Mlp(Generic[MatrixT]):
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertNorms:
+    """Norms of the residual stream for a router and its experts, and of what experts and the shared one return.
+
+    outputs(experts(inputs(residual))) + shared_outputs(shared(mlp_norm(residual))), as in Gemma 4.
+    """
+
+    router: Norm
+    inputs: Norm
+    outputs: Norm
+    shared_outputs: Norm
+
+
+@dataclass(frozen=True, slots=True)
 class Experts(Generic[MatrixT]):
     """A mixture of experts. Source: Shazeer et al. 2017, "Outrageously Large Neural Networks"."""
 
@@ -102,6 +115,8 @@ class Experts(Generic[MatrixT]):
     correction_bias: torch.Tensor | None = None  # [num_experts] float32, as the configuration says
     shared: Mlp[MatrixT] | None = None  # for every token, times sigmoid(shared_gate(x))
     shared_gate: MatrixT | None = None  # one output; None: the factor is 1
+    scales: torch.Tensor | None = None  # [num_experts] float32, of the weight of each; None: 1
+    norms: ExpertNorms | None = None  # None: all take the norm of the layer, and add what they return
 
 
 @dataclass(frozen=True, slots=True)

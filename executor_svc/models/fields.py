@@ -19,7 +19,14 @@ _LIMITS: Final = {
         *("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim", "conv_L_cache", "conv_kernel"),
         *("mamba_n_heads", "mamba_n_groups", "mamba_d_head", "mamba_d_state", "mamba_d_conv", "mamba_expand"),
         *("mamba_num_heads", "n_groups", "mamba_head_dim", "ssm_state_size"),
-        *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "n_shared_experts"),
+        *(
+            "num_experts",
+            "num_local_experts",
+            "n_routed_experts",
+            "num_experts_per_tok",
+            "top_k_experts",
+            "n_shared_experts",
+        ),
     ),
     10_000_000: (
         *("hidden_size", "d_model", "n_embed", "head_dim", "global_head_dim", "rotary_dim", "intermediate_size"),

@@ -90,7 +90,7 @@ class FileFormats:
             check_type(tensor, allow_requantization=allow_requantization)
             self._holders[tensor.type] = _holders(tensor, has_long_inputs)
             match = _OF_MLP.match(tensor.name)
-            if match is None or tensor.name.endswith(".bias"):
+            if match is None or tensor.name.endswith((".bias", ".scale")):
                 continue
             first = alike.setdefault(f"{match[1]} {match[2] == 'down'}", tensor)
             if (first.type in FLOATS) != (tensor.type in FLOATS):

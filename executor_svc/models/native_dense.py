@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from ctypes import addressof
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -270,8 +270,16 @@ class SharedLastSegment:
         self._rank_sum = rank_sum
         self._layer_end = NativeLayerEnd(layer_end)
         self._has_output, self._has_mlp = layer_end.attention_output is not None, layer_end.mlp is not None
-        hidden_size = self._layer_end.hidden_size
-        self._struct = SegmentStruct(end=self._layer_end.struct, hidden_size=hidden_size, has_layer_end=1)
+        self._struct = self._layer_end.as_segment()
+        self._parts: list[
+            tuple[NativeLayerEnd, Norm]
+        ] = []  # MLPs whose sums over the ranks are normed before they add up
+        if isinstance(mlp := layer_end.mlp, Experts) and mlp.norms is not None:
+            assert mlp.shared is not None, "the layer has both"
+            self._parts = [
+                (NativeLayerEnd(replace(layer_end, mlp=replace(mlp, shared=None))), mlp.norms.outputs),
+                (NativeLayerEnd(replace(layer_end, mlp=mlp.shared)), mlp.norms.shared_outputs),
+            ]
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> None:
         """End a layer."""
@@ -280,7 +288,13 @@ class SharedLastSegment:
             assert attended is not None, "it has attended"
             self._library.linear(layer_end.attention_output, attended, part)
             self._rank_sum.add(part, layer_end.attention_output_norm, layer_end.residual_scale, residual)
-        if self._has_mlp:
+        if self._parts:
+            sums = torch.zeros_like(residual)
+            for mlp, norm in self._parts:
+                self._library.mlp(mlp.as_segment(), residual, part)
+                self._rank_sum.add(part, norm_struct(norm), 1.0, sums)
+            self._library.add_parts(layer_end.mlp_output_norm, layer_end.residual_scale, sums[None], residual)
+        elif self._has_mlp:
             self._library.mlp(self._struct, residual, part)
             self._rank_sum.add(part, layer_end.mlp_output_norm, layer_end.residual_scale, residual)
         self._layer_end.take_inputs()
@@ -342,13 +356,23 @@ class NativeLayerEnd:
                 correction_bias=None if mlp.correction_bias is None else mlp.correction_bias.data_ptr(),
                 sum_epsilon=mlp.config.sum_epsilon,
                 scale=mlp.config.scale,
+                expert_scales=None if mlp.scales is None else mlp.scales.data_ptr(),
             )
+            if (norms := mlp.norms) is not None:
+                self.struct.experts.router_norm = norm_struct(norms.router)
+                self.struct.experts.input_norm = norm_struct(norms.inputs)
+                self.struct.experts.output_norm = norm_struct(norms.outputs)
+                self.struct.experts.shared_output_norm = norm_struct(norms.shared_outputs)
             if mlp.shared is not None:
                 self.struct.experts.shared = _mlp_struct(mlp.shared)
             if mlp.shared_gate is not None:
                 self.struct.experts.shared_gate = mlp.shared_gate.struct
         else:
             self.struct.mlp = self._mlps[0]
+
+    def as_segment(self) -> SegmentStruct:
+        """Return a segment that is this alone."""
+        return SegmentStruct(end=self.struct, hidden_size=self.hidden_size, has_layer_end=1)
 
     def take_inputs(self) -> None:
         """Point to what the tokens of this step have for the layers."""

@@ -196,9 +196,13 @@ class TorchLastSegment:
         if mlp is None:
             return
         assert layer.mlp_norm is not None, "an MLP has one"
-        normed = layer.mlp_norm(residual)
-        output = _run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed)
-        output = self.group.all_reduce(output)
+        normed, add_up = layer.mlp_norm(residual), self.group.all_reduce
+        if isinstance(mlp, Experts) and (norms := mlp.norms) is not None:
+            assert mlp.shared is not None, "the layer has both"
+            output = norms.outputs(add_up(_run_chosen(mlp, norms.router(residual), norms.inputs(residual))))
+            output += norms.shared_outputs(add_up(_run_mlp(mlp.shared, normed)))
+        else:
+            output = add_up(_run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed))
         residual += finish_output(output, layer.mlp_output_norm, layer.residual_scale)
         end_layer(layer, residual)
 
@@ -207,6 +211,11 @@ def end_layer(layer: LayerEnd[TorchMatrix], residual: torch.Tensor) -> None:
     """Add what the tokens have for a layer, and scale the residual stream, where a model has that."""
     if (own := layer.per_layer) is not None:
         residual += own.norm(own.projection(activate(own.activation, own.gate(residual), own.own_inputs)))
+    scale_residual(layer, residual)
+
+
+def scale_residual(layer: LayerEnd[TorchMatrix], residual: torch.Tensor) -> None:
+    """Scale the residual stream where a model has that."""
     if layer.layer_scale is not None:
         residual *= layer.layer_scale.to(residual.dtype)
 
@@ -270,22 +279,33 @@ def _run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
 
 
 def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
-    """Send each row of [num_rows, hidden_size] to the experts that the router chooses; return their weighted sum."""
-    config, scores = mixture.config, mixture.router(x).float()
+    """Map [num_rows, hidden_size] to the same shape by the experts of each row, and by the shared one."""
+    result = _run_chosen(mixture, x, x)
+    if mixture.shared is not None:
+        shared = _run_mlp(mixture.shared, x)
+        result += shared if mixture.shared_gate is None else mixture.shared_gate(x).sigmoid() * shared
+    return result
+
+
+def _run_chosen(mixture: Experts[TorchMatrix], scored: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Send each row of `x` to the experts that the router chooses for that of `scored`; return their weighted sum.
+
+    All are [num_rows, hidden_size].
+    """
+    config, scores = mixture.config, mixture.router(scored).float()
     scores = scores.sigmoid() if config.scoring == "sigmoid" else scores.softmax(-1)
     corrected = scores if mixture.correction_bias is None else scores + mixture.correction_bias
     chosen = corrected.topk(config.num_chosen).indices  # [num_rows, num_chosen]
     weights = scores.gather(1, chosen)
     if config.is_normalized:
         weights /= weights.sum(-1, keepdim=True) + config.sum_epsilon
+    if mixture.scales is not None:
+        weights = weights * mixture.scales[chosen]
     weights = (weights * config.scale).to(x.dtype)
     result = torch.zeros_like(x)
     for expert in np.unique(chosen.cpu().numpy()).tolist():
         rows, choices = (chosen == expert).nonzero(as_tuple=True)
         result.index_add_(0, rows, _run_mlp(mixture.experts[expert], x[rows]) * weights[rows, choices, None])
-    if mixture.shared is not None:
-        shared = _run_mlp(mixture.shared, x)
-        result += shared if mixture.shared_gate is None else mixture.shared_gate(x).sigmoid() * shared
     return result
 
 

@@ -27,10 +27,10 @@ from executor_svc.models.torch_dense import (
     TorchDense,
     TorchEmbedding,
     TorchMatrix,
-    end_layer,
     finish_output,
     gate_and_up,
     parts_to_norm,
+    scale_residual,
 )
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -136,12 +136,21 @@ class TritonLastSegment:
             return output
         assert layer.mlp_norm is not None, "an MLP has one"
         normed = _add_and_norm(residual, output, layer.mlp_norm)
-        output = _run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed)
-        output = _normed_output(self.add_up(output), layer.mlp_output_norm, layer.residual_scale)
+        if isinstance(mlp, Experts) and (norms := mlp.norms) is not None:
+            assert mlp.shared is not None, "the layer has both"
+            scored, inputs = (_add_and_norm(residual, None, norm) for norm in (norms.router, norms.inputs))
+            output = _normed_output(self.add_up(_run_chosen(mlp, scored, inputs)), norms.outputs, 1.0)
+            output += _normed_output(self.add_up(_run_mlp(mlp.shared, normed)), norms.shared_outputs, 1.0)
+        else:
+            output = self.add_up(_run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed))
+        output = _normed_output(output, layer.mlp_output_norm, layer.residual_scale)
         if layer.per_layer is None and layer.layer_scale is None:
             return output
         residual += output
-        end_layer(layer, residual)
+        if (own := layer.per_layer) is not None:
+            gated = gated_activation(own.gate(residual), own.own_inputs, own.activation)
+            residual += _normed_output(own.projection(gated), own.norm, 1.0)
+        scale_residual(layer, residual)
         return None
 
 
@@ -198,27 +207,34 @@ def _run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
 
 
 def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
-    """Send each row of [num_rows, hidden_size] to the experts that the router chooses; return their weighted sum.
+    """Map [num_rows, hidden_size] to the same shape by the experts of each row, and by the shared one."""
+    result = _run_chosen(mixture, x, x)
+    if mixture.shared is not None:
+        shared = _run_mlp(mixture.shared, x)
+        result += shared if mixture.shared_gate is None else mixture.shared_gate(x).sigmoid() * shared
+    return result
 
-    A row adds up its experts in their order, whichever other rows go to them.
+
+def _run_chosen(mixture: Experts[TorchMatrix], scored: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Send each row of `x` to the experts that the router chooses for that of `scored`; return their weighted sum.
+
+    All are [num_rows, hidden_size]. A row adds up its experts in their order, whichever other rows go to them.
     """
     config = mixture.config
     weights, chosen = route(
-        mixture.router(x),
+        mixture.router(scored),
         config.num_chosen,
         is_normalized=config.is_normalized,
         is_sigmoid=config.scoring == "sigmoid",
         correction_bias=mixture.correction_bias,
         sum_epsilon=config.sum_epsilon,
         scale=config.scale,
+        expert_scales=mixture.scales,
     )
     result = torch.zeros_like(x)
     for expert in np.unique(chosen.cpu().numpy()).tolist():
         rows, choices = (chosen == expert).nonzero(as_tuple=True)
         result[rows] += _run_mlp(mixture.experts[expert], x[rows]) * weights[rows, choices, None]
-    if mixture.shared is not None:
-        shared = _run_mlp(mixture.shared, x)
-        result += shared if mixture.shared_gate is None else mixture.shared_gate(x).sigmoid() * shared
     return result
 
 

@@ -94,6 +94,8 @@ class ExpertsStruct(ctypes.Structure):
         *_of(LONG, "num_experts", "num_chosen", "is_normalized", "is_sigmoid"),
         ("correction_bias", POINTER),
         *_of(FLOAT, "sum_epsilon", "scale"),
+        ("expert_scales", POINTER),
+        *_of(NormStruct, "router_norm", "input_norm", "output_norm", "shared_output_norm"),
         ("shared", MlpStruct),
         ("shared_gate", MatrixStruct),
     )

@@ -268,6 +268,8 @@ def probe_models_of(config: ModelConfig) -> Mapping[str, ModelConfig]:
         models["delta_nets_and_shared_experts"] = _with_delta_nets()
     if any(isinstance(layer.mlp, ExpertsConfig) and layer.mlp.scoring == "sigmoid" for layer in config.layers):
         models["corrected_experts"] = _with_corrected_experts()
+    if any(isinstance(layer.mlp, ExpertsConfig) and layer.mlp.has_norms for layer in config.layers):
+        models["experts_with_norms"] = _with_expert_norms()
     if any(isinstance(layer.state, Mamba2Config) for layer in config.layers):
         models["mamba2_and_scales"] = _with_mamba2()
     return models
@@ -277,6 +279,12 @@ def _with_corrected_experts() -> ModelConfig:
     routing: Any = {"scoring": "sigmoid", "has_correction_bias": True, "sum_epsilon": 1e-6, "scale": 1.5}
     experts = ExpertsConfig(num_experts=5, num_chosen=2, is_normalized=True, mlp=_MLP, **routing)
     return _model(_layer((4, 2), 12, _PLAIN, experts))
+
+
+def _with_expert_norms() -> ModelConfig:
+    beside: Any = {"shared": MlpConfig(37), "has_shared_gate": False, "has_expert_scales": True, "has_norms": True}
+    experts = ExpertsConfig(num_experts=5, num_chosen=2, is_normalized=True, mlp=_MLP, **beside)
+    return replace(_model(_layer((4, 2), 12, _PLAIN, experts)), has_output_norms=True)
 
 
 def _with_sinks() -> ModelConfig:

@@ -15,6 +15,7 @@ def route_kernel(
     weights,
     chosen,
     correction_bias,
+    expert_scales,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_PADDED: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
@@ -26,7 +27,8 @@ def route_kernel(
 ):
     """Write the experts of a token with the highest scores, highest first, of equal ones the first, and their weights.
 
-    `correction_bias`, [NUM_EXPERTS], is added to the scores for the choice; None: there is none.
+    `correction_bias`, [NUM_EXPERTS], is added to the scores for the choice; None: there is none. `expert_scales`,
+    [NUM_EXPERTS], multiplies the weights; None: 1.
     """
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS_PADDED)
@@ -60,6 +62,8 @@ def route_kernel(
         best = best / (total + SUM_EPSILON)
     best *= SCALE
     is_place = places < NUM_CHOSEN
+    if expert_scales is not None:
+        best *= tl.load(expert_scales + best_experts, mask=is_place, other=0.0)
     tl.store(weights + row * NUM_CHOSEN + places, best.to(weights.dtype.element_ty), mask=is_place)
     tl.store(chosen + row * NUM_CHOSEN + places, best_experts, mask=is_place)
 
@@ -73,6 +77,7 @@ def route(
     correction_bias: torch.Tensor | None = None,
     sum_epsilon: float = 0.0,
     scale: float = 1.0,
+    expert_scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the weights of each token's experts, of the number format of the scores, and the experts, int32.
 
@@ -84,6 +89,7 @@ def route(
         correction_bias: Added for the choice alone, [num_experts] float32; None: there is none.
         sum_epsilon: Added to the sum that the weights are divided by.
         scale: Multiplies the weights at last.
+        expert_scales: Multiply the weights too, [num_experts] float32; None: 1.
 
     Returns:
         [num_tokens, num_chosen] both.
@@ -98,6 +104,7 @@ def route(
             weights,
             chosen,
             correction_bias,
+            expert_scales,
             NUM_EXPERTS=num_experts,
             EXPERTS_PADDED=triton.next_power_of_2(num_experts),
             NUM_CHOSEN=num_chosen,

@@ -185,6 +185,8 @@ def run_segments(
     for name, target in sorted(weights.map.targets.items()):  # kernels make them in orders of their own
         is_norm = len(target.shape) == 1 and name.endswith("weight")
         target.fill(torch.randn(target.shape, generator=generator) * 0.2 + float(is_norm))
+    width = config.num_hidden_layers * config.per_layer_size
+    weights.layer_inputs.values = random(NUM_ROWS, width, dtype=kernels.dtype, seed=7)[rows]
     sizes = [attended_size(layer) // group.size for layer in config.layers]
     residual, results = random(NUM_ROWS, config.hidden_size, dtype=kernels.dtype)[rows].clone(), []
     for index, segment in enumerate(weights.segments):

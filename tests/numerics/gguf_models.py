@@ -11,7 +11,14 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file, save_file
 
 from tests.numerics.architectures import save_tiny_architecture
-from tests.numerics.family_architectures import DELTA_NETS, GRANITE, MAMBA2, NEMOTRON_H, SHORT_CONVS
+from tests.numerics.family_architectures import (
+    DELTA_NETS,
+    FAMILY_ARCHITECTURES,
+    GRANITE,
+    MAMBA2,
+    NEMOTRON_H,
+    SHORT_CONVS,
+)
 from tests.support.gguf_files import of_type
 
 # Rows of blocks are multiples of 32.
@@ -29,6 +36,14 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8},
     "Gemma3ForCausalLM": {"sliding_window": 9, "query_pre_attn_scalar": 8, "head_dim": 8, "num_hidden_layers": 7},
+    "Gemma4ForCausalLM": {
+        **FAMILY_ARCHITECTURES["Gemma4ForCausalLM"],
+        "head_dim": 8,
+        "hidden_size_per_layer_input": 32,
+        "moe_intermediate_size": 32,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    },
     "GptOssForCausalLM": {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2},
     "GraniteMoeHybridForCausalLM": {
         **MAMBA2,
@@ -72,7 +87,16 @@ def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType
     save_tiny_architecture(directory, name, {key: value for key, value in sizes.items() if value is not None})
     path = directory / "model.safetensors"
     keep = of_type(FileType.F32)(name, np.zeros(1))
-    kept = ("gate.weight", "router.weight", "router.layer.weight", "_bias", "conv1d.weight", "conv.conv.weight")
+    kept = (
+        ".gate.weight",
+        "expert_gate.weight",
+        "router.weight",
+        "router.proj.weight",
+        "router.layer.weight",
+        "_bias",
+        "conv1d.weight",
+        "conv.conv.weight",
+    )
     weights = {
         each: values if values.ndim == 1 or each.endswith(kept) or kind == keep else _rounded(each, values, kind)
         for each, values in load_file(path).items()
@@ -86,7 +110,7 @@ def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType
 
 def _rounded(name: str, values: npt.NDArray[Any], kind: FileType) -> npt.NDArray[Any]:
     """Return a matrix as a type has it; of the stacked experts of gpt-oss inputs come before outputs."""
-    is_transposed = values.ndim == 3 and not name.endswith(".weight")
+    is_transposed = values.ndim == 3 and ".mlp.experts." in name and not name.endswith(".weight")
     rows = values.swapaxes(-1, -2) if is_transposed else values
     rounded = dequantize(quantize(np.ascontiguousarray(rows), kind), kind)
     return np.ascontiguousarray(rounded.swapaxes(-1, -2)) if is_transposed else rounded

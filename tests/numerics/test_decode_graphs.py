@@ -96,6 +96,7 @@ def generate(
 
 ON_THE_HOST = {
     *(name for name in FAMILY_ARCHITECTURES if "Moe" in name),
+    "Gemma4ForCausalLM",
     "GptOssForCausalLM",
     "MixtralForCausalLM",
     *WITH_STATES,

@@ -45,14 +45,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Gemma 2: windows, soft caps, heads of 48": ("Gemma2ForCausalLM", {"head_dim": 48}),
     "Gemma 3: windows, norms of heads, heads of 96": ("Gemma3ForCausalLM", {"head_dim": 96}),
-    "Gemma 4: heads of 24 and of 40, caches that layers share, embeddings for each layer": (
+    "Gemma 4: heads of 24 and of 40, caches that layers share, embeddings for each layer, experts with norms": (
         "Gemma4ForCausalLM",
         {"head_dim": 24, "global_head_dim": 40},
     ),
     "Gemma 4: keys that are values, a KV head where there is no window": (
         "Gemma4ForCausalLM",
         {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
-        | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+        | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "enable_moe_block": False},
     ),
     "gpt-oss: sinks, windows, experts with biases, heads of 64": (
         "GptOssForCausalLM",

@@ -16,7 +16,8 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.models.families import parse_config
 from executor_svc.models.selection import choose_model
 from executor_svc.worker.loading import load_worker
-from tests.numerics.architectures import SIZES, compare_with_transformers
+from octavo_shared.errors import ModelLoadError
+from tests.numerics.architectures import SIZES, compare_with_transformers, save_tiny_architecture
 from tests.numerics.family_architectures import DELTA_NETS, FAMILY_ARCHITECTURES
 from tests.numerics.ties import TIE
 
@@ -27,7 +28,7 @@ CLIP = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num
 COMBINED: Mapping[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {"text_config": TEXT | {"sliding_window": 9}, "vision_config": CLIP},
     "Gemma4ForConditionalGeneration": {
-        "text_config": {**TEXT, **FAMILY_ARCHITECTURES["Gemma4ForCausalLM"], "enable_moe_block": False},
+        "text_config": {**TEXT, **FAMILY_ARCHITECTURES["Gemma4ForCausalLM"]},
         "vision_config": CLIP | {"head_dim": 8, "num_key_value_heads": 2, "patch_size": 4},
     },
     "Mistral3ForConditionalGeneration": {
@@ -116,3 +117,16 @@ def test_what_a_published_config_of_gemma_leaves_out_is_as_in_transformers() -> 
     full = transformers.Gemma3TextConfig(**text).to_dict() | {"architectures": ["Gemma3ForCausalLM"]}
 
     assert parse_config(text_config(published), Path("config.json")) == parse_config(full, Path("config.json"))
+
+
+def test_keys_and_values_beside_a_cache_that_is_read_are_left_out(tmp_path: Path) -> None:
+    """Published checkpoints of Gemma 4 have them, and nobody reads them."""
+    save_tiny_architecture(tmp_path, "Gemma4ForCausalLM", FAMILY_ARCHITECTURES["Gemma4ForCausalLM"])
+    file = tmp_path / "model.safetensors"
+    unread = {f"model.layers.5.self_attn.{part}.weight": torch.ones(16) for part in ("k_proj", "v_proj", "k_norm")}
+    save_file(load_file(file) | unread, file, metadata={"format": "pt"})
+
+    load_worker(ExecutorConfig.model_validate({"model": str(tmp_path), "num_device_blocks": 8}))
+    save_file(load_file(file) | {"model.layers.3.self_attn.x.weight": torch.ones(16)}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"layers.3.self_attn.x.weight, which the model does not have"):
+        load_worker(ExecutorConfig.model_validate({"model": str(tmp_path), "num_device_blocks": 8}))

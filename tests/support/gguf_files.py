@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Gemma4ForCausalLM": "gemma4",
     "NemotronHForCausalLM": "nemotron_h",
     "Phi3ForCausalLM": "phi3",
     "GptOssForCausalLM": "gpt-oss",
@@ -125,12 +126,28 @@ _NAMES_OF_GEMMA = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_NAMES_OF_GEMMA4 = {
+    **_NAMES_OF_GEMMA,
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "router.proj": "ffn_gate_inp",
+    "experts.gate_up_proj": "ffn_gate_up_exps",
+    "experts.down_proj": "ffn_down_exps",
+    "layer_scalar": "layer_output_scale",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+}
 
 
 def of_type(kind: GGMLQuantizationType) -> TypeOf:
     """Return the rule of files of a type: matrices have it, vectors and routers stay in float32."""
     floats = GGMLQuantizationType.F32
-    kept = re.compile(r"ffn_gate_inp|\.bias|ssm_conv1d|ssm_norm|ssm_[ad]$|shortconv\.conv")
+    kept = re.compile(r"ffn_gate_inp|\.scale$|\.bias|ssm_conv1d|ssm_norm|ssm_[ad]$|shortconv\.conv")
     return lambda name, values: floats if values.ndim == 1 or kept.search(name) else kind
 
 
@@ -285,6 +302,8 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
             "residual_scale": config["residual_multiplier"],
             "logit_scale": config["logits_scaling"],
         }
+    if architecture == "gemma4":
+        values |= _values_of_gemma4(config)
     if architecture == "qwen2moe":
         values["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
     if architecture.startswith("nemotron_h"):
@@ -306,6 +325,49 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
     return {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
+
+
+def _values_of_gemma4(config: Mapping[str, Any]) -> dict[str, Any]:
+    num_layers, size = config["num_hidden_layers"], config["intermediate_size"]
+    is_windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
+    whole = next(iter(config["per_layer_config"].values()))
+    num_own = num_layers - config["num_kv_shared_layers"]
+    num_kv_heads, of_whole = config["num_key_value_heads"], whole.get("num_key_value_heads")
+    has_experts = config["enable_moe_block"]
+    return {
+        "attention.key_length": whole["head_dim"],
+        "attention.value_length": whole["head_dim"],
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "rope.dimension_count": whole["head_dim"],
+        "rope.dimension_count_swa": config["head_dim"],
+        "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+        "attention.sliding_window_pattern": is_windowed,
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "attention.head_count_kv": [num_kv_heads if each else of_whole for each in is_windowed]
+        if of_whole
+        else num_kv_heads,
+        "feed_forward_length": [size * (1 + (layer >= num_own)) for layer in range(num_layers)]
+        if config["use_double_wide_mlp"]
+        else size,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "expert_count": config["num_experts"] if has_experts else None,
+        "expert_used_count": config["top_k_experts"] if has_experts else None,
+    }
+
+
+def _of_gemma4(config: Mapping[str, Any], weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of a Gemma 4 with the suffixes of llama.cpp, and what divides its rotary frequencies."""
+    whole, suffixes = config["rope_parameters"]["full_attention"], (".gate_up_proj", ".down_proj", ".layer_scalar")
+    num_pairs = next(iter(config["per_layer_config"].values()))["head_dim"] // 2
+    num_turning = int(num_pairs * whole["partial_rotary_factor"])
+    factors = np.array([1.0] * num_turning + [1e30] * (num_pairs - num_turning), np.float32)
+    found = {"rope_freqs.weight": factors}
+    for name, values in weights.items():
+        own = name.replace("router.scale", "router.proj.scale")
+        own = own.replace("router.per_expert_scale", "experts.down_proj.scale")
+        found[f"{own}.weight" if own.endswith(suffixes) else own] = values
+    return found
 
 
 def _values_of_granite(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -374,7 +436,7 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
     tensors: dict[str, Array] = {}
     experts: dict[str, list[Array]] = {}
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    is_gemma = architecture.startswith("gemma")
+    has_norms_less_1 = architecture in ("gemma", "gemma2", "gemma3")
     names = {**_NAMES, **(_NAMES_OF_GEMMA if architecture in ("gemma2", "gemma3") else {})}
     if architecture == "gpt-oss":
         names |= _NAMES_OF_GPT_OSS
@@ -388,6 +450,9 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
     if "linear_num_key_heads" in config:
         names |= _NAMES_OF_HYBRIDS
         weights = _of_hybrid(config, architecture, weights)
+    if architecture == "gemma4":
+        names |= {**_NAMES_OF_GEMMA4, "rope_freqs": "rope_freqs"}
+        weights = _of_gemma4(config, weights)
     if architecture == "seed_oss":
         names |= _NAMES_OF_GPT_OSS
     if architecture == "qwen2moe":
@@ -408,7 +473,7 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
         if layer and part.endswith(("A_log", ".D")):
             tensors[f"blk.{layer[1]}.{'ssm_d' if part.endswith('.D') else 'ssm_a'}"] = values
             continue
-        if (is_gemma or "linear_num_key_heads" in config) and "norm" in part and part != "linear_attn.norm":
+        if (has_norms_less_1 or "linear_num_key_heads" in config) and "norm" in part and part != "linear_attn.norm":
             values = values + np.float32(1)
         expert = re.sub(r"\.experts\.\d+\.", ".experts.", part)
         found = f"blk.{layer[1]}.{names[expert]}.{suffix}" if layer else f"{names[part]}.{suffix}"

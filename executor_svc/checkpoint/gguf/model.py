@@ -52,6 +52,8 @@ class GGUFModel:
     def _config(self) -> dict[str, object]:
         config = build_config(self._metadata, self._tensors)
         rope = config["rope_parameters"]
+        if isinstance(rope, dict) and "full_attention" in rope:  # of layers with a window there are none
+            rope = rope["full_attention"]
         if isinstance(rope, dict) and rope.get("rope_type") in ("factors", "longrope"):
             found = {name: self._tensors[tensor] for name, tensor in ROPE_FACTORS.items() if tensor in self._tensors}
             rope |= {name: _read_factors(tensor) for name, tensor in found.items()}

@@ -24,8 +24,9 @@ _TOKENIZER = "tokenizer.ggml."
 
 # Tokens that end a turn; llama.cpp knows them by their text too.
 _ENDS: Final = frozenset(
-    ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<EOT>")
+    ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<EOT>", "<turn|>")
 )
+_END_OF_GEMMA4 = "<|tool_response>"  # ends a turn though files show it
 # Those of harmony, where <|end|> ends a message, and the next one may follow.
 _ENDS_OF_HARMONY: Final = frozenset(("<|return|>", "<|call|>", "<|endoftext|>"))
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # of tokenizer.ggml.token_type
@@ -112,7 +113,11 @@ def end_token_ids(metadata: Metadata) -> tuple[int, ...]:
         tokens = metadata.texts(f"{_TOKENIZER}tokens")
         pairs = zip(tokens, metadata.numbers(f"{_TOKENIZER}token_type"), strict=False)
         ends = _ENDS_OF_HARMONY if set(tokens) >= _ENDS_OF_HARMONY else _ENDS
-        ids += [index for index, (token, kind) in enumerate(pairs) if kind == _CONTROL and token in ends]
+        ids += [
+            index
+            for index, (token, kind) in enumerate(pairs)
+            if (kind == _CONTROL and token in ends) or token == _END_OF_GEMMA4
+        ]
     return tuple(dict.fromkeys(ids))
 
 
@@ -130,10 +135,14 @@ def _tokenizer(metadata: Metadata) -> dict[str, object]:
                 f"{metadata.path} has {_TOKENIZER}pre {shown(cut)}, which is not supported; supported are {supported}"
             )
         given |= {"pre_tokenizer_type": cut, "merges": metadata.texts(f"{_TOKENIZER}merges")}
+    elif kind == "gemma4":
+        given["merges"] = metadata.texts(f"{_TOKENIZER}merges")
     elif kind == "llama":
         given["scores"] = metadata.numbers(f"{_TOKENIZER}scores")
     else:
-        raise ModelLoadError(f"{metadata.path} has {_TOKENIZER}model {shown(kind)}; supported are gpt2 and llama")
+        raise ModelLoadError(
+            f"{metadata.path} has {_TOKENIZER}model {shown(kind)}; supported are gpt2, llama and gemma4"
+        )
     if f"{_TOKENIZER}token_type" in metadata.values:
         given["token_type"] = metadata.numbers(f"{_TOKENIZER}token_type")
     for name in ("scores", "token_type"):
@@ -145,7 +154,7 @@ def _tokenizer(metadata: Metadata) -> dict[str, object]:
         tokenizer: dict[str, Any] = json.loads(made.to_str())
     except BaseException as error:  # the library may panic
         raise ModelLoadError(f"{metadata.path} has a tokenizer that is not valid: {words_of(error)}") from error
-    _take_whole(tokenizer, tokens, given.get("token_type"), is_sentencepiece=kind == "llama")
+    _take_whole(tokenizer, tokens, given.get("token_type"), is_sentencepiece=kind != "gpt2")
     if kind == "gpt2" and cut in _OWN_CUTS:
         tokenizer["pre_tokenizer"] = _OWN_CUTS[cut]
     if kind == "llama" and not metadata.architecture.startswith("gemma"):
@@ -156,7 +165,7 @@ def _tokenizer(metadata: Metadata) -> dict[str, object]:
         tokenizer |= {"normalizer": {"type": "Sequence", "normalizers": [*steps, replace]}, "pre_tokenizer": None}
     if cut in _LLAMA3:
         tokenizer["model"]["ignore_merges"] = True
-    tokenizer["post_processor"] = _around_texts(metadata, tokens, has_first=kind == "llama" or cut in _LLAMA3)
+    tokenizer["post_processor"] = _around_texts(metadata, tokens, has_first=kind != "gpt2" or cut in _LLAMA3)
     return tokenizer
 
 
@@ -195,7 +204,8 @@ def _around_texts(metadata: Metadata, tokens: list[str], *, has_first: bool) -> 
     def parts(name: str, *, is_added_by_default: bool) -> tuple[list[object], list[object]]:
         """Return a token as part of the first text, and of the second one of a pair."""
         key = f"{_TOKENIZER}add_{name}_token"
-        if not metadata.flag(key, is_added_by_default):
+        is_always = name == "bos" and metadata.values[f"{_TOKENIZER}model"] == "gemma4"  # the first files say no
+        if not metadata.flag(key, is_added_by_default) and not is_always:
             return [], []
         token = _special_tokens(metadata, tokens).get(f"{name}_token")
         if token is None:

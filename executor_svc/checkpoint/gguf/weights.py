@@ -44,6 +44,10 @@ FLOATS: Mapping[GGMLQuantizationType, tuple[torch.dtype, str]] = {
 }
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
+# Of experts in one tensor: rows of the gates, then of what they gate.
+_GATE_OR_UP = re.compile(r"(.*\.experts\.\d+\.)(gate|up)_proj\.weight")
+# Of a layer that reads the cache of another: llama.cpp does not read them.
+_KEYS = re.compile(r"blk\.(\d+)\.attn_(k|v|k_norm)\.weight")
 # Of a delta net of Qwen3-Next: rows of b and a, key head by key head.
 _KEY_HEAD_PART = re.compile(r"(.*\.linear_attn\.in_proj_)([ba])\.weight")
 _INTERLEAVED = {".attn_q.": "num_attention_heads", ".attn_k.": "num_key_value_heads"}
@@ -127,7 +131,7 @@ class GGUFCheckpoint:
         places = {name: self._place(name) for name in targets}
         used = {place.tensor.name for place in places.values()} | {*ROPE_FACTORS.values()}
         for tensor in self.tensors.values():
-            if tensor.name not in used:
+            if tensor.name not in used and not self._is_of_shared_cache(tensor.name):
                 raise ModelLoadError(f"{tensor}, which the model does not have")
         for name, place in places.items():
             if not place.fits(targets[name].shape):
@@ -188,8 +192,14 @@ class GGUFCheckpoint:
         """Return where a tensor is; experts are slices of one tensor, or in older files tensors of their own."""
         if (part := _KEY_HEAD_PART.fullmatch(name)) is not None and self._architecture == "qwen3next":
             return self._part_of_key_heads(self._place(f"{part[1]}ba.weight").tensor, part[2])
+        if (part := _GATE_OR_UP.fullmatch(name)) is not None and self._architecture == "gemma4":
+            return self._part_of_experts(name, part)
+        name = name.replace(".router.scale", ".router.proj.scale")
+        name = name.replace(".router.per_expert_scale", ".experts.down_proj.scale")
         name = (
-            f"{name}.weight" if name.endswith((".sinks", ".A_log", ".D")) else name.replace(".dt_bias", ".dt_proj.bias")
+            f"{name}.weight"
+            if name.endswith((".sinks", ".A_log", ".D", ".layer_scalar"))
+            else name.replace(".dt_bias", ".dt_proj.bias")
         )
         name = f"{name}.bias" if name.endswith(".expert_bias") else name
         name = name.replace(".e_score_correction_bias", ".e_score_correction.bias")
@@ -214,6 +224,20 @@ class GGUFCheckpoint:
             )
         return _Place(tensor, expert, self._row_order(tensor))
 
+    def _is_of_shared_cache(self, name: str) -> bool:
+        num_layers, num_shared = self._config["num_hidden_layers"], self._config.get("num_kv_shared_layers", 0)
+        assert isinstance(num_layers, int)
+        assert isinstance(num_shared, int)
+        match = _KEYS.fullmatch(name)
+        return match is not None and int(match[1]) >= num_layers - num_shared
+
+    def _part_of_experts(self, name: str, part: re.Match[str]) -> _Place:
+        """Return the gate of an expert, or what it gates: half of the rows of one tensor, or one of its own."""
+        merged = self._place(f"{part[1]}gate_up_proj.weight")
+        num_rows = merged.shape[0] // 2
+        first = num_rows * ("gate", "up").index(part[2])
+        return replace(merged, rows=torch.arange(first, first + num_rows))
+
     def _part_of_key_heads(self, tensor: GGUFTensor, part: str) -> _Place:
         """Return the rows of b or a of each key head, which has both, one behind the other."""
         num_keys, num_values = (self._config[f"linear_num_{part}_heads"] for part in ("key", "value"))
@@ -237,7 +261,7 @@ class GGUFCheckpoint:
             floats = torch.from_numpy(values).view(FLOATS[tensor.type][0]).view(-1, *shape[1:])
             floats = floats if order is None else floats[order]
             return _logarithms(tensor, floats) if tensor.name.endswith(".ssm_a") else floats
-        num_rows = shape[0] if order is None else tensor.shape[0]
+        num_rows = shape[0] if order is None else tensor.shape[-2]
         if self._restores_codes:
             numbers = torch.from_numpy(dequantize(values.reshape(num_rows, -1), tensor.type)).view(-1, *shape[1:])
             return numbers if order is None else numbers[order]

@@ -80,9 +80,16 @@ def mlp_of(config: ModelConfig) -> MlpConfig:
     return mlp
 
 
-def read_experts(fields: ConfigFields, size_name: str, mlp: MlpConfig, *, is_normalized: bool) -> ExpertsConfig:
-    """Read how many experts there are, by the name that the family has for it, and how many a token goes to."""
-    num_experts, num_chosen = fields.integer(size_name), fields.integer("num_experts_per_tok")
+def read_experts(
+    fields: ConfigFields,
+    size_name: str,
+    mlp: MlpConfig,
+    *,
+    is_normalized: bool,
+    chosen_name: str = "num_experts_per_tok",
+) -> ExpertsConfig:
+    """Read how many experts there are, and how many a token goes to, by the names that the family has for it."""
+    num_experts, num_chosen = fields.integer(size_name), fields.integer(chosen_name)
     if num_chosen > num_experts:
         raise ModelLoadError(f"{fields.source} selects {num_chosen} of {num_experts} experts")
     return ExpertsConfig(num_experts, num_chosen, is_normalized, mlp)

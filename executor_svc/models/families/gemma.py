@@ -12,16 +12,26 @@ from types import MappingProxyType
 
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.models.config import LayerConfig, MlpConfig, ModelConfig, RopeConfig, WeightNames
-from executor_svc.models.families.common import mlp_of, read_decoder, read_kv_heads, read_windows
+from executor_svc.models.families.common import mlp_of, read_decoder, read_experts, read_kv_heads, read_windows
 from executor_svc.models.fields import ConfigFields
 from executor_svc.models.rotary_embedding import read_rope
 from octavo_shared.errors import ModelLoadError
 
 _LAYER = "model.layers.{layer}"
+_EXPERT = f"{_LAYER}.experts.{{expert}}"
 _SANDWICH_NAMES = WeightNames(
     attention_output_norm=f"{_LAYER}.post_attention_layernorm",
     mlp_norm=f"{_LAYER}.pre_feedforward_layernorm",
     mlp_output_norm=f"{_LAYER}.post_feedforward_layernorm",
+)
+# The MLP beside the experts is the shared one.
+_NAMES_WITH_EXPERTS = replace(
+    _SANDWICH_NAMES,
+    router=f"{_LAYER}.router.proj",
+    expert_gate_up=(f"{_EXPERT}.gate_proj", f"{_EXPERT}.up_proj"),
+    expert_down=f"{_EXPERT}.down_proj",
+    shared_gate_up=_SANDWICH_NAMES.gate_up,
+    shared_down=_SANDWICH_NAMES.down,
 )
 # Where config.json is silent, as in transformers.
 _DEFAULTS_OF_GEMMA4: Mapping[str, object] = MappingProxyType(
@@ -70,8 +80,8 @@ def read_gemma3(fields: ConfigFields) -> ModelConfig:
 
 
 def read_gemma4(fields: ConfigFields) -> ModelConfig:
-    """Read the config.json of a Gemma 4 text model without experts."""
-    fields.refuse({"enable_moe_block": False, "use_bidirectional_attention": "vision", "attention_bias": False})
+    """Read the config.json of a Gemma 4 text model."""
+    fields.refuse({"use_bidirectional_attention": "vision", "attention_bias": False})
     num_layers, num_shared = fields.integer("num_hidden_layers"), fields.integer("num_kv_shared_layers", 0, least=0)
     by_default = [(layer + 1) % 6 > 0 for layer in range(num_layers)]
     windows = read_windows(fields, fields.integer("sliding_window", 512), by_default)
@@ -84,10 +94,13 @@ def read_gemma4(fields: ConfigFields) -> ModelConfig:
     for index, window in enumerate(windows):
         layer = replace(of_whole if window is None else of_window, attention=AttentionLayer(1.0, window))
         layers.append(layer if index < first_shared else _with_cache_of(layer, fields, windows[:first_shared]))
+    has_experts = fields.flag("enable_moe_block")
+    if has_experts:
+        layers = [_with_experts(layer, fields) for layer in layers]
     return replace(
         base,
         layers=tuple(layers),
-        names=_SANDWICH_NAMES,
+        names=_NAMES_WITH_EXPERTS if has_experts else _SANDWICH_NAMES,
         norm=replace(base.norm, weight_offset=0.0),
         has_output_norms=True,
         has_query_key_norm=True,
@@ -133,6 +146,15 @@ def _with_cache_of(layer: LayerConfig, fields: ConfigFields, windows: Sequence[i
         mlp = replace(mlp, intermediate_size=2 * mlp.intermediate_size)
     last = len(windows) - 1 - list(reversed(windows)).index(window)
     return replace(layer, cache_of=last, mlp=mlp, attention=replace(layer.attention, reads_only=True))
+
+
+def _with_experts(layer: LayerConfig, fields: ConfigFields) -> LayerConfig:
+    """Return a layer with experts beside its MLP."""
+    assert isinstance(layer.mlp, MlpConfig), "experts come now"
+    mlp = replace(layer.mlp, intermediate_size=fields.integer("moe_intermediate_size"))
+    experts = read_experts(fields, "num_experts", mlp, is_normalized=True, chosen_name="top_k_experts")
+    experts = replace(experts, shared=layer.mlp, has_shared_gate=False, has_expert_scales=True, has_norms=True)
+    return replace(layer, mlp=experts)
 
 
 def _base_of_gemma3(fields: ConfigFields) -> ModelConfig:

@@ -17,6 +17,10 @@ void lay_out_experts(const Experts *experts, long num_rows, Arena *arena, Expert
         .activated = take_inputs(arena, num_chosen, first->down.num_inputs, input_format(&first->down)),
         .outputs = take(arena, num_chosen * first->down.num_outputs * (long)sizeof(float)),
     };
+    if (experts->router_norm.weight) {
+        scratch->scored = take_rows(arena, num_rows, first->up.num_inputs, FLOATS);
+        scratch->inputs = take_rows(arena, num_rows, first->up.num_inputs, input_format(&first->up));
+    }
     const Mlp *shared = &experts->shared;
     if (!shared->up.num_outputs) return;
     scratch->shared_inputs = take_codes(arena, num_rows, shared->up.num_inputs, input_format(&shared->up));
@@ -63,7 +67,10 @@ static void choose_experts(const Experts *experts, float *scores, int32_t *chose
         scores[best] = -INFINITY;
     }
     float divisor = experts->is_normalized ? total + experts->sum_epsilon : 1.0f;
-    for (long i = 0; i < experts->num_chosen; i++) weights[i] = weights[i] / divisor * experts->scale;
+    for (long i = 0; i < experts->num_chosen; i++) {
+        weights[i] = weights[i] / divisor * experts->scale;
+        if (experts->expert_scales) weights[i] *= experts->expert_scales[chosen[i]];
+    }
 }
 
 // The places of the rows among their experts' rows; each thread finds them by itself.
@@ -158,12 +165,12 @@ static void sum_outputs(const Experts *experts, const Placement *placement, cons
     }
 }
 
-void run_experts(const Experts *experts, Activation activation, const Rows *in, const ExpertsScratch *scratch,
-                 float *out, bool add, const Member *member) {
+void run_experts(const Experts *experts, Activation activation, const Rows *scored, const Rows *in,
+                 const ExpertsScratch *scratch, float *out, bool add, const Member *member) {
     long num_chosen = experts->num_chosen, num_places = in->num_rows * num_chosen;
     long hidden_size = experts->mlps->down.num_outputs, num_inputs = experts->mlps->down.num_inputs;
     Repetition repetition = in->num_rows <= REPEATED_ROWS ? REPEATABLE : ONCE;
-    project(&experts->router, in, scratch->scores, false, member);
+    project(&experts->router, scored, scratch->scores, false, member);
     Phase choices = begin_phase(member, in->num_rows, ONCE);
     while (next_task(&choices))
         choose_experts(experts, scratch->scores + choices.task * experts->num_experts,

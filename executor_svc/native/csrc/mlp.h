@@ -5,6 +5,7 @@
 #include "activation.h"
 #include "arena.h"
 #include "dense.h"
+#include "norm.h"
 #include "team.h"
 
 // Rows that one task multiplies with a panel: inputs of so many rows stay in L2 beside the panel.
@@ -44,12 +45,17 @@ typedef struct {
     const float *correction_bias;  // [num_experts], added to scores for the choice alone; NULL: there is none
     float sum_epsilon;             // added to the sum that weights are divided by
     float scale;                   // of the weights
+    const float *expert_scales;    // [num_experts], of the weights too; NULL: 1
+    // With these the router and the experts take norms of the residual stream, the shared expert that of the layer, and
+    // what both return is normed before it is added; without weights all take that of the layer.
+    Norm router_norm, input_norm, output_norm, shared_output_norm;
     Mlp shared;          // for every row, times the sigmoid of its gate; no outputs: there is none
     Matrix shared_gate;  // float32, one output; none: the factor is 1
 } Experts;
 
 // The rows of each expert, with their inputs and results.
 typedef struct {
+    Rows scored, inputs;      // of the router and of the experts where they have norms
     float *scores;            // [num_rows][num_experts]
     int32_t *chosen;          // [num_rows][num_chosen]
     float *weights;           // [num_rows][num_chosen]
@@ -75,9 +81,9 @@ void activate_rows(const Mlp *mlp, Activation activation, const Rows *in, const 
 
 void lay_out_experts(const Experts *experts, long num_rows, Arena *arena, ExpertsScratch *scratch);
 
-// out (=|+=) for each row the weighted sum of its experts' outputs for `in`, in the order in which it chose them. `in`
-// has the values of its rows, and their codes if they have some.
-void run_experts(const Experts *experts, Activation activation, const Rows *in, const ExpertsScratch *scratch,
-                 float *out, bool add, const Member *member);
+// out (=|+=) for each row the weighted sum of its experts' outputs for `in`, in the order in which it chose them by
+// `scored`, which has the values of its rows.
+void run_experts(const Experts *experts, Activation activation, const Rows *scored, const Rows *in,
+                 const ExpertsScratch *scratch, float *out, bool add, const Member *member);
 
 #endif

@@ -126,7 +126,8 @@ static void run_one_mlp(const Mlp *mlp, Activation activation, const Rows *in, c
     project(&mlp->down, &rows, out, add, member);
 }
 
-// out += sigmoid(gate(in)) * mlp(in), of the expert that every row goes to; without a gate out += mlp(in).
+// out += sigmoid(gate(in)) * mlp(in), of the expert that every row goes to; without a gate out += mlp(in), or with norms
+// out = norm(out) + norm(mlp(in)).
 static void add_shared_expert(const Experts *experts, Activation activation, const Rows *in,
                               const ExpertsScratch *scratch, float *out, const Member *member) {
     long num_rows = in->num_rows, size = experts->shared.down.num_outputs;
@@ -143,8 +144,11 @@ static void add_shared_expert(const Experts *experts, Activation activation, con
     run_one_mlp(&experts->shared, activation, &inputs, &scratch->shared_activated, outputs, false, member);
     Phase phase = begin_phase(member, num_rows, ONCE);
     while (next_task(&phase)) {
-        const float *values = outputs + phase.task * size;
-        float *sums = out + phase.task * size;
+        float *values = outputs + phase.task * size, *sums = out + phase.task * size;
+        if (experts->output_norm.weight) {
+            normalize(&experts->output_norm, sums, size, sums);
+            normalize(&experts->shared_output_norm, values, size, values);
+        }
         for (long i = 0; i < size; i += LANES) {
             vfloat weighed = vf_load_part(values + i, size - i);
             if (has_gate) weighed = weigh_by_sigmoid(weighed, vf_all(scratch->shared_gates[phase.task]));
@@ -153,9 +157,10 @@ static void add_shared_expert(const Experts *experts, Activation activation, con
     }
 }
 
-// out (=|+=) mlp(in), of one MLP or of experts.
-static void run_mlp(const Segment *segment, const Rows *in, const Scratch *scratch, float *out, bool add,
-                    const Member *member) {
+// out (=|+=) mlp(in), of one MLP or of experts; `in` is the norm of `residual`, and experts may take others. With those
+// `out` is not added to.
+static void run_mlp(const Segment *segment, const Rows *in, const float *residual, const Scratch *scratch, float *out,
+                    bool add, const Member *member) {
     const LayerEnd *layer = &segment->end;
     const Experts *experts = &layer->experts;
     Activation activation = (Activation)layer->activation;
@@ -163,7 +168,16 @@ static void run_mlp(const Segment *segment, const Rows *in, const Scratch *scrat
         run_one_mlp(&layer->mlp, activation, in, &scratch->activated, out, add, member);
         return;
     }
-    run_experts(experts, activation, in, &scratch->experts, out, add, member);
+    Rows scored = *in, inputs = *in;
+    if (experts->router_norm.weight) {
+        scored = scratch->experts.scored, inputs = scratch->experts.inputs;
+        Phase phase = begin_phase(member, in->num_rows, ONCE);
+        while (next_task(&phase)) {
+            normalize_rows(&experts->router_norm, residual, segment->hidden_size, &scored, phase.task, phase.task + 1);
+            normalize_rows(&experts->input_norm, residual, segment->hidden_size, &inputs, phase.task, phase.task + 1);
+        }
+    }
+    run_experts(experts, activation, &scored, &inputs, &scratch->experts, out, add, member);
     if (experts->shared.up.num_outputs) add_shared_expert(experts, activation, in, &scratch->experts, out, member);
 }
 
@@ -234,7 +248,7 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
             Rows normed = normalize_residual(segment, output_norm, scratch.outputs, &layer->mlp_norm, residual,
                                              &scratch.mlp_inputs, member);
             output_norm = norm_apart(layer, &layer->mlp_output_norm);
-            run_mlp(segment, &normed, &scratch, output_norm ? scratch.outputs : residual, !output_norm, member);
+            run_mlp(segment, &normed, residual, &scratch, output_norm ? scratch.outputs : residual, !output_norm, member);
         }
         if (layer->layer_scale || layer->per_layer.gate.num_outputs) {
             end_layer(segment, output_norm, &scratch, residual, member);
@@ -293,7 +307,7 @@ static void run_mlp_call(const Member *member, void *argument) {
     lay_out(call->segment, call->num_rows, (uintptr_t)call->memory, &scratch);
     const Norm *norm = &call->segment->end.mlp_norm;
     Rows normed = normalize_residual(call->segment, NULL, NULL, norm, call->residual, &scratch.mlp_inputs, member);
-    run_mlp(call->segment, &normed, &scratch, call->out, false, member);
+    run_mlp(call->segment, &normed, call->residual, &scratch, call->out, false, member);
 }
 
 // out[num_rows][hidden_size] = mlp(norm(residual)), of a segment with a layer's end: the part of one of several ranks.

@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from gguf import GGMLQuantizationType as FileType
 
 from executor_svc.checkpoint.gguf.config import build_config
 from executor_svc.checkpoint.gguf.decoder_config import EMBEDDING
 from executor_svc.checkpoint.gguf.header import GGUFTensor, read_header
 from executor_svc.checkpoint.gguf.metadata import Metadata
+from octavo_shared.errors import ModelLoadError
 from tests.support.each_row import each_row
 from tests.support.gguf_files import write_small_gguf
 
@@ -70,6 +72,45 @@ def test_what_config_json_would_say(architecture: str, changes: dict[str, Any], 
     config = build_config(Metadata(PATH, {"general.architecture": architecture, **given}), TENSORS)
 
     assert {key: config[key] for key in expected} == expected
+
+
+OF_GEMMA4: dict[str, Any] = {
+    "block_count": 4,
+    "attention.key_length": 32,
+    "attention.key_length_swa": 16,
+    "attention.head_count_kv": [3, 2, 3, 2],
+    "attention.sliding_window": 8,
+    "attention.sliding_window_pattern": [True, False, True, False],
+    "attention.shared_kv_layers": 2,
+    "feed_forward_length": [100, 100, 200, 200],
+    "embedding_length_per_layer_input": 0,
+}
+FACTORS = {"rope_freqs.weight": GGUFTensor("rope_freqs.weight", (16,), FileType.F32, PATH, 0, 64)}
+
+
+@each_row(
+    ({}, None),
+    ({"attention.sliding_window_pattern": [True, True]}, "it must be a flag for each layer, with both kinds"),
+    ({"attention.head_count_kv": [3, 2, 2, 2]}, r"head_count_kv \[3, 2, 2, 2\]; it must be \[3, 2, 3, 2\], one"),
+    ({"feed_forward_length": [100, 200, 200, 200]}, r"it must be \[100, 100, 200, 200\], one"),
+    ({"feed_forward_length": [100]}, "it must be a number for each of 4 layers"),
+    ({"rope.dimension_count_swa": 8}, "rope.dimension_count_swa 8; it must be the length of a key, 16"),
+    ({"attention.head_count": None}, "m.gguf has no gemma4.attention.head_count"),
+    ({"rope_freqs": None}, "the tensor rope_freqs.weight is missing from m.gguf"),
+)
+def test_layers_of_gemma_4_are_of_two_kinds(changes: dict[str, Any], refusal: str | None) -> None:
+    given = {f"gemma4.{key}": value for key, value in {**VALUES, **OF_GEMMA4, **changes}.items() if value is not None}
+    metadata = Metadata(PATH, {"general.architecture": "gemma4", **given})
+    tensors = TENSORS | ({} if "rope_freqs" in changes else FACTORS)
+
+    if refusal is not None:
+        with pytest.raises(ModelLoadError, match=refusal):
+            build_config(metadata, tensors)
+        return
+    config = build_config(metadata, tensors)
+    assert (config["num_key_value_heads"], config["head_dim"], config["intermediate_size"]) == (3, 16, 100)
+    assert config["per_layer_config"] == {"full_attention": {"head_dim": 32, "num_key_value_heads": 2}}
+    assert (config["use_double_wide_mlp"], config["attention_k_eq_v"]) == (True, True)
 
 
 @each_row(8, 32, 64, 4096)

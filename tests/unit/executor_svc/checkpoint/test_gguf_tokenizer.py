@@ -134,6 +134,31 @@ def test_runs_of_spaces_are_taken_whole_as_sentencepiece_does(tmp_path: Path) ->
     assert made.decode(found.ids) == "a" + 12 * " " + "x"
 
 
+@each_row(True, False)
+def test_gemma_4_merges_on_spaces_that_are_written_and_always_begins(says_so: bool, *, tmp_path: Path) -> None:
+    """llama.cpp (build 11434) gives the same ids."""
+    merges = [("h", "e"), ("\u2581", "he"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("\n", "\n"), ("\u2581", "\u2581")]
+    pieces = [*PIECES, "\n", "\n\n", "\u2581\u2581"]
+    values = SENTENCEPIECE | {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": [-1000.0] * len(pieces),
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * (len(pieces) - 259),
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_bos_token": says_so,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    made = tokenizer_of(tmp_path / "m.gguf", values, "gemma4")
+
+    assert made.encode("he\n\nhello  \u65e5").tokens == [
+        *("<s>", "he", "\n\n", "hello", "\u2581\u2581"),
+        *("<0xE6>", "<0x97>", "<0xA5>"),
+    ]
+    for text in TEXTS:
+        assert made.decode(made.encode(text.replace("<s>", "")).ids) == text.replace("<s>", "").replace("</s>", "")
+
+
 @each_row(*((pre, row["settings"], row["ids"]) for row in RECORDED["rows"] for pre in row["pre"]))
 def test_ids_are_those_of_llama_cpp(
     pre: str, settings: dict[str, Any], ids: list[list[int]], *, tmp_path: Path

@@ -46,7 +46,10 @@ def test_of_a_gguf_file(content: bytes, sentence: str, *, tmp_path: Path) -> Non
     (lambda: Metadata(Path("a"), {"general.architecture": HOSTILE}).integer("size"), "has no"),
     (lambda: Metadata(Path("a"), {"general.architecture": [HOSTILE]}), "; it must be a text"),
     (lambda: ConfigFields({"size": HOSTILE}, Path("a")).integer("size"), "; it must be a whole number"),
-    (lambda: _tokenizer(Metadata(Path("a"), {**TOKENS, "tokenizer.ggml.model": HOSTILE})), "; supported are gpt2 and"),
+    (
+        lambda: _tokenizer(Metadata(Path("a"), {**TOKENS, "tokenizer.ggml.model": HOSTILE})),
+        "; supported are gpt2, llama and",
+    ),
     (
         lambda: _tokenizer(Metadata(Path("a"), {**TOKENS, "tokenizer.ggml.pre": HOSTILE})),
         ", which is not supported; supported are ",
