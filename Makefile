@@ -21,8 +21,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo      a real model answers, and an executor is killed in the middle of it"
 	@echo "make dev       install everything: what make test needs, grpcurl"
-	@echo "make test      the quick suite (5 minutes on 2 cores)"
-	@echo "make test-suites the suites that make test leaves out, as SUITES='tls docs'; python -m tests.suites names all"
+	@echo "make test      the quick suite (5 minutes on 2 cores); SUITES='tls docs' adds suites that it leaves out"
+	@echo "make test-suites these suites alone, as SUITES='tls docs'; python -m tests.suites names all"
 	@echo "make test-all  every test"
 	@echo "make check     format, lint, types, import contracts, protos, packages (a minute)"
 	@echo "make resolve-check the packages that others get fit each other: pins and ranges, every Python and platform"
@@ -62,12 +62,16 @@ demo: $(RUNTIME)
 
 dev: $(INSTALLED)
 
-test: $(INSTALLED)
+# What some suites need beside the rest.
+TOOLS_OF_SUITES := $(if $(filter monitoring,$(SUITES)),monitoring-tools) $(if $(filter page,$(SUITES)),browser)
+
+# SUITES="tls docs": those too, in one run.
+test: $(INSTALLED) $(TOOLS_OF_SUITES)
 	$(BIN)/octavo model prepare smollm2
-	ignored=$$($(SUITES_OF_TESTS) --ignore) && $(PYTEST) -m $(QUICK) $$ignored
+	ignored=$$($(SUITES_OF_TESTS) --ignore $(SUITES)) && $(PYTEST) -m $(QUICK) $$ignored
 
 # SUITES="tls docs": some of those that `make test` leaves out (tests/suites.toml).
-test-suites: $(INSTALLED) $(if $(filter monitoring,$(SUITES)),monitoring-tools) $(if $(filter page,$(SUITES)),browser)
+test-suites: $(INSTALLED) $(TOOLS_OF_SUITES)
 	$(BIN)/octavo model prepare smollm2
 	paths=$$($(SUITES_OF_TESTS) --paths $(SUITES)) && $(PYTEST) -m $(QUICK) $$paths
 

@@ -5,7 +5,7 @@
     python -m tests.suites                  # names of all
     python -m tests.suites --since COMMIT   # names of those whose files changed, committed or not
     python -m tests.suites --paths NAME...  # what pytest runs of these
-    python -m tests.suites --ignore         # the options that leave all of them out
+    python -m tests.suites --ignore NAME... # the options that leave out all but these
 """
 
 import argparse
@@ -91,10 +91,11 @@ def main(arguments: list[str] | None = None) -> None:
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--since", metavar="COMMIT")
     asked.add_argument("--paths", metavar="NAME", nargs="+", choices=SUITES)
-    asked.add_argument("--ignore", action="store_true")
+    asked.add_argument("--ignore", metavar="NAME", nargs="*", choices=SUITES)
     options = parser.parse_args(arguments)
-    if options.ignore:
-        print(*(f"--ignore={path}" for suite in SUITES.values() for path in suite.tests))
+    if options.ignore is not None:
+        left_out = (suite for name, suite in SUITES.items() if name not in options.ignore)
+        print(*(f"--ignore={path}" for suite in left_out for path in suite.tests))
     elif options.paths:
         print(*(path for name in options.paths for path in SUITES[name].tests))
     elif options.since and (changed := changed_since(options.since)) is not None:

@@ -5,11 +5,12 @@ import graphlib
 import importlib.util
 import os
 import pkgutil
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from tests.support.each_row import each_row
 
@@ -98,63 +99,68 @@ def modules_below(package: str) -> list[str]:
     return names
 
 
-def loaded_after_importing(modules: list[str], looked_for: Sequence[str]) -> list[str]:
-    """Import modules in a fresh process; return which of the packages and modules looked for came with them."""
-    code = (
-        f"import importlib, sys; sys.path[:0] = {[str(REPOSITORY), str(REPOSITORY / 'shared')]!r}\n"
-        f"for name in {modules!r}: importlib.import_module(name)\n"
-        f"print(*(name for name in {looked_for!r} if name in sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-def test_the_scheduler_imports_no_torch_in_a_fresh_process() -> None:
-    modules = modules_below("scheduler_svc") + modules_below("octavo_shared")
-
-    assert "scheduler_svc.__main__" in modules
-    assert loaded_after_importing(modules, HEAVY) == []
-
-
-def test_the_fake_executor_imports_no_torch_in_a_fresh_process() -> None:
-    assert loaded_after_importing(["executor_svc.fake.__main__", "executor_svc.fake.worker"], HEAVY) == []
-
-
-def test_the_client_and_the_command_line_import_nothing_of_the_services() -> None:
-    names = ("command_line", "bench", "chat", "connection", "drain", "explain", "generate", "options", "top")
-    modules = ["octavo.client", "octavo.admin_client", "octavo.errors", "octavo.values.sampling_params"]
-    modules += [f"octavo.commands.{name}" for name in names]
-    assert loaded_after_importing(modules, ["octavo_shared", "scheduler_svc", "executor_svc"]) == []
-
-
-@each_row(
-    "-c 'from octavo import Client, SamplingParams'",
-    "-m octavo.cli --help",
-    "-m scheduler_svc --help",
-    "-m executor_svc --help",
-    "-m executor_svc.fake --help",
-)
-def test_folders_of_a_user_do_not_stand_for_ours(command: str, *, tmp_path: Path) -> None:
-    """Python looks first in the folder where it is started, or where the script is."""
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a user, where Python looks first if it is started there: nothing in it may stand for ours."""
+    folder = tmp_path_factory.mktemp("home")
     for name in ("calls", "commands", "config", "core", "local", "models", "processes", "shared", "values"):
-        (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / name / "__init__.py").write_text("raise AssertionError('a folder of the user was imported')")
-    homes = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "shared")])
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise AssertionError('a folder of the user was imported')")
+    return folder
+
+
+def run_in(home: Path, *arguments: str) -> str:
+    """Run Python in a folder; return what it prints."""
     done = subprocess.run(
-        [sys.executable, *shlex.split(command)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": homes},
+        [sys.executable, *arguments],
+        cwd=home,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "shared")])},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-# What a process of the scheduler does without, and would start later by.
+def loaded_after_importing(home: Path, modules: list[str], looked_for: Sequence[str]) -> list[str]:
+    """Import modules in a fresh process; return which of the packages and modules looked for came with them."""
+    code = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        f"print(*(name for name in {looked_for!r} if name in sys.modules))"
+    )
+    return run_in(home, "-c", code).split()
+
+
+def test_the_scheduler_imports_no_torch_in_a_fresh_process(home: Path) -> None:
+    modules = modules_below("scheduler_svc") + modules_below("octavo_shared")
+
+    assert "scheduler_svc.__main__" in modules
+    assert loaded_after_importing(home, modules, HEAVY) == []
+
+
+def test_the_client_and_the_command_line_import_nothing_of_the_services(home: Path) -> None:
+    names = ("command_line", "bench", "chat", "connection", "drain", "explain", "generate", "options", "top")
+    modules = ["octavo.client", "octavo.admin_client", "octavo.errors", "octavo.values.sampling_params"]
+    modules += [f"octavo.commands.{name}" for name in names]
+    assert loaded_after_importing(home, modules, ["octavo_shared", "scheduler_svc", "executor_svc"]) == []
+
+
+# The scheduler's modules are imported in that folder by the other tests here.
+@each_row("-m octavo.cli --help", "-m executor_svc --help")
+def test_folders_of_a_user_do_not_stand_for_ours(command: str, *, home: Path) -> None:
+    run_in(home, *command.split())
+
+
+# What a process does without, and would start later by.
 LATE = {
-    "scheduler_svc.__main__": ["aiohttp", "cryptography", "numpy", "scheduler_svc.core", "tokenizers"],
-    "scheduler_svc.processes.supervisor": ["aiohttp", "cryptography", "numpy", "scheduler_svc.core", "tokenizers"],
+    "scheduler_svc.__main__ scheduler_svc.processes.supervisor": [
+        "aiohttp",
+        "cryptography",
+        "numpy",
+        "scheduler_svc.core",
+        "tokenizers",
+    ],
     "scheduler_svc.processes.engine_process": [
         "aiohttp",
         "cryptography",
@@ -163,18 +169,18 @@ LATE = {
         "tokenizers",
     ],
     "scheduler_svc.processes.front_process": ["aiohttp", "cryptography", "opentelemetry", "scheduler_svc.core"],
-    "executor_svc.__main__": ["aiohttp", "cryptography", "torch"],
+    "executor_svc.__main__ executor_svc.fake.__main__ executor_svc.fake.worker": ["aiohttp", "cryptography", *HEAVY],
 }
 
 
 @each_row(*LATE)
-def test_a_process_starts_with_what_it_needs_and_no_more(module: str) -> None:
-    assert loaded_after_importing([module], LATE[module]) == []
+def test_a_process_starts_with_what_it_needs_and_no_more(modules: str, *, home: Path) -> None:
+    assert loaded_after_importing(home, modules.split(), LATE[modules]) == []
 
 
-def test_a_front_process_loads_nothing_of_the_core() -> None:
+def test_a_front_process_loads_nothing_of_the_core(home: Path) -> None:
     """Nor when it has imported what it imports only if it is configured: tracing."""
     modules = ["scheduler_svc.processes.front_process", *modules_below("scheduler_svc.front")]
     modules.append("scheduler_svc.telemetry.request_tracing")
 
-    assert loaded_after_importing(modules, [*CORE_ROOMS, *HEAVY]) == []
+    assert loaded_after_importing(home, modules, [*CORE_ROOMS, *HEAVY]) == []

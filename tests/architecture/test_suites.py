@@ -36,14 +36,14 @@ def test_each_pattern_names_files_whose_change_selects_the_suite(name: str) -> N
 
 
 @each_row(
-    ("scheduler_svc/core/sequence.py", ["fleet", "simulation"]),
-    ("scheduler_svc/executors/new_tls.py", ["skew", "tls", "fleet", "processes", "simulation"]),
-    ("scheduler_svc/front/openai/new.py", ["docs", "http", "fuzz"]),
+    ("scheduler_svc/core/sequence.py", ["fleet", "answers", "simulation"]),
+    ("scheduler_svc/executors/new_tls.py", ["skew", "tls", "fleet", "answers", "processes", "simulation"]),
+    ("scheduler_svc/front/openai/new.py", ["docs", "http", "answers", "fuzz"]),
     ("executor_svc/triton_kernels/decode.py", ["kernels", "numerics"]),
     ("k8s/base/new.yaml", ["k8s"]),
     ("docs/new.md", ["docs"]),
     ("tests/skew/new.py", ["skew"]),
-    ("tests/support/certificates.py", ["docs", "page", "monitoring", "tls", "http", "commands"]),
+    ("tests/support/certificates.py", ["docs", "page", "monitoring", "tls", "http", "answers", "commands"]),
     ("constraints.txt", list(SUITES)),
 )
 def test_a_change_concerns_the_suites_that_see_it(path: str, suites: list[str]) -> None:
@@ -77,3 +77,10 @@ def test_what_is_run_of_a_suite_is_what_is_left_out(capsys: pytest.CaptureFixtur
     paths = capsys.readouterr().out.split()
     main(["--ignore"])
     assert capsys.readouterr().out.split() == [f"--ignore={path}" for path in paths]
+
+
+def test_a_suite_that_is_named_is_not_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--ignore", "tls", "page"])
+    left_out = capsys.readouterr().out.split()
+    assert not {"--ignore=tests/tls", "--ignore=tests/page"} & {*left_out}
+    assert "--ignore=tests/k8s" in left_out

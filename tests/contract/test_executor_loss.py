@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 
 import grpc
@@ -43,11 +43,15 @@ class TrickedWorker(FakeWorker):
         return super().execute(step)
 
 
-@pytest.fixture
-async def expected() -> AsyncIterator[list[Answer]]:
+@pytest.fixture(scope="module")
+def expected() -> list[Answer]:
     """What an undisturbed run answers."""
-    async with running_stack() as stack:
-        yield await asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+
+    async def ask() -> list[Answer]:
+        async with running_stack() as stack:
+            return await asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+
+    return asyncio.run(ask())
 
 
 def assert_same(answers: list[Answer], expected: list[Answer]) -> None:
@@ -375,7 +379,7 @@ async def test_what_was_accepted_waits_until_an_executor_comes_that_can_hold_it(
 
 
 async def test_what_no_executor_comes_for_ends_with_the_numbers_and_is_never_cut() -> None:
-    async with running_stack(FakeWorker(step_ms=2), orphan_timeout_s=3) as stack:
+    async with running_stack(FakeWorker(step_ms=2), orphan_timeout_s=1) as stack:
         large = [asyncio.create_task(output_lengths(stack, request)) for request in LARGE]
         small = await shrink(stack)
         assert len((await small).token_ids) == 60
@@ -384,7 +388,7 @@ async def test_what_no_executor_comes_for_ends_with_the_numbers_and_is_never_cut
             assert ended.code() is grpc.StatusCode.UNAVAILABLE
             assert ended.details() == (
                 "the request was accepted for 200 tokens (a prompt of 20); this executor holds sequences of 128; no "
-                "larger one was attached within 3 s (--orphan-timeout-s); retry later, or request less"
+                "larger one was attached within 1 s (--orphan-timeout-s); retry later, or request less"
             )
 
 

@@ -208,7 +208,7 @@ async def test_many_inputs_are_admitted_in_portions(monkeypatch: pytest.MonkeyPa
             most = max(most, len(stack.engine.requests))
 
         monkeypatch.setattr(stack.engine.requests, "add", counting)
-        contents = [f"text {index}" for index in range(2048)]
+        contents = [f"text {index}" for index in range(500)]
         answer = await stack.generation.Embed(texts(*contents))
         assert rows(answer).tolist() == [vector(wrapped(content)) for content in contents]
         assert 8 <= most <= 20

@@ -1,6 +1,7 @@
 """Files, rooms and methods that the pages name are there."""
 
 import re
+from collections import defaultdict
 from fnmatch import fnmatch
 from functools import cache
 
@@ -29,8 +30,21 @@ def names_in_code() -> tuple[set[str], set[str]]:
     return set(re.findall(r"\b(?:class|message|service) (\w+)", code)), set(re.findall(r"\w+", code))
 
 
+@cache
+def files_by_end() -> dict[str, list[str]]:
+    """Return the files by their paths, and by each end of these: a/b.py by `a/b.py` and by `b.py`."""
+    found = defaultdict[str, list[str]](list)
+    for name in files():
+        parts = name.split("/")
+        for place in range(len(parts)):
+            found["/".join(parts[place:])].append(name)
+    return dict(found)
+
+
 def paths_of(path: str) -> list[str]:
     """Return the files that have this path, or one that ends with it."""
+    if "*" not in path:
+        return files_by_end().get(path, [])
     return [name for name in files() if fnmatch(name, path) or fnmatch(name, f"*/{path}")]
 
 

@@ -1,8 +1,9 @@
 """Every message of docs/troubleshooting.md is one that the code prints."""
 
-import ast
 import functools
 import re
+from collections.abc import Iterator
+from types import CodeType
 
 from tests.docs.pages import REPOSITORY
 from tests.support.each_row import each_row
@@ -27,22 +28,22 @@ def messages() -> list[str]:
 
 @functools.cache
 def strings() -> str:
-    """Return all texts of the code, a line each; \\0 stands for a value."""
-    found = []
+    """Return all texts of the code, a line each; of one with values, each part between them."""
+    found: list[str] = []
     for folder in ("octavo", "scheduler_svc", "executor_svc", "shared"):
         for path in (REPOSITORY / folder).rglob("*.py"):
             if not path.stem.endswith(("_pb2", "_pb2_grpc")):
-                found += [_text(node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
-    return "\n".join(filter(None, found))
+                found += _texts(compile(path.read_text(encoding="utf-8"), path, "exec", dont_inherit=True))
+    return "\n".join(found)
 
 
-def _text(node: ast.AST) -> str:
-    match node:
-        case ast.Constant(value=str(text)):
-            return text
-        case ast.JoinedStr(values=values):
-            return "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in values)
-    return ""
+def _texts(constant: object) -> Iterator[str]:
+    match constant:
+        case str():
+            yield constant
+        case CodeType(co_consts=constants) | (tuple() | frozenset() as constants):
+            for inner in constants:
+                yield from _texts(inner)
 
 
 @each_row(*messages())

@@ -156,7 +156,8 @@ def test_swaps_change_no_bit(kernels: str, load: Load) -> None:
 
     alone = Schedule(24, settings=PlannerSettings(prefix_caching=False))
     expected = [run(alone, [request]).outcome_of(0) for request in requests]
-    for depth, caches in product([1, 3], [False, True]):
+    # The steps of the planner are the same whatever computes them.
+    for depth, caches in product([1, 3], [False, True]) if kernels == "native" else [(3, True)]:
         ways = PlannerSettings(preemption_mode=PreemptionMode.SWAP, watermark=0.0, prefix_caching=caches)
         play = run(Schedule(0, settings=ways, num_steps_in_flight=depth, uses_groups=True), requests)
 

@@ -205,7 +205,12 @@ QWEN3: Mapping[str, Any] = {
     **SIZES, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "tie_word_embeddings": True,
 }  # fmt: skip
 
-GEMMA4 = {**QWEN3, **FAMILY_ARCHITECTURES["Gemma4ForCausalLM"], "vocab_size_per_layer_input": SIZES["vocab_size"]}
+GEMMA4 = {
+    **QWEN3,
+    **FAMILY_ARCHITECTURES["Gemma4ForCausalLM"],
+    "vocab_size_per_layer_input": SIZES["vocab_size"],
+    "moe_intermediate_size": 24,
+}
 
 
 @pytest.fixture(scope="module")

@@ -238,7 +238,7 @@ def test_a_state_takes_no_more_than_the_committed_tokens(lanes: str, config: Sta
         states.append(one_by_one.recurrent[1].clone())
 
     backends: list[StateBackend] = [native(lanes), native(lanes, 2), TorchStateBackend()]
-    for backend, num_drafts in product(backends, (1, 3, 7)):
+    for backend, num_drafts in [*product(backends[:2], (1, 3, 7)), (backends[2], 3)]:
         tolerance = 1e-4 if isinstance(backend, TorchStateBackend) else 0.0
 
         def check(found: torch.Tensor, expected: torch.Tensor, tolerance: float = tolerance) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.packaging.published_files import check_archives
 
 REPOSITORY = Path(__file__).parents[2]
-LIMIT_S = 300.0
+LIMIT_S = 600.0
 COMMANDS = {"scheduler": ("octavo", "octavo-scheduler"), "executor": ("octavo", "octavo-executor")}
 WAIT_UNTIL_READY = """\
 import asyncio, sys

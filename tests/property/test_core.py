@@ -58,7 +58,7 @@ def test_a_pool_far_too_small_for_all_preempts_and_changes_no_output(
     assert driver.num_preemptions[mode] > 6
 
 
-@each_row(*product([1, 2, 3, 4], [None, *PreemptionMode], [0, 3], [2, 5]))
+@each_row(*product([1, 2, 4], [None, *PreemptionMode], [0, 3], [2, 5]))
 def test_several_tokens_a_step_change_no_output_whatever_comes_between_a_step_and_its_result(
     num_steps_in_flight: int, mode: PreemptionMode | None, sliding_window: int, max_allowance: int
 ) -> None:
@@ -92,6 +92,6 @@ def test_several_tokens_a_step_change_no_output_whatever_comes_between_a_step_an
     ]
     requests.append(Request([5, 5], StopConditions(max_tokens=9), 7, beam_search=BeamSearchParams(beam_width=2)))
 
-    for evacuate_round in (None, 8):
+    for evacuate_round in (None, 8) if max_allowance > 2 else (None,):
         driver = play(Workload(bounds, requests, evacuate_round, [False, False, True]), num_steps_in_flight)
         assert driver.num_spans > 3

@@ -31,7 +31,7 @@ def engines(number: int) -> list[Engine]:
 @given(
     slots=st.lists(st.integers(1, 64), min_size=1, max_size=5),
     num_prefixes=st.integers(1, 50),
-    num_requests=st.integers(1, 400),
+    num_requests=st.integers(1, 200),
     data=st.data(),
 )
 def test_no_place_has_more_than_its_bound_while_all_others_have_less(

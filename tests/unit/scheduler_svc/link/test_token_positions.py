@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.v1 import core_service_pb2 as pb
@@ -98,6 +98,7 @@ def ends(answer: list[list[Token]]) -> pb.JoinResponse:
     return found
 
 
+@settings(max_examples=settings().max_examples // 2)  # each example has tens of messages
 @given(ANSWERS, st.data())
 def test_any_end_that_is_sent_again_changes_nothing(answer: list[list[Token]], data: Any) -> None:
     async def run() -> None:
