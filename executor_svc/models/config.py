@@ -149,8 +149,8 @@ def activation_of(mlp: MlpConfig | ExpertsConfig) -> Activation:
 class LatentConfig:
     """Keys and values of all heads as one vector of a token, which is all that the cache has (MLA).
 
-    It has numbers of a key that all heads share and that are rotated, then the latent, of which each head makes the rest
-    of its key, and its value. Source: DeepSeek-AI 2024, "DeepSeek-V2".
+    It has numbers of a key that all heads share and that are rotated, then the latent, of which each head makes the
+    rest of its key, and its value. Source: DeepSeek-AI 2024, "DeepSeek-V2".
     """
 
     rank: int  # numbers of the latent
@@ -185,7 +185,7 @@ class LayerConfig:
     # What is attended is multiplied by the sigmoid of a gate, number by number.
     has_output_gate: bool = False
     keys_are_values: bool = False  # before both are normed and keys are rotated
-    # Heads attend on the vectors of the cache, one KV head whose head_dim is that of a vector; None: on keys and values.
+    # Heads attend on the vectors of the cache, one KV head of that size; None: on keys and values.
     latent: LatentConfig | None = None
     cache_of: int | None = None  # the layer before whose keys and values it reads; None: it has its own
 

@@ -29,7 +29,8 @@ from executor_svc.models.config import Activation, ExpertsConfig, LatentConfig
 from executor_svc.native.structs import NumberFormat
 
 # "vocabulary": the embedding or the head, whose rows are looked up; "router": it chooses experts, and is not quantized;
-# "qkv": its parts are queries, keys and values, and maybe gates; "values": it makes values; "delta_net": its last two parts, and "mamba2": its
+# "qkv": its parts are queries, keys and values, and maybe gates; "values": it makes values;
+# "delta_net": its last two parts, and "mamba2": its
 # last one, say what a state keeps; "layer": all others.
 MatrixRole = Literal["layer", "qkv", "values", "delta_net", "mamba2", "vocabulary", "router"]
 
