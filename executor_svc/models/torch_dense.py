@@ -1,15 +1,13 @@
 """The dense part of a model in plain torch operations: any model, any device, any number format; the reference."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the usual name
 
 from executor_svc.attention.interface import Rotation
-from executor_svc.models.config import Activation, ExpertsConfig
 from executor_svc.models.dense import (
     Embedding,
     EmbeddingWeights,
@@ -23,12 +21,12 @@ from executor_svc.models.dense import (
     MapsApart,
     Matrix,
     MatrixRole,
-    Mlp,
     Norm,
     Segment,
 )
 from executor_svc.models.quantized_linear import QuantizedLinear
 from executor_svc.models.rotary_embedding import rotations
+from executor_svc.models.torch_experts import activate, run_chosen, run_experts, run_mlp
 from executor_svc.models.torch_latent import JoinedMaps, TorchLatent
 from executor_svc.models.weight_format import matrix_formats
 from executor_svc.native.binding import WeightMemory
@@ -44,27 +42,6 @@ class TorchMatrix(Matrix, Protocol):
 
     def rows(self, row_ids: torch.Tensor) -> torch.Tensor:
         """Return rows of the weight, [num_ids, num_inputs]."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [num_rows, num_inputs] to [num_rows, num_outputs]."""
-
-
-ACTIVATIONS: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square_(),
-}
-
-
-def activate(activation: Activation, gate: torch.Tensor | None, up: torch.Tensor) -> torch.Tensor:
-    """Return activation(gate) * up, or without a gate activation(up)."""
-    if activation == "swiglu_oai":
-        assert gate is not None, "it has a gate"
-        gate = gate.clamp(max=7.0)
-        return gate * torch.sigmoid(1.702 * gate) * (up.clamp(-7.0, 7.0) + 1)
-    return ACTIVATIONS[activation](up) if gate is None else ACTIVATIONS[activation](gate).mul_(up)
 
 
 class TorchDense:
@@ -223,10 +200,10 @@ class TorchLastSegment:
         normed, add_up = layer.mlp_norm(residual), self.group.all_reduce
         if isinstance(mlp, Experts) and (norms := mlp.norms) is not None:
             assert mlp.shared is not None, "the layer has both"
-            output = norms.outputs(add_up(_run_chosen(mlp, norms.router(residual), norms.inputs(residual))))
-            output += norms.shared_outputs(add_up(_run_mlp(mlp.shared, normed)))
+            output = norms.outputs(add_up(run_chosen(mlp, norms.router(residual), norms.inputs(residual))))
+            output += norms.shared_outputs(add_up(run_mlp(mlp.shared, normed)))
         else:
-            output = add_up(_run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed))
+            output = add_up(run_experts(mlp, normed) if isinstance(mlp, Experts) else run_mlp(mlp, normed))
         residual += finish_output(output, layer.mlp_output_norm, layer.residual_scale)
         end_layer(layer, residual)
 
@@ -286,62 +263,6 @@ def parts_to_norm(heads: torch.Tensor, norms: HeadNorms) -> list[tuple[torch.Ten
     if norms.value is not None:
         parts.append((others[:, count : 2 * count], norms.value))
     return parts[:1] if not count else parts
-
-
-def gate_and_up(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Return both products of [num_rows, hidden_size]; the first is None without a gate."""
-    up = mlp.up(x)
-    if mlp.is_merged:
-        gate, up = up.chunk(2, -1)
-        return gate, up
-    return None if mlp.gate is None else mlp.gate(x), up
-
-
-def _run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
-    """Map [num_rows, hidden_size] to the same shape."""
-    return mlp.down(activate(mlp.activation, *gate_and_up(mlp, x)))
-
-
-def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
-    """Map [num_rows, hidden_size] to the same shape by the experts of each row, and by the shared one."""
-    result = _run_chosen(mixture, x, x)
-    if mixture.shared is not None:
-        shared = _run_mlp(mixture.shared, x)
-        result += shared if mixture.shared_gate is None else mixture.shared_gate(x).sigmoid() * shared
-    return result
-
-
-def _run_chosen(mixture: Experts[TorchMatrix], scored: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Send each row of `x` to the experts that the router chooses for that of `scored`; return their weighted sum.
-
-    All are [num_rows, hidden_size].
-    """
-    config, scores = mixture.config, mixture.router(scored).float()
-    scores = scores.sigmoid() if config.scoring == "sigmoid" else scores.softmax(-1)
-    corrected = scores if mixture.correction_bias is None else scores + mixture.correction_bias
-    if config.num_groups > config.num_chosen_groups:
-        corrected = _in_best_groups(corrected, config)
-    chosen = corrected.topk(config.num_chosen).indices  # [num_rows, num_chosen]
-    weights = scores.gather(1, chosen)
-    if config.is_normalized:
-        weights /= weights.sum(-1, keepdim=True) + config.sum_epsilon
-    if mixture.scales is not None:
-        weights = weights * mixture.scales[chosen]
-    weights = (weights * config.scale).to(x.dtype)
-    result = torch.zeros_like(x)
-    for expert in np.unique(chosen.cpu().numpy()).tolist():
-        rows, choices = (chosen == expert).nonzero(as_tuple=True)
-        result.index_add_(0, rows, _run_mlp(mixture.experts[expert], x[rows]) * weights[rows, choices, None])
-    return result
-
-
-def _in_best_groups(scores: torch.Tensor, config: ExpertsConfig) -> torch.Tensor:
-    """Return scores for the choice of experts, [num_rows, num_experts], -inf in all groups but the best ones."""
-    groups = scores.view(len(scores), config.num_groups, -1)
-    best = groups.topk(2 if config.scoring == "sigmoid" else 1).values.sum(-1)
-    chosen = best.topk(config.num_chosen_groups).indices
-    is_other = torch.ones_like(best, dtype=torch.bool).scatter_(1, chosen, False)
-    return groups.masked_fill(is_other[..., None], -torch.inf).view(scores.shape)
 
 
 # Between these numbers of rows, MKL's x @ W.T runs at half the speed of W @ x.T or less, for every

@@ -30,10 +30,10 @@ from executor_svc.models.torch_dense import (
     TorchEmbedding,
     TorchMatrix,
     finish_output,
-    gate_and_up,
     parts_to_norm,
     scale_residual,
 )
+from executor_svc.models.torch_experts import gate_and_up
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation

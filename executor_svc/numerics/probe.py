@@ -29,6 +29,7 @@ from executor_svc.checkpoint.scaled_codes import E4M3, INT8, UINT4_G32, UINT4_G1
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.models.config import (
     ExpertsConfig,
+    LatentConfig,
     LayerConfig,
     LinearScaling,
     Llama3Scaling,
@@ -273,6 +274,8 @@ def probe_models_of(config: ModelConfig) -> Mapping[str, ModelConfig]:
         models["experts_with_norms"] = _with_expert_norms()
     if any(isinstance(layer.state, Mamba2Config) for layer in config.layers):
         models["mamba2_and_scales"] = _with_mamba2()
+    if any(layer.latent is not None for layer in config.layers):
+        models["latents_and_groups_of_experts"] = _with_latents()
     return models
 
 
@@ -316,6 +319,14 @@ def _with_mamba2() -> ModelConfig:
     mamba = Mamba2Config(6, 2, head_dim=20, state_size=11, conv_size=4, has_conv_bias=True, has_bias=False)
     attends = _layer((4, 2), 12, None, experts)
     return replace(_model(replace(attends, state=mamba), attends), residual_scale=0.7, logit_scale=0.3)
+
+
+def _with_latents() -> ModelConfig:
+    routing: Any = {"scoring": "sigmoid", "num_groups": 3, "num_chosen_groups": 2}
+    experts = ExpertsConfig(num_experts=6, num_chosen=2, is_normalized=False, mlp=_MLP, **routing)
+    latent = LatentConfig(rank=37, rotary_dim=6, key_dim=11, value_dim=13)
+    layer = _layer((9, 1), latent.vector_dim, replace(_PLAIN, rotary_dim=6), experts)
+    return _model(replace(layer, latent=latent), replace(layer, latent=replace(latent, query_rank=21)))
 
 
 def _model(*layers: LayerConfig) -> ModelConfig:

@@ -15,7 +15,8 @@ from executor_svc.models.decoder_weights import DecoderWeights
 from executor_svc.models.dense import EmbeddingWeights
 from executor_svc.models.families import parse_config
 from executor_svc.models.sharding import Shard
-from executor_svc.models.torch_dense import ACTIVATIONS, TorchDense, activate
+from executor_svc.models.torch_dense import TorchDense
+from executor_svc.models.torch_experts import ACTIVATIONS, activate
 from executor_svc.models.triton_dense import TritonDense, sum_in_rank_order
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, SingleRank

@@ -39,6 +39,14 @@ LONGROPE |= {name: [1.0, 2.0, 3.0] for name in ("short_factor", "long_factor")}
 # What the families do to attention, with sizes of heads and of groups that are no power of two.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Bloom: ALiBi, 12 heads of 20, no groups": ("BloomForCausalLM", {"hidden_size": 240}),
+    "DeepSeek-V2: 16 heads on latents of 64 and 16, experts in groups": (
+        "DeepseekV2ForCausalLM",
+        {"num_attention_heads": 16, "num_key_value_heads": 16, "kv_lora_rank": 64, "qk_rope_head_dim": 16},
+    ),
+    "DeepSeek-V3: 6 heads on latents, queries of a vector, yarn": (
+        "DeepseekV3ForCausalLM",
+        {"num_attention_heads": 6, "num_key_value_heads": 6},
+    ),
     "Gemma: heads of 256 in groups of 8": (
         "GemmaForCausalLM",
         {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256},
@@ -54,6 +62,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
         | {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "enable_moe_block": False},
     ),
+    "GLM-4.7-Flash: 12 heads on latents of 96": ("Glm4MoeLiteForCausalLM", {"kv_lora_rank": 96}),
     "gpt-oss: sinks, windows, experts with biases, heads of 64": (
         "GptOssForCausalLM",
         {"head_dim": 64, "sliding_window": 128, "intermediate_size": 64},
@@ -119,6 +128,7 @@ WITH_EDGES = (
     "Mistral: a window of 300",
     "gpt-oss: sinks, windows, experts with biases, heads of 64",
     "MPT: ALiBi, 12 heads of 4",
+    "DeepSeek-V3: 6 heads on latents, queries of a vector, yarn",
     "LFM2: short convolutions of 48 channels, 5 taps, biases",
     "LFM2 MoE: experts of which a bias chooses 3 of 7",
     "Qwen 3 Next: delta nets by key head, shared experts",
