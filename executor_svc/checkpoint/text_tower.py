@@ -59,6 +59,8 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
         return config
     architecture, defaults = _TEXT_MODELS[combined]
     nested = config.get("text_config")
+    if isinstance(nested, dict) and nested.get("model_type") == "ministral3":
+        architecture = "Ministral3ForCausalLM"
     shared = {key: value for key, value in config.items() if key not in ("text_config", "vision_config")}
     values = {**defaults, **shared, **(nested if isinstance(nested, dict) else {}), "architectures": [architecture]}
     if config.get("tie_word_embeddings") is not None:  # the head is the whole model's

@@ -39,6 +39,12 @@ class RopeConfig:
     attention_factor: float = 1.0
     # Longer sequences have other frequencies, from their first token on; None: they do not.
     max_positions: int | None = None
+    # In a checkpoint pairs that turn are neighbours; else half of the rotary dimensions apart, as in the model.
+    is_interleaved: bool = False
+    # A query at position p is multiplied by 1 + query_growth * log(1 + p // query_interval).
+    # Source: Meta 2025, "Llama 4".
+    query_growth: float = 0.0
+    query_interval: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +164,6 @@ class LatentConfig:
     key_dim: int  # of a head's key beside those
     value_dim: int
     query_rank: int | None = None  # queries are made of a normed vector of so many; None: of the hidden state
-    # Pairs that are rotated are neighbours; else they are half of the numbers apart.
-    is_interleaved: bool = True
     # The maps to keys and values are tensors of their own, that of keys transposed, as in GGUF files.
     has_maps_apart: bool = False
 

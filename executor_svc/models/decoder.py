@@ -20,7 +20,7 @@ from executor_svc.models.config import ExpertsConfig, ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights, StoredFormats
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.language_model import ModelShape
-from executor_svc.models.rotary_embedding import inverse_frequencies
+from executor_svc.models.rotary_embedding import inverse_frequencies, query_factors
 from executor_svc.models.sharding import Shard
 from executor_svc.models.state_config import LastHiddenConfig, SlotState
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
@@ -66,6 +66,9 @@ class Decoder:
             layer.rope: inverse_frequencies(layer.rope, layer.head_dim).to(kernels.device)
             for layer in config.layers
             if layer.rope is not None
+        }
+        self.query_factors = {
+            rope: query_factors(rope, config.max_position_embeddings).to(kernels.device) for rope in self.frequencies
         }
         # The head that drafts: it begins with hidden states beside tokens, which `forward` calls `previous`.
         self.mtp = None
@@ -167,6 +170,9 @@ class Decoder:
             num_projected = projected.shape[1] - num_gates
             qkv, gate = projected[:, :num_projected], projected[:, num_projected:]
             qkv = qkv.contiguous().view(residual.shape[0], -1, layer.head_dim)
+            if layer.rope is not None and layer.rope.query_growth:
+                factors = self.query_factors[layer.rope][positions // layer.rope.query_interval]
+                qkv[:, : self._shard.num_heads(layer)] *= factors.to(qkv.dtype)[:, None, None]
             attended = attention.attend(qkv, rotation, cache_of[index], self.attention_layers[index])
             if num_gates:
                 attended = self._kernels.gate(attended, gate)

@@ -27,7 +27,7 @@ from executor_svc.models.dense import (
     Segment,
 )
 from executor_svc.models.latent_weights import LatentLayers
-from executor_svc.models.sharding import Rows, Shard, rows_by_turns, scaled
+from executor_svc.models.sharding import Rows, Shard, rows_by_pairs, rows_by_turns, scaled
 from executor_svc.models.state_weights import StateLayers
 from executor_svc.native.structs import FLOAT_INPUTS, NumberFormat
 from executor_svc.states.interface import StateWeights
@@ -265,11 +265,13 @@ class DecoderWeights(Generic[MatrixT]):
             return [Rows(tensors[0], counts[0] * dim, (scaled(ours[0], dim),))]
         if names.qkv_layout == "apart":
             parts = zip(tensors, counts, ours, strict=True)
-            query, *others = (Rows(tensor, count * dim, (scaled(heads, dim),)) for tensor, count, heads in parts)
+            query, key, value = (Rows(tensor, count * dim, (scaled(heads, dim),)) for tensor, count, heads in parts)
+            if layer.rope is not None and layer.rope.is_interleaved:
+                query, key = (self._by_pairs(layer, part) for part in (query, key))
             if not layer.has_output_gate:
-                return [query, *others]
+                return [query, key, value]
             query, gate = rows_by_turns(tensors[0], counts[0], (dim, dim), [ours[0]] * 2)
-            return [query, *others, gate]
+            return [query, key, value, gate]
         total = sum(counts) * dim
         if names.qkv_layout == "merged":
             begins = (0, counts[0], counts[0] + counts[1])
@@ -278,6 +280,12 @@ class DecoderWeights(Generic[MatrixT]):
                 for first, heads in zip(begins, ours, strict=True)
             ]
         return rows_by_turns(tensors[0], layer.num_heads, (dim, dim, dim), ours)
+
+    def _by_pairs(self, layer: LayerConfig, rows: Rows) -> Rows:
+        """Return the rows of whole heads in the order of `rows_by_pairs`."""
+        ((begin, end),), dim = rows.ranges, layer.head_dim
+        ranges = [pair for head in range(begin, end, dim) for pair in rows_by_pairs(layer, head, dim)]
+        return replace(rows, ranges=tuple(ranges))
 
     def _columns_of_vector(self, parts: Sequence[Rows], num_inputs: int) -> MatrixT:
         return self._columns(parts, has_bias=False, num_inputs=num_inputs)

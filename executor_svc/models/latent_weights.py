@@ -11,7 +11,7 @@ from executor_svc.checkpoint.gguf.rounding import restore_rows
 from executor_svc.checkpoint.weight_map import BlockTarget, Range, RoundingTarget, WeightMap, WeightTarget
 from executor_svc.models.config import LatentConfig, LayerConfig, ModelConfig
 from executor_svc.models.dense import DenseKernels, HeadMaps, Latent, LatentWeights, MatrixT, Norm
-from executor_svc.models.sharding import Rows, Shard, scaled
+from executor_svc.models.sharding import Rows, Shard, rows_by_pairs, scaled
 from executor_svc.native.structs import NumberFormat
 
 MakeColumns = Callable[[Sequence[Rows], int], MatrixT]
@@ -55,7 +55,7 @@ class LatentLayers(Generic[MatrixT]):
         latent, names = _latent_of(layer), self._names
         name = names.latent.format(layer=index)
         num_rows = latent.rank + latent.rotary_dim
-        of_key = Rows(name, num_rows, _turning_rows(latent, latent.rank))
+        of_key = Rows(name, num_rows, rows_by_pairs(layer, latent.rank, latent.rotary_dim))
         vector = [of_key, Rows(name, num_rows, ((0, latent.rank),))]
         if latent.query_rank is None:
             return [*self._query_rows(names.qkv[0].format(layer=index), layer), *vector]
@@ -78,7 +78,8 @@ class LatentLayers(Generic[MatrixT]):
         latent, ours = _latent_of(layer), range(*self._shard.even_part(layer.num_heads))
         width = latent.key_dim + latent.rotary_dim
         kept = tuple((head * width, head * width + latent.key_dim) for head in ours)
-        turning = tuple(rows for head in ours for rows in _turning_rows(latent, head * width + latent.key_dim))
+        begins = [head * width + latent.key_dim for head in ours]
+        turning = tuple(rows for begin in begins for rows in rows_by_pairs(layer, begin, latent.rotary_dim))
         return [Rows(name, layer.num_heads * width, rows) for rows in (kept, turning)]
 
     def _maps(self, index: int, layer: LayerConfig, num_heads: int) -> tuple[HeadMaps, HeadMaps]:
@@ -113,13 +114,6 @@ class LatentLayers(Generic[MatrixT]):
 def _latent_of(layer: LayerConfig) -> LatentConfig:
     assert layer.latent is not None, "the layer attends on a latent cache"
     return layer.latent
-
-
-def _turning_rows(latent: LatentConfig, begin: int) -> tuple[Range, ...]:
-    """Return the rows from `begin` on that make numbers which are rotated, members of a pair half of them apart."""
-    if not latent.is_interleaved:
-        return ((begin, begin + latent.rotary_dim),)
-    return tuple((row, row + 1) for first in (0, 1) for row in range(begin + first, begin + latent.rotary_dim, 2))
 
 
 class _MapRows:

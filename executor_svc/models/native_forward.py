@@ -97,13 +97,16 @@ class NativeForward:
         self._parts = parts  # the structs have pointers into them, and into what follows
         self._attention_layers = model.attention_layers
         self._caches, self._states = caches, states
-        self._frequencies = model.frequencies
+        self._frequencies, self._query_factors = model.frequencies, model.query_factors
         ropes = {rope: index for index, rope in enumerate(model.frequencies)}
         self._rotations = (RotationStruct * len(ropes))()
         for rotation, (rope, frequencies) in zip(self._rotations, model.frequencies.items(), strict=True):
             rotation.frequencies = frequencies.data_ptr()
             rotation.rotary_dim = 2 * len(frequencies)
             rotation.factor = rope.attention_factor
+            if rope.query_growth:
+                rotation.query_factors = model.query_factors[rope].data_ptr()
+                rotation.query_interval = rope.query_interval
         layers, cache_of = model.config.layers, model.caches_of(caches)
         attending = [layer for layer in layers if layer.attends]
         distinct = list(dict.fromkeys(attending))

@@ -139,6 +139,14 @@ def _read_factors(rope: ConfigFields, name: str, num_pairs: int) -> FrequencyFac
     return FrequencyFactors(tuple(map(float, factors)))
 
 
+def query_factors(rope: RopeConfig, max_positions: int) -> torch.Tensor:
+    """Return what queries of each interval of positions are multiplied by, float32; empty: they do not grow."""
+    if not rope.query_growth:
+        return torch.empty(0)
+    intervals = torch.arange(-(-max_positions // rope.query_interval), dtype=torch.float64)
+    return (1 + rope.query_growth * (1 + intervals).log()).float()
+
+
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     """Return the angle that each pair of dimensions turns in one position, [rotary_dim / 2] float32."""
     rotary_dim = rope.rotary_dim or head_dim

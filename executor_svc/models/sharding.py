@@ -82,6 +82,15 @@ def scaled(heads: Range, head_dim: int) -> Range:
     return heads[0] * head_dim, heads[1] * head_dim
 
 
+def rows_by_pairs(layer: LayerConfig, begin: int, size: int) -> tuple[Range, ...]:
+    """Return the rows of a head from `begin` on, first those that turn, so that pairs are as the model has them."""
+    if layer.rope is None or not layer.rope.is_interleaved:
+        return ((begin, begin + size),)
+    rotary_dim = layer.rope.rotary_dim or size
+    turning = [(row, row + 1) for first in (0, 1) for row in range(begin + first, begin + rotary_dim, 2)]
+    return (*turning, (begin + rotary_dim, begin + size)) if rotary_dim < size else tuple(turning)
+
+
 def rows_by_turns(tensor: str, num_heads: int, sizes: Sequence[int], ours: Sequence[Range]) -> list[Rows]:
     """Return the rows of each part of a tensor that holds, head by head, so many rows of each."""
     rows_of_head = sum(sizes)

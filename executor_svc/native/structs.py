@@ -237,6 +237,8 @@ class RotationStruct(ctypes.Structure):
         ("frequencies", POINTER),
         ("rotary_dim", LONG),
         ("factor", FLOAT),
+        ("query_factors", POINTER),
+        ("query_interval", LONG),
         *_of(POINTER, "cos", "sin"),
     )
 

@@ -121,7 +121,6 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "MellumForCausalLM": ONE_WINDOW,
     "MiniMaxM2ForCausalLM": {},
     "MinistralForCausalLM": ONE_WINDOW,
-    "Ministral3ForCausalLM": {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}},
     "ModernBertDecoderForCausalLM": {"local_attention": 18, "layer_types": ["full_attention", "sliding_attention"]},
     "NanoChatForCausalLM": {"final_logit_softcapping": 3.0},
     "NemotronForCausalLM": {},
@@ -136,7 +135,7 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "SeedOssForCausalLM": {"attention_out_bias": True, "mlp_bias": True},
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
     "SolarOpenForCausalLM": {},
-    "StableLmForCausalLM": {"qk_layernorm": True, "use_qkv_bias": True, "use_parallel_residual": True},
+    "StableLmForCausalLM": {"use_qkv_bias": True},
     "Starcoder2ForCausalLM": {"sliding_window": 9},
     "VaultGemmaForCausalLM": {**ONE_WINDOW, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0},
 }

@@ -132,6 +132,8 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "Lfm2ForCausalLM": SHORT_CONVS,
     "Lfm2MoeForCausalLM": {**SHORT_CONVS, "num_dense_layers": 1, "num_experts": 5, "routed_scaling_factor": 1.5},
     "LlamaForCausalLM": {"rope_parameters": LLAMA3_ROPE},
+    # Queries grow within the prompts.
+    "Ministral3ForCausalLM": {"rope_parameters": {**MSCALES, "llama_4_scaling_beta": 0.5}},
     "MistralForCausalLM": {"sliding_window": 9, **ODD_SIZES},
     "MixtralForCausalLM": {},
     "MptForCausalLM": {"hidden_size": 48, "num_attention_heads": 12, "attn_config": {"softmax_scale": 0.3}},

@@ -38,15 +38,14 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> TransformersMod
     return load_transformers_model(directory, dtype, torch.device("cpu"))
 
 
-# Of those without code of our own: learned positions, windows, scaled residuals, experts, yarn, soft caps, and a
-# class without `_supports_attention_backend`.
+# Of those without code of our own: learned positions, windows, scaled residuals, experts, soft caps, and a class
+# without `_supports_attention_backend`.
 SAMPLE = (
+    "BioGptForCausalLM",
     "Cohere2ForCausalLM",
     "GPT2LMHeadModel",
     "GraniteMoeForCausalLM",
-    "Ministral3ForCausalLM",
     "Olmo3ForCausalLM",
-    "StableLmForCausalLM",
     "VaultGemmaForCausalLM",
 )
 

@@ -87,6 +87,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         {"hidden_size": 45, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64},
     ),
+    "Ministral 3: queries that grow": ("Ministral3ForCausalLM", {}),
     "Mistral: a window of 300": ("MistralForCausalLM", {"sliding_window": 300}),
     "Mixtral: experts": ("MixtralForCausalLM", {}),
     "MPT: ALiBi, 12 heads of 4": ("MptForCausalLM", {"max_seq_len": MAX_TOKENS}),

@@ -9,16 +9,20 @@ from typing import Final
 from executor_svc.checkpoint.model_files import refuse_quantized
 from executor_svc.checkpoint.scaled_codes import read_codes
 from executor_svc.models.config import ModelConfig
-from executor_svc.models.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_glm4_moe_lite
+from executor_svc.models.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_dots1, read_glm4_moe_lite
 from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3, read_gemma4
-from executor_svc.models.families.glm import read_glm4_moe
+from executor_svc.models.families.glm import read_glm, read_glm4, read_glm4_moe
 from executor_svc.models.families.gpt_oss import read_gpt_oss
 from executor_svc.models.families.granite import read_granite, read_granite_hybrid
 from executor_svc.models.families.layer_norm import read_bloom, read_mpt, read_opt
 from executor_svc.models.families.lfm2 import read_lfm2, read_lfm2_moe
 from executor_svc.models.families.llama import (
     read_arcee,
+    read_cwm,
+    read_ernie4_5,
     read_llama,
+    read_ministral,
+    read_ministral3,
     read_mistral,
     read_mixtral,
     read_phi3,
@@ -30,6 +34,7 @@ from executor_svc.models.families.llama import (
     read_smollm3,
 )
 from executor_svc.models.families.nemotron import read_nemotron_h
+from executor_svc.models.families.norms_with_mean import read_nemotron, read_stablelm, read_starcoder2
 from executor_svc.models.families.qwen_hybrid import read_qwen3_5, read_qwen3_5_moe, read_qwen3_next
 from executor_svc.models.fields import ConfigFields, refuse_absurd_numbers
 from octavo_shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
@@ -38,12 +43,17 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
     {
         "ArceeForCausalLM": read_arcee,
         "BloomForCausalLM": read_bloom,
+        "CwmForCausalLM": read_cwm,
         "DeepseekV2ForCausalLM": read_deepseek_v2,
         "DeepseekV3ForCausalLM": read_deepseek_v3,
+        "Dots1ForCausalLM": read_dots1,
+        "Ernie4_5ForCausalLM": read_ernie4_5,
         "GemmaForCausalLM": read_gemma,
         "Gemma2ForCausalLM": read_gemma2,
         "Gemma3ForCausalLM": read_gemma3,
         "Gemma4ForCausalLM": read_gemma4,
+        "GlmForCausalLM": read_glm,
+        "Glm4ForCausalLM": read_glm4,
         "Glm4MoeForCausalLM": read_glm4_moe,
         "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
         "GptOssForCausalLM": read_gpt_oss,
@@ -52,10 +62,13 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "Lfm2ForCausalLM": read_lfm2,
         "Lfm2MoeForCausalLM": read_lfm2_moe,
         "LlamaForCausalLM": read_llama,
+        "MinistralForCausalLM": read_ministral,
+        "Ministral3ForCausalLM": read_ministral3,
         "MistralForCausalLM": read_mistral,
         "MixtralForCausalLM": read_mixtral,
         "MPTForCausalLM": read_mpt,  # so MosaicML's own checkpoints call it
         "MptForCausalLM": read_mpt,
+        "NemotronForCausalLM": read_nemotron,
         "NemotronHForCausalLM": read_nemotron_h,
         "OPTForCausalLM": read_opt,
         "Phi3ForCausalLM": read_phi3,
@@ -68,6 +81,8 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
         "SeedOssForCausalLM": read_seed_oss,
         "SmolLM3ForCausalLM": read_smollm3,
+        "StableLmForCausalLM": read_stablelm,
+        "Starcoder2ForCausalLM": read_starcoder2,
     }
 )
 

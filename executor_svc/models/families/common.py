@@ -73,6 +73,15 @@ def read_decoder(
     )
 
 
+def with_pairs_side_by_side(config: ModelConfig) -> ModelConfig:
+    """Return a decoder whose checkpoints have members of pairs that turn as neighbours."""
+    layers = (
+        layer if layer.rope is None else replace(layer, rope=replace(layer.rope, is_interleaved=True))
+        for layer in config.layers
+    )
+    return replace(config, layers=tuple(layers))
+
+
 def mlp_of(config: ModelConfig) -> MlpConfig:
     """Return the MLP of a decoder as `read_decoder` reads it, the same in all layers."""
     mlp = config.layers[0].mlp

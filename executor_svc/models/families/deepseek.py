@@ -1,6 +1,7 @@
-"""DeepSeek-V2 and V3, GLM-4.7-Flash: attention on a latent cache, and behind the first layers experts chosen in groups.
+"""DeepSeek-V2 and V3, GLM-4.7-Flash, dots.llm1: behind the first layers experts; most attend on a latent cache.
 
-Sources: DeepSeek-AI 2024, "DeepSeek-V2"; 2024, "DeepSeek-V3 Technical Report"; Zhipu AI 2026, "GLM-4.7-Flash".
+Sources: DeepSeek-AI 2024, "DeepSeek-V2"; 2024, "DeepSeek-V3 Technical Report"; Zhipu AI 2026, "GLM-4.7-Flash";
+rednote-hilab 2025, "dots.llm1 Technical Report".
 """
 
 import math
@@ -15,6 +16,7 @@ from executor_svc.models.families.common import (
     read_experts,
     read_groups,
     read_sigmoid_experts,
+    read_windows,
     with_experts_behind,
 )
 from executor_svc.models.fields import ConfigFields
@@ -47,7 +49,8 @@ def read_deepseek_v2(fields: ConfigFields) -> ModelConfig:
 def read_deepseek_v3(fields: ConfigFields) -> ModelConfig:
     """Read a DeepSeek-V3 config.json, also that of R1 and Kimi K2; layers for further tokens are not read."""
     fields.refuse({"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
-    return _with_sigmoid_experts(fields, fields.integer("first_k_dense_replace", 3, least=0))
+    first = fields.integer("first_k_dense_replace", 3, least=0)
+    return _with_sigmoid_experts(fields, read_latent_decoder(fields), first)
 
 
 def read_glm4_moe_lite(fields: ConfigFields) -> ModelConfig:
@@ -62,11 +65,30 @@ def read_glm4_moe_lite(fields: ConfigFields) -> ModelConfig:
                 f"{fields.source} has mlp_layer_types {shown(repr(kinds))}; supported are {num_layers}, first dense "
                 "ones and then sparse ones"
             )
-    return _with_sigmoid_experts(fields, first)
+    return _with_sigmoid_experts(fields, read_latent_decoder(fields), first)
 
 
-def _with_sigmoid_experts(fields: ConfigFields, first: int) -> ModelConfig:
-    config, size = read_latent_decoder(fields), fields.integer("moe_intermediate_size")
+def read_dots1(fields: ConfigFields) -> ModelConfig:
+    """Read a dots.llm1 config.json: attention as of Qwen3, experts as of DeepSeek-V3."""
+    window, num_layers = fields.optional_integer("sliding_window"), fields.integer("num_hidden_layers")
+    first_window = fields.integer("max_window_layers", 62, least=0)
+    windows = read_windows(
+        fields, window, [window is not None and layer >= first_window for layer in range(num_layers)]
+    )
+    has_bias = fields.flag("attention_bias")
+    config = replace(
+        read_decoder(fields, windows=windows),
+        names=NAMES,
+        qkv_bias=has_bias,
+        attention_output_bias=has_bias,
+        has_query_key_norm=True,
+    )
+    fields = ConfigFields({"norm_topk_prob": False, **fields.values}, fields.source)
+    return _with_sigmoid_experts(fields, config, fields.integer("first_k_dense_replace", 0, least=0))
+
+
+def _with_sigmoid_experts(fields: ConfigFields, config: ModelConfig, first: int) -> ModelConfig:
+    size = fields.integer("moe_intermediate_size")
     mlp = replace(mlp_of(config), intermediate_size=size)
     shared_size = size * fields.integer("n_shared_experts", 1)
     return with_experts_behind(config, first, read_sigmoid_experts(fields, "n_routed_experts", mlp, shared_size))
@@ -81,7 +103,6 @@ def read_latent_decoder(fields: ConfigFields) -> ModelConfig:
         key_dim=fields.integer("qk_nope_head_dim"),
         value_dim=fields.integer("v_head_dim"),
         query_rank=fields.optional_integer("q_lora_rank"),
-        is_interleaved=fields.flag("rope_interleave", True),
         has_maps_apart=fields.flag("has_latent_maps_apart"),  # of GGUF files
     )
     of_rotation = {"head_dim": latent.rotary_dim, "num_key_value_heads": fields.values.get("num_attention_heads")}
@@ -96,7 +117,7 @@ def read_latent_decoder(fields: ConfigFields) -> ModelConfig:
         num_kv_heads=1,
         head_dim=latent.vector_dim,
         attention=AttentionLayer(scale),
-        rope=replace(rope, rotary_dim=latent.rotary_dim),
+        rope=replace(rope, rotary_dim=latent.rotary_dim, is_interleaved=fields.flag("rope_interleave", True)),
         latent=latent,
     )
     further = fields.integer("num_nextn_predict_layers", 0, least=0)

@@ -1,21 +1,50 @@
-"""GLM-4.5 and 4.6: experts behind the first layers, chosen by sigmoids with a bias, beside one for every token.
+"""GLM-4 with half of each head turning, and GLM-4.5 and 4.6, with experts behind the first layers.
 
-Source: Zhipu AI 2025, "GLM-4.5".
+Sources: Team GLM 2024, "ChatGLM"; Zhipu AI 2025, "GLM-4.5".
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
-from executor_svc.models.config import ExpertsConfig, ModelConfig
-from executor_svc.models.families.common import mlp_of, read_decoder, read_sigmoid_experts, with_experts_behind
+from executor_svc.models.config import ExpertsConfig, ModelConfig, WeightNames
+from executor_svc.models.families.common import (
+    mlp_of,
+    read_decoder,
+    read_sigmoid_experts,
+    with_experts_behind,
+    with_pairs_side_by_side,
+)
 from executor_svc.models.families.deepseek import NAMES
 from executor_svc.models.fields import ConfigFields
+
+_MERGED: Final = WeightNames(gate_up=("model.layers.{layer}.mlp.gate_up_proj",))
+
+
+def read_glm(fields: ConfigFields) -> ModelConfig:
+    """Read a config.json of GLM-4-9B: pairs that turn lie side by side, in half of each head."""
+    fields = _with_defaults(fields, {"head_dim": 128, "rms_norm_eps": 1.5625e-7})
+    config = with_pairs_side_by_side(read_decoder(fields, has_partial_rotary=True))
+    return replace(config, names=_MERGED, qkv_bias=fields.flag("attention_bias", True))
+
+
+def read_glm4(fields: ConfigFields) -> ModelConfig:
+    """Read a config.json of GLM-4-0414: GLM-4 with norms behind attention and MLP too."""
+    output_norms = {
+        "attention_output_norm": "model.layers.{layer}.post_self_attn_layernorm",
+        "mlp_output_norm": "model.layers.{layer}.post_mlp_layernorm",
+    }
+    return replace(read_glm(fields), names=replace(_MERGED, **output_norms), has_output_norms=True)
+
+
+def _with_defaults(fields: ConfigFields, more: Mapping[str, object]) -> ConfigFields:
+    known = {name: value for name, value in fields.values.items() if value is not None}
+    return ConfigFields({"partial_rotary_factor": 0.5, **more, **known}, fields.source)
 
 
 def read_glm4_moe(fields: ConfigFields) -> ModelConfig:
     """Read a GLM-4.5 config.json; its layers that predict further tokens are not read."""
-    defaults = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
-    known = {name: value for name, value in fields.values.items() if value is not None}
-    fields = ConfigFields({**defaults, **known}, fields.source)
+    fields = _with_defaults(fields, {"rms_norm_eps": 1e-5})
     config, first = read_decoder(fields, has_partial_rotary=True), fields.integer("first_k_dense_replace", 1, least=0)
     return replace(
         with_experts_behind(config, first, _read_experts(fields, config)),

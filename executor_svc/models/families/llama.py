@@ -1,15 +1,23 @@
-"""Llama 1 to 3.x and its relatives: Arcee, Mistral, Phi-3, Qwen2 and 3, Seed-OSS, SmolLM3, and those with experts.
+"""Llama 1 to 3.x and its relatives, such as Mistral, Phi-3, Qwen2 and 3, and those with experts.
 
 Sources: Touvron et al. 2023, "LLaMA"; Jiang et al. 2023, "Mistral 7B"; 2024, "Mixtral of Experts"; Abdin et al. 2024,
 "Phi-3 Technical Report"; Qwen Team 2024, "Qwen2 Technical Report"; 2025, "Qwen3 Technical Report"; Arcee AI 2025,
-"AFM-4.5B"; ByteDance Seed Team 2025, "Seed-OSS"; Hugging Face 2025, "SmolLM3".
+"AFM-4.5B"; ByteDance Seed Team 2025, "Seed-OSS"; Hugging Face 2025, "SmolLM3"; Baidu 2025, "ERNIE 4.5"; Meta 2025,
+"CWM"; Mistral AI 2025, "Ministral 3".
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from executor_svc.models.config import ModelConfig, WeightNames
-from executor_svc.models.families.common import mlp_of, read_decoder, read_experts, read_windows, with_experts
+from executor_svc.models.families.common import (
+    mlp_of,
+    read_decoder,
+    read_experts,
+    read_windows,
+    with_experts,
+    with_pairs_side_by_side,
+)
 from executor_svc.models.fields import ConfigFields
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
@@ -61,6 +69,44 @@ def read_smollm3(fields: ConfigFields) -> ModelConfig:
         for layer, turn, window in zip(config.layers, turns, windows, strict=True)
     )
     return replace(config, layers=tuple(layers))
+
+
+def read_cwm(fields: ConfigFields) -> ModelConfig:
+    """Read a CWM config.json: Llama where three of four layers have a window."""
+    window = fields.integer("sliding_window", 8192)
+    windows = read_windows(fields, window, [index % 4 > 0 for index in range(fields.integer("num_hidden_layers"))])
+    config = read_decoder(ConfigFields({"head_dim": 128, **fields.values}, fields.source), windows=windows)
+    return config.with_layers(mlp=replace(mlp_of(config), has_bias=fields.flag("mlp_bias")))
+
+
+def read_ernie4_5(fields: ConfigFields) -> ModelConfig:
+    """Read an ERNIE 4.5 config.json: Llama with pairs that turn side by side."""
+    fields = ConfigFields({"head_dim": 128, "rms_norm_eps": 1e-5, **fields.values}, fields.source)
+    config, has_bias = read_decoder(fields, is_tied=True), fields.flag("use_bias")
+    config = config.with_layers(mlp=replace(mlp_of(config), has_bias=has_bias))
+    return replace(with_pairs_side_by_side(config), qkv_bias=has_bias, attention_output_bias=has_bias)
+
+
+def read_ministral(fields: ConfigFields) -> ModelConfig:
+    """Read a Ministral config.json: Mistral with a window in some layers."""
+    window, num_layers = fields.optional_integer("sliding_window"), fields.integer("num_hidden_layers")
+    return read_decoder(fields, windows=read_windows(fields, window, [window is not None] * num_layers))
+
+
+def read_ministral3(fields: ConfigFields) -> ModelConfig:
+    """Read a Ministral 3 config.json: Mistral whose queries grow with their position."""
+    config = read_mistral(fields)
+    rope, parameters = config.layers[0].rope, fields.nested("rope_parameters")
+    growth = parameters.optional_number("llama_4_scaling_beta")
+    if rope is None or growth is None:
+        return config
+    interval = parameters.integer("original_max_position_embeddings")
+    if config.max_position_embeddings > 100_000 * interval:
+        raise ModelLoadError(
+            f"{fields.source} has original_max_position_embeddings {interval} for {config.max_position_embeddings} "
+            "positions; it must be at least a hundred-thousandth of them"
+        )
+    return config.with_layers(rope=replace(rope, query_growth=growth, query_interval=interval))
 
 
 def read_mistral(fields: ConfigFields) -> ModelConfig:

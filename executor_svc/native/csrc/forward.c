@@ -18,6 +18,8 @@ typedef struct {
     const float *frequencies;  // [rotary_dim / 2]
     long rotary_dim;
     float factor;      // of cos and sin
+    const float *query_factors;  // of queries at positions of each interval; NULL: 1
+    long query_interval;         // positions
     float *cos, *sin;  // [num_tokens][rotary_dim], as in Step
 } Rotation;
 
@@ -372,11 +374,24 @@ static void keep_inputs(const Layer *layer, const Work *work, float *kept, const
         memcpy(kept + phase.task * width, work->qkv + work->drafts[phase.task] * width, (size_t)width * sizeof(float));
 }
 
+// Multiply queries by the factors of their positions.
+static void grow_queries(const Rotation *rotation, const Work *work, const Step *step, const Member *member) {
+    long width = step->num_heads * step->head_dim;
+    Phase phase = begin_phase(member, work->num_tokens, ONCE);
+    while (next_task(&phase)) {
+        float factor = rotation->query_factors[work->positions[phase.task] / rotation->query_interval];
+        float *queries = work->qkv + phase.task * step->qkv_stride;
+        for (long i = 0; factor != 1 && i < width; i++) queries[i] *= factor;
+    }
+}
+
 // The attention of a layer, or what it has in its place.
 static void attend(const Model *model, const Batch *batch, const Work *work, const Layer *layer, const Member *member) {
     if (has_state(layer)) run_state(layer, &batch->rows, work->qkv, work->attended, work->attention_memory, member);
     if (!layer->kind) return;
     const Step *step = layer == last_layer(model) ? &model->last_step : &layer->kind->step;
+    const Rotation *rotation = layer->kind->rotation;
+    if (rotation && rotation->query_factors) grow_queries(rotation, work, step, member);
     const Latent *latent = layer->latent;
     if (latent) {
         long num_tokens = work->num_tokens;
