@@ -51,11 +51,12 @@ def attention_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     for name, backend in planners.items():
         for shape in sizes.decode_shapes_of(name):
             rate = decode_bytes_per_s(backend, shape, device)
+            kind = "latent cache, " if shape.value_begin else ""
             yield Figure(
-                f"decode attention, {name}, {shape.num_rows} rows of {shape.context_tokens:,} tokens",
+                f"decode attention, {name}, {kind}{shape.num_rows} rows of {shape.context_tokens:,} tokens",
                 100 * rate / copy_rate,
                 "% of the copy bandwidth",
-                target=80.0 if name == "triton" else None,
+                target=80.0 if name == "triton" and not shape.value_begin else None,
                 detail=f"{rate / 1e9:,.0f} GB/s; {shape.num_heads}/{shape.num_kv_heads} heads of {shape.head_dim}",
             )
             free_memory(device)

@@ -31,10 +31,12 @@ class DecodeShape:
     block_size: int = 16
     dtype: torch.dtype = torch.bfloat16
     cache_dtype: torch.dtype | None = None  # None: as `dtype`
+    value_begin: int = 0  # not 0: the cache is latent
 
     @property
     def cache(self) -> CacheShape:
-        return CacheShape(1, self.block_size, self.num_kv_heads, self.head_dim, self.cache_dtype or self.dtype)
+        sizes = self.block_size, self.num_kv_heads, self.head_dim
+        return CacheShape(1, *sizes, self.cache_dtype or self.dtype, value_begin=self.value_begin)
 
     @property
     def num_bytes(self) -> int:
@@ -72,14 +74,16 @@ def copy_bytes_per_s(device: torch.device, num_bytes: int) -> float:
 
 def filled_cache(shape: DecodeShape, num_blocks: int, device: torch.device) -> LayerCache:
     """Return a layer's cache of normally distributed keys and values."""
+    cache_shape = shape.cache
     pools = [
-        torch.empty(num_blocks, *shape.cache.pool_shape, dtype=shape.cache.pool_dtype, device=device) for _ in range(2)
+        torch.empty(num_blocks, *cache_shape.pool_shape, dtype=cache_shape.pool_dtype, device=device)
+        for _ in range(cache_shape.num_pools)
     ]
-    (cache,) = shape.cache.layer_caches(pools)
+    (cache,) = cache_shape.layer_caches(pools)
     num_slots = num_blocks * shape.block_size
     for begin in range(0, num_slots, 2**14):
         slots = torch.arange(begin, min(begin + 2**14, num_slots), device=device)
-        numbers = torch.randn(len(slots), 2 * shape.num_kv_heads, shape.head_dim, device=device).to(shape.dtype)
+        numbers = torch.randn(len(slots), cache.num_vectors, shape.head_dim, device=device).to(shape.dtype)
         write_in_torch(numbers, None, slots, cache)
     return cache
 
@@ -102,7 +106,7 @@ def decode_bytes_per_s(backend: DecodePlanner, shape: DecodeShape, device: torch
         torch.from_numpy(tables).to(device),
         torch.from_numpy(slots).to(device),
     )
-    num_vectors = shape.num_heads + 2 * shape.num_kv_heads
+    num_vectors = shape.num_heads + caches[0].num_vectors
     qkv = torch.randn(shape.num_rows, num_vectors, shape.head_dim, device=device).to(shape.dtype)
     layer = AttentionLayer(shape.head_dim**-0.5)
     plan = backend.decode_plan(batch, caches[0])
@@ -170,6 +174,7 @@ class Sizes:
 
     copy_bytes: int
     decode_shapes: Sequence[DecodeShape]
+    latent_shapes: Sequence[DecodeShape]  # of Triton alone
     cache_shapes: Sequence[DecodeShape]  # of which decodes are timed with caches of 8 bits, beside the model's dtype
     large_model: Mapping[str, Any]  # for one stream
     small_model: Mapping[str, Any]  # for many
@@ -187,7 +192,8 @@ class Sizes:
     def decode_shapes_of(self, backend: str) -> Sequence[DecodeShape]:
         """Return the shapes with blocks that a backend takes."""
         block_size = {"flash_attn": 256, "xformers": 64}.get(backend, 16)
-        return [replace(shape, block_size=block_size) for shape in self.decode_shapes]
+        shapes = [*self.decode_shapes, *(self.latent_shapes if backend == "triton" else ())]
+        return [replace(shape, block_size=block_size) for shape in shapes]
 
 
 FULL = Sizes(
@@ -199,6 +205,7 @@ FULL = Sizes(
         DecodeShape(256, 4096),
         DecodeShape(1, 32768),
     ),
+    latent_shapes=(DecodeShape(128, 4096, 16, 1, 576, value_begin=64),),
     cache_shapes=(DecodeShape(32, 2048), DecodeShape(128, 2048)),
     large_model=LLAMA_8B,
     small_model=LLAMA_1B,
@@ -216,6 +223,7 @@ FULL = Sizes(
 REHEARSAL = Sizes(
     copy_bytes=2**20,
     decode_shapes=(DecodeShape(3, 40, 4, 2, 16, dtype=torch.float32),),
+    latent_shapes=(DecodeShape(3, 40, 4, 1, 24, dtype=torch.float32, value_begin=8),),
     cache_shapes=(DecodeShape(3, 40, 4, 2, 16, dtype=torch.float32),),
     large_model=TINY,
     small_model=TINY,

@@ -13,7 +13,7 @@ from executor_svc.attention.triton_backend import Chunks, copy_at_once, multipro
 from executor_svc.triton_kernels.invariant_attention import QueryTiles, SplitStates, attend
 from executor_svc.triton_kernels.key_value_write import write_in_triton
 from executor_svc.triton_kernels.prefill import query_tiles
-from executor_svc.triton_kernels.tiles import SPLIT_KEYS, invariant_tile
+from executor_svc.triton_kernels.tiles import SPLIT_KEYS, groups_of, invariant_tile
 
 # Programs that a multiprocessor works on at once: 80 KiB of shared memory each, with heads of 128 numbers in 16 bits.
 RESIDENT_PROGRAMS = 2
@@ -73,22 +73,22 @@ class SplitMemory:
         self._device = device
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = [self._make(1, 1)]
 
-    def take(self, num_tiles: int, num_kv_heads: int, group: int, head_dim: int, num_positions: int) -> SplitStates:
+    def take(self, num_tiles: int, num_groups: int, group: int, value_dim: int, num_positions: int) -> SplitStates:
         """Return how tiles of one token are shared out, and the room for it.
 
         Where there are as many tiles as places, each has one program: more would only wait.
 
         Args:
             num_tiles: 1 or more.
-            num_kv_heads: Of the layer.
-            group: Query heads of a KV head.
-            head_dim: Of the layer.
+            num_groups: Of the layer; see `groups_of`.
+            group: Query heads of one.
+            value_dim: Of the layer.
             num_positions: Of the longest row that there can be.
         """
         most_splits = -(-num_positions // SPLIT_KEYS) + 1  # a window may begin and end inside of one
         num_programs = 1
-        if num_tiles * num_kv_heads < self._num_places:
-            num_programs = min(most_splits, number_of_splits(num_tiles, num_kv_heads, self._num_places))
+        if num_tiles * num_groups < self._num_places:
+            num_programs = min(most_splits, number_of_splits(num_tiles, num_groups, self._num_places))
         if num_programs == 1:
             return self.whole()
         # Enough for every number of tiles, so that it grows with the longest row alone. Each time it doubles: what was
@@ -96,8 +96,8 @@ class SplitMemory:
         num_splits = 1 << (most_splits - 1).bit_length()
         outputs, scores = self._kept[-1]
         num_states = self._num_places * group * num_splits
-        if len(outputs) < num_states * head_dim or len(scores) < num_states * 2:
-            outputs, scores = self._make(num_states * head_dim, num_states * 2)
+        if len(outputs) < num_states * value_dim or len(scores) < num_states * 2:
+            outputs, scores = self._make(num_states * value_dim, num_states * 2)
             self._kept.append((outputs, scores))
         return SplitStates(num_programs, num_splits, outputs, scores)
 
@@ -127,15 +127,14 @@ class InvariantAttentionPlan:
     ) -> torch.Tensor:
         """Rotate, write the keys and values of all tokens into the cache, then attend; see `AttentionPlan`."""
         query = write_in_triton(qkv, rotation, self._slot_mapping, cache).query
-        num_tokens, num_heads, head_dim = query.shape
-        num_kv_heads = cache.keys.shape[2]
-        group = num_heads // num_kv_heads
-        shape = invariant_tile(head_dim, group, max(query.dtype.itemsize, cache.keys.dtype.itemsize))
-        output = torch.empty(num_tokens, num_heads * head_dim, dtype=query.dtype, device=query.device)
+        num_tokens, num_heads, _ = query.shape
+        num_groups, group = groups_of(num_heads, cache)
+        shape = invariant_tile(cache.value_dim, group, max(query.dtype.itemsize, cache.keys.dtype.itemsize))
+        output = torch.empty(num_tokens, num_heads * cache.value_dim, dtype=query.dtype, device=query.device)
         slopes = None if layer.alibi_slopes is None else slopes_on(query.device, query.dtype, layer.alibi_slopes)
         if self._decodes is not None:
             num_positions = self._decodes.block_tables.shape[1] * cache.block_size
-            states = self._memory.take(len(self._decodes.rows), num_kv_heads, group, head_dim, num_positions)
+            states = self._memory.take(len(self._decodes.rows), num_groups, group, cache.value_dim, num_positions)
             attend(self._decodes, shape, query, cache, layer, slopes, states, output)
         if self._chunks is not None:
             if self._chunk_tiles is None:

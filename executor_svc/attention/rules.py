@@ -21,6 +21,9 @@ TRITON_MIN_CAPABILITY: Final = (8, 0)
 TRITON_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 TRITON_BLOCK_SIZES: Final = range(16, 257, 16)
 TRITON_HEAD_DIMS: Final = range(16, 257)
+# Of a latent cache: numbers of a vector that are no value, and those that are.
+TRITON_VALUE_BEGINS: Final = range(1, 65)
+TRITON_LATENT_DIMS: Final = range(16, 513)
 
 FLASH_ATTN_MAX_HEAD_DIM: Final = 256
 # Other sizes would be padded: a copy of the whole cache at each call.
@@ -43,6 +46,7 @@ class AttentionNeeds:
     layers: Sequence[AttentionLayer]
     compute_capability: tuple[int, int] | None  # of the CUDA device, such as (9, 0); None: the device is a CPU
     cache_dtype: torch.dtype | None = None  # format of the KV cache; None: `dtype`
+    value_begin: int = 0  # see `LayerCache`; not 0: the cache is latent
 
     @property
     def has_window(self) -> bool:
@@ -113,6 +117,14 @@ class TritonRules(BackendRules):
             return problem
         if needs.dtype not in TRITON_DTYPES:
             return f"it supports float32, bfloat16 and float16, not {dtype_name(needs.dtype)}"
+        if needs.value_begin:
+            value_dim = needs.head_dim - needs.value_begin
+            if needs.value_begin in TRITON_VALUE_BEGINS and value_dim in TRITON_LATENT_DIMS:
+                return None
+            return (
+                "it supports latent caches of 16 to 512 numbers behind up to 64 that are rotated, not "
+                f"{value_dim} behind {needs.value_begin}"
+            )
         if needs.head_dim not in TRITON_HEAD_DIMS:
             return f"it supports head dimensions of 16 to 256, not {needs.head_dim}"
         return None
@@ -152,6 +164,7 @@ class FlashAttention2Rules(BackendRules):
             or _why_not_dtype(needs)
             or _why_not_cache(needs)
             or _why_not_reads(needs)
+            or _why_not_latent(needs)
             or _why_not_flash_attn_head_dim(needs)
             or _why_not_flash_attn_sinks(needs)
             or why_not_version("flash-attn", "flash-attn", self._installed, needed=(2, 8))
@@ -180,6 +193,7 @@ class FlashAttention3Rules(BackendRules):
             or _why_not_dtype(needs)
             or _why_not_cache(needs)
             or _why_not_reads(needs)
+            or _why_not_latent(needs)
             or _why_not_flash_attn_head_dim(needs)
             or _why_not_flash_attn_sinks(needs)
             or ("version 3 does not support ALiBi, which this model needs" if needs.has_alibi else None)
@@ -213,7 +227,7 @@ class XformersRules(BackendRules):
     def why_not(self, needs: AttentionNeeds) -> str | None:
         """Return what it lacks, the installation last."""
         problem = _why_not_device(needs, lowest=(8, 0)) or _why_not_dtype(needs) or _why_not_cache(needs)
-        problem = problem or _why_not_reads(needs)
+        problem = problem or _why_not_reads(needs) or _why_not_latent(needs)
         wanted = {
             "sliding window": needs.has_window,
             "soft cap": needs.has_soft_cap,
@@ -236,6 +250,11 @@ def _why_not_reads(needs: AttentionNeeds) -> str | None:
     return (
         "it has no layers that read the cache of an earlier one, which this model needs" if needs.reads_only else None
     )
+
+
+def _why_not_latent(needs: AttentionNeeds) -> str | None:
+    """Return that it reads values of their own, if values are a part of the keys."""
+    return "it does not support latent caches, which this model needs" if needs.value_begin else None
 
 
 def _why_not_device(needs: AttentionNeeds, lowest: tuple[int, int], highest_major: int | None = None) -> str | None:

@@ -18,7 +18,13 @@ from executor_svc.device.transfer import to_device
 from executor_svc.triton_kernels.decode import DecodeRows, PartialResults, decode
 from executor_svc.triton_kernels.key_value_write import write_in_triton
 from executor_svc.triton_kernels.prefill import PrefillRows, prefill, query_tiles
-from executor_svc.triton_kernels.tiles import MAX_RESIDENT_PROGRAMS, MAX_SPLITS, prefill_tile, resident_programs
+from executor_svc.triton_kernels.tiles import (
+    MAX_RESIDENT_PROGRAMS,
+    MAX_SPLITS,
+    groups_of,
+    prefill_tile,
+    resident_programs,
+)
 
 # Programs for each place: more than one, so that a row longer than the others does not run alone at the end.
 MIN_WAVES, MAX_WAVES = 2, 4
@@ -102,8 +108,8 @@ class TritonAttentionBackend:
             self._memory = SplitMemory(self._num_multiprocessors or multiprocessors_of(cache.keys.device))
         if not num_rows:
             return Splits(1, self._memory)
-        num_kv_heads, head_dim = cache.keys.shape[2:]
-        num_resident = resident_programs(head_dim, cache.keys.dtype.itemsize, _capability(cache.keys.device))
+        num_kv_heads = cache.keys.shape[2]
+        num_resident = resident_programs(cache.value_dim, cache.keys.dtype.itemsize, _capability(cache.keys.device))
         num_places = num_resident * self._memory.num_multiprocessors
         return Splits(number_of_splits(num_rows, num_kv_heads, num_places), self._memory)
 
@@ -119,14 +125,14 @@ class SplitMemory:
         self.num_multiprocessors = num_multiprocessors
         self._partial: dict[tuple[int, int], PartialResults] = {}
 
-    def take(self, group: int, head_dim: int, device: torch.device) -> PartialResults:
-        """Return the room for groups of so many heads; all callers get the same."""
-        partial = self._partial.get((group, head_dim))
+    def take(self, group: int, value_dim: int, device: torch.device) -> PartialResults:
+        """Return the room for so many heads of a KV head; all callers get the same."""
+        partial = self._partial.get((group, value_dim))
         if partial is None:
             num_parts = MAX_WAVES * MAX_RESIDENT_PROGRAMS * self.num_multiprocessors * group
-            outputs = torch.empty(num_parts * head_dim, dtype=torch.float32, device=device)
+            outputs = torch.empty(num_parts * value_dim, dtype=torch.float32, device=device)
             scores = torch.empty(num_parts, dtype=torch.float32, device=device)
-            partial = self._partial[group, head_dim] = PartialResults(outputs, scores)
+            partial = self._partial[group, value_dim] = PartialResults(outputs, scores)
         return partial
 
 
@@ -169,14 +175,14 @@ class TritonAttentionPlan:
     ) -> torch.Tensor:
         """Rotate, write the keys and values of all tokens into the cache, then attend; see `AttentionPlan`."""
         query = write_in_triton(qkv, rotation, self._slot_mapping, cache).query
-        num_tokens, num_heads, head_dim = query.shape
-        output = torch.empty(num_tokens, num_heads * head_dim, dtype=query.dtype, device=query.device)
+        num_tokens, num_heads, _ = query.shape
+        output = torch.empty(num_tokens, num_heads * cache.value_dim, dtype=query.dtype, device=query.device)
         slopes = layer.alibi_slopes
         slopes_tensor = None if slopes is None else slopes_on(query.device, query.dtype, slopes)
         if self._decodes is not None:
             partial = None
             if self._splits.number > 1:
-                partial = self._splits.memory.take(num_heads // cache.keys.shape[2], head_dim, query.device)
+                partial = self._splits.memory.take(num_heads // cache.keys.shape[2], cache.value_dim, query.device)
             decode(self._decodes, query, cache, layer, slopes_tensor, self._splits.number, partial, output)
         if self._chunks is not None:
             if self._prefill_rows is None:
@@ -187,9 +193,9 @@ class TritonAttentionPlan:
 
 def prefill_rows(chunks: Chunks, query: torch.Tensor, cache: LayerCache) -> PrefillRows:
     """Cut rows into tiles for a query, [num_tokens, num_heads, head_dim], and a cache."""
-    group = query.shape[1] // cache.keys.shape[2]
-    itemsize = max(query.dtype.itemsize, cache.keys.dtype.itemsize)
-    tile = prefill_tile(query.shape[2], group, itemsize, _capability(query.device))
+    _, group = groups_of(query.shape[1], cache)
+    itemsizes = query.dtype.itemsize, cache.keys.dtype.itemsize
+    tile = prefill_tile(cache.value_dim, group, *itemsizes, _capability(query.device))
     tiles = query_tiles(chunks.starts, chunks.lengths, chunks.first_tokens, tile.num_queries // group)
     return PrefillRows(to_device(tiles, query.device), chunks.block_tables, tile)
 

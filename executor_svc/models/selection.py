@@ -231,7 +231,8 @@ def choose_decoder(
     ]
     first = model_config.layers[0]
     sizes = (shard.num_heads(first), shard.num_kv_heads(first), max(each.head_dim for each in model_config.layers))
-    needs = AttentionNeeds(dtype, *sizes, layers, _capability_of(device), CACHE_DTYPES.get(config.kv_cache_dtype))
+    cache = CACHE_DTYPES.get(config.kv_cache_dtype)
+    needs = AttentionNeeds(dtype, *sizes, layers, _capability_of(device), cache, first.value_begin)
     chosen = choose_backend(
         config.attention_backend, needs, config.block_size_tokens, is_invariant=config.numerics == "invariant"
     )

@@ -23,6 +23,13 @@ def dot(left, right, accumulator):
 
 
 @triton.jit
+def first_numbers(vectors, is_read, NUMBER: tl.constexpr, PADDED: tl.constexpr):
+    """Return the first numbers of vectors at some pointers, [num_vectors, PADDED], 0 where there are none."""
+    dims = tl.arange(0, PADDED)
+    return tl.load(vectors[:, None] + dims[None, :], mask=is_read[:, None] & (dims < NUMBER)[None, :], other=0)
+
+
+@triton.jit
 def tanh(x):
     """Return the hyperbolic tangent with a relative error of about 1e-6, also near 0."""
     square = x * x

@@ -21,12 +21,13 @@ from executor_svc.triton_kernels.common import (
     add_sinks,
     block_ids_of,
     dot,
+    first_numbers,
     scale_offsets,
     shape_scores,
     slot_offsets,
     split_of_tiles,
 )
-from executor_svc.triton_kernels.tiles import MAX_SPLITS, WIDEST_WINDOW, decode_tile, pad, reduce_warps
+from executor_svc.triton_kernels.tiles import MAX_SPLITS, WIDEST_WINDOW, decode_tile, groups_of, pad, reduce_warps
 
 
 @triton.jit(do_not_specialize=["table_stride", "window", "num_splits"])
@@ -58,16 +59,25 @@ def decode_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    VALUE_BEGIN: tl.constexpr,
+    BEGIN_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     FORMAT: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):
-    """Attend with the heads of one group of one row to one split of its keys; the grid is (KV heads, rows, splits)."""
+    """Attend with the heads of one group of one row to one split of its keys; the grid is (KV heads, rows, splits).
+
+    Of a latent cache, `VALUE_BEGIN` is not 0: a vector is read once, in two parts, and the second is its value as well.
+    All groups share it.
+    """
     kv_head = tl.program_id(0)
+    cache_head = 0 if VALUE_BEGIN else kv_head
     row = tl.program_id(1)
     split = tl.program_id(2)
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
+    VALUE_DIM: tl.constexpr = HEAD_DIM - VALUE_BEGIN
+    SLOT_STRIDE: tl.constexpr = HEAD_DIM if VALUE_BEGIN else NUM_KV_HEADS * HEAD_DIM
     visible = tl.load(num_visible_tokens + row)
     begin, end, first_position, _ = split_of_tiles(visible, window, split, num_splits, TILE_KEYS)
     if begin >= end:
@@ -77,15 +87,20 @@ def decode_kernel(
         token = tl.load(token_ids + row)
     dims = tl.arange(0, DIM_PADDED)
     heads = tl.arange(0, GROUP_PADDED)
-    is_dim = dims < HEAD_DIM
+    is_dim = dims < VALUE_DIM
     is_query = (heads < GROUP)[:, None] & is_dim[None, :]
-    query_offsets = (kv_head * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
-    q = tl.load(query + token.to(tl.int64) * query_stride + query_offsets, mask=is_query, other=0.0)
+    query_offsets = (kv_head * GROUP + heads)[:, None] * HEAD_DIM + (VALUE_BEGIN + dims)[None, :]
+    query_row = query + token.to(tl.int64) * query_stride
+    q = tl.load(query_row + query_offsets, mask=is_query, other=0.0)
+    if VALUE_BEGIN:
+        q_first = first_numbers(
+            query_row + (kv_head * GROUP + heads) * HEAD_DIM, heads < GROUP, VALUE_BEGIN, BEGIN_PADDED
+        )
     slope = 0.0
     if slopes is not None:
         slope = tl.load(slopes + kv_head * GROUP + heads, mask=heads < GROUP, other=0.0)[:, None] * LOG2_E
     block_table = block_tables + row.to(tl.int64) * table_stride
-    dim_offsets = kv_head * HEAD_DIM + dims
+    dim_offsets = cache_head * HEAD_DIM + VALUE_BEGIN + dims
     highest = tl.full([GROUP_PADDED], LOWEST_SCORE, tl.float32)
     total = tl.full([GROUP_PADDED], 0.0, tl.float32)
     weighted = tl.full([GROUP_PADDED, DIM_PADDED], 0.0, tl.float32)
@@ -93,16 +108,20 @@ def decode_kernel(
         positions = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
         is_visible = (positions >= first_position) & (positions < visible)
         block_ids = block_ids_of(block_table, positions, is_visible, BLOCK_SIZE)
-        slots = slot_offsets(block_ids, positions, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE, BLOCK_STRIDE)
+        slots = slot_offsets(block_ids, positions, SLOT_STRIDE, BLOCK_SIZE, BLOCK_STRIDE)
         offsets = slots[:, None] + dim_offsets[None, :]
         is_read = is_visible[:, None] & is_dim[None, :]
         # What is hidden may be NaN, and 0 * NaN is NaN: it is not read.
         key_elements = tl.load(keys + offsets, mask=is_read, other=0)
-        value_elements = tl.load(values + offsets, mask=is_read, other=0)
+        value_elements = key_elements if VALUE_BEGIN else tl.load(values + offsets, mask=is_read, other=0)
         k = numbers_of(key_elements, q.dtype, FORMAT)
-        products = dot(q, tl.trans(k), tl.full([GROUP_PADDED, TILE_KEYS], 0.0, tl.float32))
+        products = tl.full([GROUP_PADDED, TILE_KEYS], 0.0, tl.float32)
+        if VALUE_BEGIN:
+            first_elements = first_numbers(keys + slots, is_visible, VALUE_BEGIN, BEGIN_PADDED)
+            products = dot(q_first, tl.trans(numbers_of(first_elements, q.dtype, FORMAT)), products)
+        products = dot(q, tl.trans(k), products)
         if FORMAT == INT8:
-            scales = scale_offsets(block_ids, positions, kv_head, BLOCK_SIZE, BLOCK_STRIDE)
+            scales = scale_offsets(block_ids, positions, cache_head, BLOCK_SIZE, BLOCK_STRIDE)
             products *= tl.load(key_scales + scales, mask=is_visible, other=0.0)[None, :]
             of_values = tl.load(value_scales + scales, mask=is_visible, other=0.0)
             v = (numbers_of(value_elements, tl.float32, FORMAT) * of_values[:, None]).to(q.dtype)
@@ -127,10 +146,11 @@ def decode_kernel(
     if IS_SPLIT:
         partial = (row.to(tl.int64) * NUM_HEADS + kv_head * GROUP + heads) * num_splits + split
         tl.store(partial_scores + partial, highest + tl.log2(total), mask=heads < GROUP)
-        tl.store(partial_outputs + partial[:, None] * HEAD_DIM + dims[None, :], result, mask=is_query)
+        tl.store(partial_outputs + partial[:, None] * VALUE_DIM + dims[None, :], result, mask=is_query)
     else:
-        output_row = output + token.to(tl.int64) * (NUM_HEADS * HEAD_DIM)
-        tl.store(output_row + query_offsets, result.to(output.dtype.element_ty), mask=is_query)
+        output_row = output + token.to(tl.int64) * (NUM_HEADS * VALUE_DIM)
+        offsets = (kv_head * GROUP + heads)[:, None] * VALUE_DIM + dims[None, :]
+        tl.store(output_row + offsets, result.to(output.dtype.element_ty), mask=is_query)
 
 
 @triton.jit(do_not_specialize=["window", "num_splits"])
@@ -189,7 +209,7 @@ class DecodeRows:
 class PartialResults:
     """Room for what the splits leave to the reduction."""
 
-    outputs: torch.Tensor  # [num_rows * num_heads * num_splits * head_dim] or more, float32
+    outputs: torch.Tensor  # [num_rows * num_heads * num_splits * value_dim] or more, float32
     scores: torch.Tensor  # [num_rows * num_heads * num_splits] or more, float32: log2 of the sum of exp2(scores)
 
 
@@ -213,16 +233,16 @@ def decode(
         slopes: Of the layer, [num_heads] float32 on the device; None: no ALiBi.
         num_splits: Parts of the keys of each row, up to `MAX_SPLITS`.
         partial: Room for this many; None: `num_splits` is 1.
-        output: [num_tokens, num_heads * head_dim]; the tokens of the rows are written.
+        output: [num_tokens, num_heads * value_dim]; the tokens of the rows are written.
     """
     num_rows = len(rows.num_visible_tokens)
     num_heads, head_dim = query.shape[1:]
-    num_kv_heads = cache.keys.shape[2]
-    group, dim_padded = num_heads // num_kv_heads, pad(head_dim)
-    tile = decode_tile(head_dim, group, query.dtype.itemsize, cache.keys.dtype.itemsize)
+    num_groups, group = groups_of(num_heads, cache)
+    value_dim, dim_padded = cache.value_dim, pad(cache.value_dim)
+    tile = decode_tile(value_dim, group, query.dtype.itemsize, cache.keys.dtype.itemsize)
     operands = operands_of(cache)
     window = WIDEST_WINDOW if layer.window_tokens is None else min(layer.window_tokens, WIDEST_WINDOW)
-    decode_kernel[(num_kv_heads, num_rows, num_splits)](
+    decode_kernel[(num_groups, num_rows, num_splits)](
         query,
         query.stride(0),
         operands.keys,
@@ -247,9 +267,11 @@ def decode(
         IS_SPLIT=num_splits > 1,
         GROUP=group,
         GROUP_PADDED=pad(group),
-        NUM_KV_HEADS=num_kv_heads,
+        NUM_KV_HEADS=num_groups,
         HEAD_DIM=head_dim,
         DIM_PADDED=dim_padded,
+        VALUE_BEGIN=cache.value_begin,
+        BEGIN_PADDED=pad(cache.value_begin),
         BLOCK_SIZE=cache.block_size,
         BLOCK_STRIDE=operands.block_stride,
         FORMAT=operands.format_number,
@@ -268,9 +290,9 @@ def decode(
             num_splits,
             layer.sinks,
             NUM_HEADS=num_heads,
-            HEAD_DIM=head_dim,
+            HEAD_DIM=value_dim,
             DIM_PADDED=dim_padded,
             TILE_KEYS=tile.num_keys,
             MAX_SPLITS=MAX_SPLITS,
-            num_warps=reduce_warps(head_dim),
+            num_warps=reduce_warps(value_dim),
         )

@@ -34,6 +34,7 @@ from executor_svc.triton_kernels.common import (
     add_sinks,
     block_ids_of,
     dot,
+    first_numbers,
     scale_offsets,
     shape_scores,
     slot_offsets,
@@ -42,6 +43,7 @@ from executor_svc.triton_kernels.tiles import (
     SPLIT_KEYS,
     WIDEST_WINDOW,
     QueryTile,
+    groups_of,
     pad,
 )
 
@@ -111,6 +113,8 @@ def attend_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    VALUE_BEGIN: tl.constexpr,
+    BEGIN_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -121,23 +125,28 @@ def attend_kernel(
     """Attend with a tile of queries of one group to every `num_programs`-th split of its keys.
 
     The grid is (KV heads, tiles of queries, `num_programs`). One program a tile writes the result; several leave the
-    state of each split, of tiles of one token only.
+    state of each split, of tiles of one token only. `VALUE_BEGIN` is not 0 of a latent cache; see `decode_kernel`.
     """
     kv_head = tl.program_id(0)
+    cache_head = 0 if VALUE_BEGIN else kv_head
     index = tl.program_id(1)
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
+    VALUE_DIM: tl.constexpr = HEAD_DIM - VALUE_BEGIN
+    SLOT_STRIDE: tl.constexpr = HEAD_DIM if VALUE_BEGIN else NUM_KV_HEADS * HEAD_DIM
     count = tl.load(num_tokens + index)
     end_position = tl.load(end_positions + index)
     start = end_position - count
     queries = tl.arange(0, TILE_QUERIES)
     dims = tl.arange(0, DIM_PADDED)
-    is_dim = dims < HEAD_DIM
+    is_dim = dims < VALUE_DIM
     tokens = queries // GROUP
     heads = kv_head * GROUP + queries % GROUP
     is_query = (tokens < count)[:, None] & is_dim[None, :]
     token_offsets = (tl.load(first_tokens + index) + tokens).to(tl.int64)
     query_rows = query + token_offsets * query_stride + heads * HEAD_DIM
-    q = tl.load(query_rows[:, None] + dims[None, :], mask=is_query, other=0.0)
+    q = tl.load(query_rows[:, None] + (VALUE_BEGIN + dims)[None, :], mask=is_query, other=0.0)
+    if VALUE_BEGIN:
+        q_first = first_numbers(query_rows, tokens < count, VALUE_BEGIN, BEGIN_PADDED)
     slope = 0.0
     if slopes is not None:
         slope = tl.load(slopes + heads)[:, None] * LOG2_E
@@ -156,15 +165,19 @@ def attend_kernel(
             # Whether any query sees the key; what none sees may be NaN, and 0 * NaN is NaN: it is not read.
             is_read = (positions >= first_position) & (positions < end_position)
             block_ids = block_ids_of(block_table, positions, is_read, BLOCK_SIZE)
-            slots = slot_offsets(block_ids, positions, NUM_KV_HEADS * HEAD_DIM, BLOCK_SIZE, BLOCK_STRIDE)
-            offsets = slots[:, None] + (kv_head * HEAD_DIM + dims)[None, :]
+            slots = slot_offsets(block_ids, positions, SLOT_STRIDE, BLOCK_SIZE, BLOCK_STRIDE)
+            offsets = slots[:, None] + (cache_head * HEAD_DIM + VALUE_BEGIN + dims)[None, :]
             is_element = is_read[:, None] & is_dim[None, :]
             key_elements = tl.load(keys + offsets, mask=is_element, other=0)
-            value_elements = tl.load(values + offsets, mask=is_element, other=0)
+            value_elements = key_elements if VALUE_BEGIN else tl.load(values + offsets, mask=is_element, other=0)
             k = numbers_of(key_elements, q.dtype, FORMAT)
-            products = dot(q, tl.trans(k), tl.full([TILE_QUERIES, TILE_KEYS], 0.0, tl.float32))
+            products = tl.full([TILE_QUERIES, TILE_KEYS], 0.0, tl.float32)
+            if VALUE_BEGIN:
+                first_elements = first_numbers(keys + slots, is_read, VALUE_BEGIN, BEGIN_PADDED)
+                products = dot(q_first, tl.trans(numbers_of(first_elements, q.dtype, FORMAT)), products)
+            products = dot(q, tl.trans(k), products)
             if FORMAT == INT8:
-                scales = scale_offsets(block_ids, positions, kv_head, BLOCK_SIZE, BLOCK_STRIDE)
+                scales = scale_offsets(block_ids, positions, cache_head, BLOCK_SIZE, BLOCK_STRIDE)
                 products *= tl.load(key_scales + scales, mask=is_read, other=0.0)[None, :]
                 of_values = tl.load(value_scales + scales, mask=is_read, other=0.0)
                 v = (numbers_of(value_elements, tl.float32, FORMAT) * of_values[:, None]).to(q.dtype)
@@ -190,9 +203,9 @@ def attend_kernel(
             is_head = tokens < count
             tl.store(partial_scores + partial * 2, highest, mask=is_head)
             tl.store(partial_scores + partial * 2 + 1, total, mask=is_head)
-            tl.store(partial_outputs + partial[:, None] * HEAD_DIM + dims[None, :], weighted, mask=is_query)
+            tl.store(partial_outputs + partial[:, None] * VALUE_DIM + dims[None, :], weighted, mask=is_query)
     if num_programs == 1:
-        output_rows = output + token_offsets * (NUM_HEADS * HEAD_DIM) + heads * HEAD_DIM
+        output_rows = output + token_offsets * (NUM_HEADS * VALUE_DIM) + heads * VALUE_DIM
         result = result_of(state, sinks, heads).to(output.dtype.element_ty)
         tl.store(output_rows[:, None] + dims[None, :], result, mask=is_query)
 
@@ -254,7 +267,7 @@ class SplitStates:
 
     num_programs: int  # of each tile and KV head
     num_splits: int  # most of a tile
-    outputs: torch.Tensor  # [num_tiles * num_heads * num_splits * head_dim] or more float32; of one program: unused
+    outputs: torch.Tensor  # [num_tiles * num_heads * num_splits * value_dim] or more float32; of one program: unused
     scores: torch.Tensor  # [num_tiles * num_heads * num_splits * 2] or more float32: highest score, total
 
 
@@ -278,14 +291,15 @@ def attend(
         layer: How to attend.
         slopes: Of the layer, [num_heads] float32 on the device; None: no ALiBi.
         states: How the splits are shared out.
-        output: [num_tokens, num_heads * head_dim]; the tokens of the tiles are written.
+        output: [num_tokens, num_heads * value_dim]; the tokens of the tiles are written.
     """
     num_tiles = len(tiles.rows)
     num_heads, head_dim = query.shape[1:]
-    num_kv_heads, dim_padded = cache.keys.shape[2], pad(head_dim)
+    num_groups, group = groups_of(num_heads, cache)
+    dim_padded = pad(cache.value_dim)
     operands = operands_of(cache)
     window = WIDEST_WINDOW if layer.window_tokens is None else min(layer.window_tokens, WIDEST_WINDOW)
-    attend_kernel[(num_kv_heads, num_tiles, states.num_programs)](
+    attend_kernel[(num_groups, num_tiles, states.num_programs)](
         query,
         query.stride(0),
         operands.keys,
@@ -310,10 +324,12 @@ def attend(
         operands.value_factor,
         layer.sinks,
         HAS_SOFT_CAP=layer.soft_cap is not None,
-        GROUP=num_heads // num_kv_heads,
-        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        NUM_KV_HEADS=num_groups,
         HEAD_DIM=head_dim,
         DIM_PADDED=dim_padded,
+        VALUE_BEGIN=cache.value_begin,
+        BEGIN_PADDED=pad(cache.value_begin),
         BLOCK_SIZE=cache.block_size,
         BLOCK_STRIDE=operands.block_stride,
         FORMAT=operands.format_number,
@@ -335,7 +351,7 @@ def attend(
             states.num_splits,
             layer.sinks,
             NUM_HEADS=num_heads,
-            HEAD_DIM=head_dim,
+            HEAD_DIM=cache.value_dim,
             DIM_PADDED=dim_padded,
             SPLIT_KEYS=SPLIT_KEYS,
             num_warps=1,

@@ -28,6 +28,7 @@ def key_value_write_kernel(
     value_scale,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
+    NUM_VECTORS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     HALF_PADDED: tl.constexpr,
@@ -36,13 +37,14 @@ def key_value_write_kernel(
     BLOCK_STRIDE: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """Rotate and write some heads of one token; the grid is (tokens, tiles of heads)."""
+    """Rotate and write some heads of one token; the grid is (tokens, tiles of heads). A latent cache has no values."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
     halves = tl.arange(0, HALF_PADDED)
     LOW: tl.constexpr = (HEAD_DIM + 1) // 2
     HIGH: tl.constexpr = HEAD_DIM - LOW
-    is_head = heads < NUM_HEADS + 2 * NUM_KV_HEADS
+    is_head = heads < NUM_VECTORS
+    HAS_VALUES: tl.constexpr = NUM_VECTORS > NUM_HEADS + NUM_KV_HEADS
     is_value = heads >= NUM_HEADS + NUM_KV_HEADS
     is_low = is_head[:, None] & (halves < LOW)[None, :]
     is_high = is_head[:, None] & (halves < HIGH)[None, :]
@@ -84,8 +86,9 @@ def key_value_write_kernel(
         low, high = int8_of(low, scales), int8_of(high, scales)
         first_scale = block_id * (BLOCK_STRIDE // 4) + offset
         tl.store(key_scales + first_scale + (heads - NUM_HEADS) * BLOCK_SIZE, scales, mask=is_key)
-        new_scales = value_scales + first_scale + (heads - NUM_HEADS - NUM_KV_HEADS) * BLOCK_SIZE
-        tl.store(new_scales, scales, mask=is_head & is_value)
+        if HAS_VALUES:
+            new_scales = value_scales + first_scale + (heads - NUM_HEADS - NUM_KV_HEADS) * BLOCK_SIZE
+            tl.store(new_scales, scales, mask=is_head & is_value)
     elif FORMAT != PLAIN:
         scale = tl.where(is_value, value_scale, key_scale)[:, None]
         low = fp8_of(tl.div_rn(low.to(tl.float32), scale), FORMAT)
@@ -93,9 +96,10 @@ def key_value_write_kernel(
     new_keys = keys + first_element + (heads - NUM_HEADS)[:, None] * HEAD_DIM
     tl.store(new_keys + lows[None, :], low, mask=is_low & is_key[:, None])
     tl.store(new_keys + highs[None, :], high, mask=is_high & is_key[:, None])
-    new_values = values + first_element + (heads - NUM_HEADS - NUM_KV_HEADS)[:, None] * HEAD_DIM
-    tl.store(new_values + lows[None, :], low, mask=is_low & is_value[:, None])
-    tl.store(new_values + highs[None, :], high, mask=is_high & is_value[:, None])
+    if HAS_VALUES:
+        new_values = values + first_element + (heads - NUM_HEADS - NUM_KV_HEADS)[:, None] * HEAD_DIM
+        tl.store(new_values + lows[None, :], low, mask=is_low & is_value[:, None])
+        tl.store(new_values + highs[None, :], high, mask=is_high & is_value[:, None])
 
 
 def write_in_triton(
@@ -109,7 +113,7 @@ def write_in_triton(
     """
     num_tokens, num_vectors, head_dim = qkv.shape
     num_kv_heads = cache.keys.shape[2]
-    num_heads = num_vectors - 2 * num_kv_heads
+    num_heads = num_vectors - cache.num_vectors
     assert qkv.stride()[1:] == (head_dim, 1), "the heads of a token lie one after the other"
     if rotation is not None:
         assert rotation.cos.is_contiguous(), "the angles of a token lie one after the other"
@@ -132,6 +136,7 @@ def write_in_triton(
         cache.value_scale if is_fp8 else None,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
+        NUM_VECTORS=num_vectors,
         HEAD_DIM=head_dim,
         ROTARY_DIM=head_dim if rotation is None else rotation.cos.shape[1],
         HALF_PADDED=half_padded,
@@ -141,6 +146,5 @@ def write_in_triton(
         FORMAT=operands.format_number,
         num_warps=4,
     )
-    return RotatedHeads(
-        qkv[:, :num_heads], qkv[:, num_heads : num_heads + num_kv_heads], qkv[:, num_heads + num_kv_heads :]
-    )
+    key, value = qkv[:, num_heads : num_heads + num_kv_heads], qkv[:, -num_kv_heads:, cache.value_begin :]
+    return RotatedHeads(qkv[:, :num_heads], key, value)

@@ -21,11 +21,12 @@ from executor_svc.triton_kernels.common import (
     add_sinks,
     block_ids_of,
     dot,
+    first_numbers,
     scale_offsets,
     shape_scores,
     slot_offsets,
 )
-from executor_svc.triton_kernels.tiles import WIDEST_WINDOW, QueryTile, pad
+from executor_svc.triton_kernels.tiles import WIDEST_WINDOW, QueryTile, groups_of, pad
 from octavo_shared.step_wire.step import Int32Array
 
 
@@ -35,6 +36,7 @@ def attend_to_tiles(
     end,
     state,
     q,
+    q_first,
     keys,
     values,
     block_table,
@@ -54,6 +56,8 @@ def attend_to_tiles(
     HAS_SOFT_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_BEGIN: tl.constexpr,
+    BEGIN_PADDED: tl.constexpr,
     SLOT_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
@@ -62,8 +66,11 @@ def attend_to_tiles(
 ):
     """Go over some tiles of keys; return the running highest scores, totals and weighted values of the queries.
 
-    Without a mask every query sees every key of these tiles.
+    Without a mask every query sees every key of these tiles. `VALUE_BEGIN` is not 0 of a latent cache; see
+    `decode_kernel`.
     """
+    VALUE_DIM: tl.constexpr = HEAD_DIM - VALUE_BEGIN
+    cache_head = 0 if VALUE_BEGIN else kv_head
     highest, total, weighted = state
     for tile in tl.range(begin, end):
         positions = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
@@ -71,14 +78,18 @@ def attend_to_tiles(
         is_read = (positions >= first_position) & (positions < end_position)
         block_ids = block_ids_of(block_table, positions, is_read, BLOCK_SIZE)
         slots = slot_offsets(block_ids, positions, SLOT_STRIDE, BLOCK_SIZE, BLOCK_STRIDE)
-        offsets = slots[:, None] + (kv_head * HEAD_DIM + dims)[None, :]
-        is_element = is_read[:, None] & (dims < HEAD_DIM)[None, :]
+        offsets = slots[:, None] + (cache_head * HEAD_DIM + VALUE_BEGIN + dims)[None, :]
+        is_element = is_read[:, None] & (dims < VALUE_DIM)[None, :]
         key_elements = tl.load(keys + offsets, mask=is_element, other=0)
-        value_elements = tl.load(values + offsets, mask=is_element, other=0)
+        value_elements = key_elements if VALUE_BEGIN else tl.load(values + offsets, mask=is_element, other=0)
         k = numbers_of(key_elements, q.dtype, FORMAT)
-        products = dot(q, tl.trans(k), tl.full([q.shape[0], TILE_KEYS], 0.0, tl.float32))
+        products = tl.full([q.shape[0], TILE_KEYS], 0.0, tl.float32)
+        if VALUE_BEGIN:
+            first_elements = first_numbers(keys + slots, is_read, VALUE_BEGIN, BEGIN_PADDED)
+            products = dot(q_first, tl.trans(numbers_of(first_elements, q.dtype, FORMAT)), products)
+        products = dot(q, tl.trans(k), products)
         if FORMAT == INT8:
-            scales = scale_offsets(block_ids, positions, kv_head, BLOCK_SIZE, BLOCK_STRIDE)
+            scales = scale_offsets(block_ids, positions, cache_head, BLOCK_SIZE, BLOCK_STRIDE)
             products *= tl.load(key_scales + scales, mask=is_read, other=0.0)[None, :]
             of_values = tl.load(value_scales + scales, mask=is_read, other=0.0)
             v = (numbers_of(value_elements, tl.float32, FORMAT) * of_values[:, None]).to(q.dtype)
@@ -124,6 +135,8 @@ def prefill_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    VALUE_BEGIN: tl.constexpr,
+    BEGIN_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -131,6 +144,7 @@ def prefill_kernel(
     TILE_KEYS: tl.constexpr,
 ):
     """Attend with one tile of queries of one group; the grid is (KV heads, tiles)."""
+    VALUE_DIM: tl.constexpr = HEAD_DIM - VALUE_BEGIN
     kv_head = tl.program_id(0)
     record = tiles + tl.program_id(1) * 4
     row = tl.load(record)
@@ -141,10 +155,13 @@ def prefill_kernel(
     dims = tl.arange(0, DIM_PADDED)
     tokens = queries // GROUP
     heads = kv_head * GROUP + queries % GROUP
-    is_query = (tokens < num_tokens)[:, None] & (dims < HEAD_DIM)[None, :]
+    is_query = (tokens < num_tokens)[:, None] & (dims < VALUE_DIM)[None, :]
     token_offsets = (first_token + tokens).to(tl.int64)
     query_rows = query + token_offsets * query_stride + heads * HEAD_DIM
-    q = tl.load(query_rows[:, None] + dims[None, :], mask=is_query, other=0.0)
+    q = tl.load(query_rows[:, None] + (VALUE_BEGIN + dims)[None, :], mask=is_query, other=0.0)
+    q_first = q
+    if VALUE_BEGIN:
+        q_first = first_numbers(query_rows, tokens < num_tokens, VALUE_BEGIN, BEGIN_PADDED)
     slope = 0.0
     if slopes is not None:
         slope = tl.load(slopes + heads)[:, None] * LOG2_E
@@ -178,6 +195,7 @@ def prefill_kernel(
                 full_begin if part == 0 else full_end if part == 1 else end,
                 state,
                 q,
+                q_first,
                 keys,
                 values,
                 block_table,
@@ -197,7 +215,9 @@ def prefill_kernel(
                 HAS_SOFT_CAP=HAS_SOFT_CAP,
                 HAS_ALIBI=slopes is not None,
                 HEAD_DIM=HEAD_DIM,
-                SLOT_STRIDE=NUM_KV_HEADS * HEAD_DIM,
+                VALUE_BEGIN=VALUE_BEGIN,
+                BEGIN_PADDED=BEGIN_PADDED,
+                SLOT_STRIDE=HEAD_DIM if VALUE_BEGIN else NUM_KV_HEADS * HEAD_DIM,
                 BLOCK_SIZE=BLOCK_SIZE,
                 BLOCK_STRIDE=BLOCK_STRIDE,
                 FORMAT=FORMAT,
@@ -210,7 +230,7 @@ def prefill_kernel(
     result = weighted / total[:, None]
     if value_factor is not None:
         result *= value_factor
-    output_rows = output + token_offsets * (NUM_KV_HEADS * GROUP * HEAD_DIM) + heads * HEAD_DIM
+    output_rows = output + token_offsets * (NUM_KV_HEADS * GROUP * VALUE_DIM) + heads * VALUE_DIM
     tl.store(output_rows[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=is_query)
 
 
@@ -264,13 +284,13 @@ def prefill(
         cache: The tokens' own keys and values are in it.
         layer: How to attend.
         slopes: Of the layer, [num_heads] float32 on the device; None: no ALiBi.
-        output: [num_tokens, num_heads * head_dim]; the tokens of the rows are written.
+        output: [num_tokens, num_heads * value_dim]; the tokens of the rows are written.
     """
     num_heads, head_dim = query.shape[1:]
-    num_kv_heads = cache.keys.shape[2]
+    num_groups, group = groups_of(num_heads, cache)
     tile = rows.tile
     operands = operands_of(cache)
-    prefill_kernel[(num_kv_heads, len(rows.tiles))](
+    prefill_kernel[(num_groups, len(rows.tiles))](
         query,
         query.stride(0),
         operands.keys,
@@ -289,10 +309,12 @@ def prefill(
         layer.sinks,
         HAS_SOFT_CAP=layer.soft_cap is not None,
         HAS_WINDOW=layer.window_tokens is not None,
-        GROUP=num_heads // num_kv_heads,
-        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        NUM_KV_HEADS=num_groups,
         HEAD_DIM=head_dim,
-        DIM_PADDED=pad(head_dim),
+        DIM_PADDED=pad(cache.value_dim),
+        VALUE_BEGIN=cache.value_begin,
+        BEGIN_PADDED=pad(cache.value_begin),
         BLOCK_SIZE=cache.block_size,
         BLOCK_STRIDE=operands.block_stride,
         FORMAT=operands.format_number,

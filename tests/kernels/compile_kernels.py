@@ -30,9 +30,8 @@ from executor_svc.triton_kernels.decode import DecodeRows, PartialResults, decod
 from executor_svc.triton_kernels.invariant_attention import QueryTiles, SplitStates, attend
 from executor_svc.triton_kernels.key_value_write import write_in_triton
 from executor_svc.triton_kernels.prefill import PrefillRows, prefill
-from executor_svc.triton_kernels.tiles import invariant_tile, prefill_tile
+from executor_svc.triton_kernels.tiles import groups_of, invariant_tile, prefill_tile
 
-NUM_KV_HEADS = 8
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -48,11 +47,33 @@ class Case:
     group: int = 4  # query heads of a KV head
     has_invariant: bool = True  # whether the invariant attention is compiled too
     cache: str = ""  # format of the cache; empty: `dtype`
+    value_begin: int = 0  # not 0: the cache is latent, and `group` are all query heads
 
     @property
     def cache_dtype(self) -> torch.dtype:
         """Of the elements of the cache."""
         return CACHE_DTYPES[self.cache or self.dtype]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Of a latent cache there is one."""
+        return 1 if self.value_begin else 8
+
+    @property
+    def num_heads(self) -> int:
+        """Of queries."""
+        return self.group * self.num_kv_heads
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers in a value."""
+        return self.head_dim - self.value_begin
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        """Of one layer."""
+        sizes = self.block_size, self.num_kv_heads, self.head_dim
+        return CacheShape(1, *sizes, self.cache_dtype, value_begin=self.value_begin)
 
     @property
     def itemsize(self) -> int:
@@ -114,11 +135,10 @@ def compile_for(case: Case) -> list[CompiledKernel]:
 
 def _inputs(case: Case) -> tuple[torch.Tensor, LayerCache, AttentionLayer, torch.Tensor | None]:
     """Return queries, keys and values, the cache, the layer, and its slopes."""
-    dtype, num_heads = getattr(torch, case.dtype), case.group * NUM_KV_HEADS
-    shape = CacheShape(1, case.block_size, NUM_KV_HEADS, case.head_dim, case.cache_dtype)
-    keys, values = (torch.empty(2, *shape.pool_shape, dtype=shape.pool_dtype) for _ in range(2))
-    (cache,) = shape.layer_caches((keys, values))
-    qkv = torch.empty(4, num_heads + 2 * NUM_KV_HEADS, case.head_dim, dtype=dtype)
+    dtype, num_heads, shape = getattr(torch, case.dtype), case.num_heads, case.cache_shape
+    pools = [torch.empty(2, *shape.pool_shape, dtype=shape.pool_dtype) for _ in range(shape.num_pools)]
+    (cache,) = shape.layer_caches(pools)
+    qkv = torch.empty(4, num_heads + cache.num_vectors, case.head_dim, dtype=dtype)
     if case.has_options:
         return qkv, cache, AttentionLayer(0.1, 100, 30.0, sinks=torch.empty(num_heads)), torch.empty(num_heads)
     return qkv, cache, AttentionLayer(0.1), None
@@ -126,36 +146,38 @@ def _inputs(case: Case) -> tuple[torch.Tensor, LayerCache, AttentionLayer, torch
 
 def _write(case: Case) -> None:
     qkv, cache, _, _ = _inputs(case)
-    angles = torch.empty(4, case.head_dim, dtype=qkv.dtype)
+    angles = torch.empty(4, case.value_begin or case.head_dim, dtype=qkv.dtype)
     write_in_triton(qkv, Rotation(angles, angles), torch.zeros(4, dtype=torch.int64), cache)
 
 
 def _decode(case: Case) -> None:
     qkv, cache, layer, slopes = _inputs(case)
-    num_splits, num_heads = 8, case.group * NUM_KV_HEADS
+    num_splits, num_heads = 8, case.num_heads
     rows = DecodeRows(
         torch.ones(4, dtype=torch.int32), torch.zeros(4, 2, dtype=torch.int32), torch.arange(4, dtype=torch.int32)
     )
     num_parts = 4 * num_heads * num_splits
-    partial = PartialResults(torch.empty(num_parts * case.head_dim), torch.empty(num_parts))
+    partial = PartialResults(torch.empty(num_parts * case.value_dim), torch.empty(num_parts))
     decode(rows, qkv[:, :num_heads], cache, layer, slopes, num_splits, partial, torch.empty_like(qkv))
     decode(rows, qkv[:, :num_heads], cache, layer, slopes, 1, None, torch.empty_like(qkv))
 
 
 def _prefill(case: Case) -> None:
     qkv, cache, layer, slopes = _inputs(case)
-    tile = prefill_tile(case.head_dim, case.group, case.itemsize, divmod(case.capability, 10))
+    _, group = groups_of(case.num_heads, cache)
+    itemsizes = qkv.dtype.itemsize, case.cache_dtype.itemsize
+    tile = prefill_tile(case.value_dim, group, *itemsizes, divmod(case.capability, 10))
     rows = PrefillRows(torch.zeros(2, 4, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32), tile)
-    prefill(rows, qkv[:, : case.group * NUM_KV_HEADS], cache, layer, slopes, torch.empty_like(qkv))
+    prefill(rows, qkv[:, : case.num_heads], cache, layer, slopes, torch.empty_like(qkv))
 
 
 def _invariant(case: Case) -> None:
     """Attend in one order of sums: with decodes of one and of several programs a row, then with a chunk."""
     qkv, cache, layer, slopes = _inputs(case)
-    num_heads = case.group * NUM_KV_HEADS
-    shape = invariant_tile(case.head_dim, case.group, case.itemsize)
+    num_heads = case.num_heads
+    shape = invariant_tile(case.value_dim, groups_of(num_heads, cache)[1], case.itemsize)
     tables, four = torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, dtype=torch.int32)
-    states = SplitStates(8, 8, torch.empty(4 * num_heads * 8 * case.head_dim), torch.empty(4 * num_heads * 8 * 2))
+    states = SplitStates(8, 8, torch.empty(4 * num_heads * 8 * case.value_dim), torch.empty(4 * num_heads * 8 * 2))
     one = torch.ones(1, dtype=torch.int32)
     for tiles, shared in (
         (QueryTiles(four, four, four, four, tables), states),
@@ -166,7 +188,7 @@ def _invariant(case: Case) -> None:
 
 
 def _copy(case: Case) -> None:
-    shape = CacheShape(1, case.block_size, NUM_KV_HEADS, case.head_dim, case.cache_dtype)
+    shape = case.cache_shape
     pools = torch.empty(2, 2, *shape.pool_shape, dtype=shape.pool_dtype)
     BlockCopier(list(pools)).copy_blocks(np.array([(0, 1)], np.int32))
 

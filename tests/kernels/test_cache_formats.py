@@ -37,6 +37,28 @@ CASES = [
 ]
 
 
+@each_row(*product(["splits", "invariant"], CACHE_DTYPES, [torch.float16]))
+def test_attention_on_a_latent_cache(backend: str, cache_format: str, dtype: torch.dtype) -> None:
+    cache_dtype = CACHE_DTYPES[cache_format]
+    scale, _ = SCALES[cache_dtype]
+    step, layer = Step([(3, 1), (20, 3)], 16, device=DEVICE), AttentionLayer(0.25)
+    inputs = LayerInput(
+        step,
+        (3, 1),
+        40,
+        rotary_dim=8,
+        value_begin=8,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        scales=(scale, scale),
+    )
+
+    ours, cache = inputs.attend(BACKENDS[backend], layer)
+
+    exact, _ = inputs.attend_naively(layer, cache)
+    torch.testing.assert_close(ours.cpu().double(), exact, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
 @each_row(*CASES)
 def test_attention_is_that_of_the_elements_in_float64(
     backend: str, cache_format: str, dtype: torch.dtype, shape: int

@@ -32,6 +32,8 @@ SHARED_BUDGET = {
     ("attend_kernel", 16): {80: 99 * 1024, 90: 99 * 1024},
     ("attend_kernel", 32): {80: 99 * 1024, 90: 99 * 1024},
 }
+# Of a latent cache of 64 + 512 numbers. One program runs on a multiprocessor at once.
+SHARED_BUDGET_LATENT = {80: 99 * 1024, 90: 132 * 1024}
 # Kernels without tiles of keys: any number of small programs.
 SMALL_KERNELS = ("key_value_write_kernel", "block_copy_kernel", "reduce_kernel", "fold_kernel")
 FAST_KERNELS = [*SMALL_KERNELS[:3], "decode_kernel", "decode_kernel", "prefill_kernel"]
@@ -41,6 +43,7 @@ MAX_STACK_BYTES = {16: 0, 32: 64}
 MAX_STACK_BYTES_INVARIANT = 256
 # Of a cache in another format than the model's; float32 is multiplied without tensor cores.
 MAX_STACK_BYTES_CONVERTED = {16: 16, 32: 400}
+MAX_STACK_BYTES_LATENT = {"prefill_kernel": 0, "decode_kernel": 0, "attend_kernel": 288}
 
 QUICK = [
     Case(80, "float16", 128, 16, has_options=True, has_invariant=False),
@@ -74,11 +77,11 @@ def compile_in_another_process(cases: Sequence[Case], cache: Path) -> list[Compi
 
 def num_wanted(name: str, case: Case) -> int:
     """Return how many programs must fit on a multiprocessor at once: decodes hide the latency of memory."""
-    if name in ("prefill_kernel", "attend_kernel") or case.itemsize == 4 or case.group > 32:
+    if name in ("prefill_kernel", "attend_kernel") or case.itemsize == 4 or case.group > 32 or case.value_begin:
         return 1
     if case.group > 16:
         return 2  # the results of many heads fill the registers
-    return resident_programs(case.head_dim, 2, divmod(case.capability, 10))
+    return resident_programs(case.value_dim, 2, divmod(case.capability, 10))
 
 
 def check(kernel: CompiledKernel) -> None:
@@ -96,18 +99,23 @@ def check(kernel: CompiledKernel) -> None:
     most_stack = MAX_STACK_BYTES_INVARIANT if kernel.name == "attend_kernel" else MAX_STACK_BYTES[num_bits]
     if kernel.case.cache not in ("", kernel.case.dtype):
         most_stack = max(most_stack, MAX_STACK_BYTES_CONVERTED[num_bits])
+    if kernel.case.value_begin:
+        most_stack = MAX_STACK_BYTES_LATENT.get(kernel.name, 0)
     assert kernel.stack_bytes <= most_stack, kernel
     assert kernel.shared_bytes <= most_shared, kernel
     # A warp of the fold reads a head at a time, of 64 numbers 8 bytes a thread.
     assert kernel.num_wide_copies + kernel.num_wide_loads > 0 or kernel.name == "fold_kernel", kernel
     if kernel.name in SMALL_KERNELS:
-        assert num_resident >= 4, kernel
+        assert num_resident >= (2 if kernel.case.value_begin else 4), kernel
         return
-    assert kernel.shared_bytes <= SHARED_BUDGET[kernel.name, num_bits][capability], kernel
+    budget = SHARED_BUDGET_LATENT if kernel.case.value_begin else SHARED_BUDGET[kernel.name, num_bits]
+    assert kernel.shared_bytes <= budget[capability], kernel
     assert num_resident >= num_wanted(kernel.name, kernel.case), kernel
+    assert kernel.num_narrow_loads == 0, kernel
+    if kernel.case.value_begin:
+        return
     # Keys and values go to shared memory in pieces of 16 bytes, some tiles ahead; queries in pieces of 16 bytes.
     assert kernel.num_wide_copies >= (2 if cache_itemsize == 1 else 4), kernel
-    assert kernel.num_narrow_loads == 0, kernel
     if kernel.name in ("prefill_kernel", "attend_kernel"):
         assert (kernel.num_warpgroup_products > 0) == (capability == 90 and num_bits == 16), kernel
 
@@ -162,6 +170,18 @@ def test_groups_of_every_size_keep_within_the_budgets(
     head_dim: int, group: int, capability: int, tmp_path: Path
 ) -> None:
     check_all([Case(capability, "bfloat16", head_dim, 16, has_options=False, group=group)], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(
+    ("dtype", "group", "cache"),
+    [("bfloat16", 16, ""), ("bfloat16", 128, ""), ("bfloat16", 16, "int8"), ("float16", 16, "fp8_e4m3")],
+)
+def test_kernels_of_latent_caches_keep_within_their_budgets(
+    dtype: str, group: int, cache: str, capability: int, tmp_path: Path
+) -> None:
+    check_all([Case(capability, dtype, 576, 16, has_options=False, group=group, cache=cache, value_begin=64)], tmp_path)
 
 
 # The kernels for sampling and for the dense part ---------------------------------------------------------

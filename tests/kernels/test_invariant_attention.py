@@ -185,11 +185,13 @@ def test_splits_that_follow_the_batch_are_found(num_keys: int, monkeypatch: pyte
     assert not torch.equal(attended(WHOLE, LAYERS["plain"]), whole)
 
 
-@pytest.mark.parametrize("num_multiprocessors", [1, pytest.param(32, marks=SLOW_IF_INTERPRETED)])
-def test_it_is_attention(num_multiprocessors: int) -> None:
+@pytest.mark.parametrize(
+    ("num_multiprocessors", "value_begin"), [(1, 0), pytest.param(32, 0, marks=SLOW_IF_INTERPRETED), (32, 2)]
+)
+def test_it_is_attention(num_multiprocessors: int, value_begin: int) -> None:
     rows = [(3, 1), (0, 2), (62, 4)]
     layer = AttentionLayer(0.4, 60, 1.5, (0.5, 0.1), torch.tensor([0.5, 3.0], device=DEVICE))
-    inputs = LayerInput(Step(rows, 16, layer.window_tokens, DEVICE), HEADS, 18)
+    inputs = LayerInput(Step(rows, 16, layer.window_tokens, DEVICE), HEADS, 18, value_begin=value_begin)
 
     ours, _ = inputs.attend(InvariantAttentionBackend(num_multiprocessors), layer)
 

@@ -16,17 +16,18 @@ TOLERANCES = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 def check(inputs: LayerInput, tolerance: float) -> None:
-    ours, theirs = (LayerCache(inputs.keys.clone(), inputs.values.clone()) for _ in range(2))
+    ours, theirs = inputs.cache(), inputs.cache()
     qkv, slot_mapping = inputs.qkv.clone(), inputs.step.metadata.slot_mapping
+    value_tolerance = tolerance if inputs.value_begin else 0  # which are keys
     our_heads = write_in_triton(qkv, inputs.rotation, slot_mapping, ours)
     their_heads = write_in_torch(inputs.qkv.clone(), inputs.rotation, slot_mapping, theirs)
     assert our_heads.query.data_ptr() == qkv.data_ptr(), "queries are rotated in place"
     for our_tensor, their_tensor, bound in (
         (our_heads.query, their_heads.query, tolerance),
         (our_heads.key, their_heads.key, tolerance),
-        (our_heads.value, their_heads.value, 0),
+        (our_heads.value, their_heads.value, value_tolerance),
         (ours.keys, theirs.keys, tolerance),
-        (ours.values, theirs.values, 0),
+        (ours.values, theirs.values, value_tolerance),
     ):
         torch.testing.assert_close(our_tensor, their_tensor, rtol=bound, atol=bound, equal_nan=True)
     torch.testing.assert_close(ours.keys.flatten(0, 1)[slot_mapping], our_heads.key, rtol=0, atol=0)
@@ -42,6 +43,13 @@ def test_every_head_dim(is_rotated: bool, head_dim: int) -> None:
 def test_part_of_a_head(head_dim: int, rotary_dim: int) -> None:
     step = Step([(3, 1), (0, 2), (17, 1)], 16, device=DEVICE)
     check(LayerInput(step, (6, 2), head_dim, rotary_dim=rotary_dim), TOLERANCES[torch.float32])
+
+
+@each_row((48, 16), (35, 2), (576, 64))
+def test_latent_vectors(head_dim: int, rotary_dim: int) -> None:
+    step = Step([(3, 1), (0, 2), (17, 1)], 16, device=DEVICE)
+    inputs = LayerInput(step, (3, 1), head_dim, rotary_dim=rotary_dim, value_begin=rotary_dim)
+    check(inputs, TOLERANCES[torch.float32])
 
 
 @each_row(*product([(1, 1), (9, 3), (32, 8), (71, 1)], TOLERANCES))

@@ -13,6 +13,7 @@ from executor_svc.attention.interface import AttentionLayer, LayerCache
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.attention.triton_backend import TritonAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
+from executor_svc.triton_kernels import tiles
 from tests.kernels.device import DEVICE, RANDOM_CASES, SLOW_IF_INTERPRETED
 from tests.kernels.random_shapes import shape_of_case
 from tests.numerics.attention import LayerInput, Rows, Step, sinks_of
@@ -28,7 +29,7 @@ def check(
     naive, naive_cache = inputs.attend_naively(layer)
     assert ours.dtype == inputs.dtype
     torch.testing.assert_close(ours.cpu().double(), naive, rtol=rtol, atol=atol)
-    for ours, naive in ((our_cache.keys, naive_cache.keys), (our_cache.values, naive_cache.values)):
+    for ours, naive in zip(our_cache.pools, (naive_cache.keys, naive_cache.values), strict=False):
         torch.testing.assert_close(ours.cpu().double(), naive, rtol=rtol, atol=atol, equal_nan=True)
 
 
@@ -70,6 +71,29 @@ def test_every_number_of_query_heads_for_a_kv_head(heads: tuple[int, int]) -> No
 @each_row(16, 18, 64, 72, 80, 96, 128, 160, 256)
 def test_every_head_dim(head_dim: int) -> None:
     check(LayerInput(on_device([(0, 1), (40, 1), (20, 5)], 16), (2, 1), head_dim), AttentionLayer(head_dim**-0.5))
+
+
+@pytest.mark.parametrize(
+    ("value_begin", "head_dim", "num_heads", "num_multiprocessors", "layer"),
+    [
+        (16, 48, 3, 1, AttentionLayer(0.3)),
+        (2, 35, 2, 8, AttentionLayer(0.3)),
+        (10, 26, 6, 2, AttentionLayer(0.3, 20, 1.5, alibi_slopes(6), sinks_of(6, DEVICE))),  # two groups
+    ],
+)
+def test_latent_caches(
+    value_begin: int,
+    head_dim: int,
+    num_heads: int,
+    num_multiprocessors: int,
+    layer: AttentionLayer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Values are a part of the keys, and groups share the one KV head."""
+    monkeypatch.setattr(tiles, "MAX_LATENT_GROUP", 3)
+    step = on_device([(3, 1), (40, 1), (30, 3)], 16, layer.window_tokens)
+    inputs = LayerInput(step, (num_heads, 1), head_dim, rotary_dim=value_begin, value_begin=value_begin)
+    check(inputs, layer, num_multiprocessors=num_multiprocessors)
 
 
 @pytest.mark.parametrize("window", [None, 40])

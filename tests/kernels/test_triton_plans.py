@@ -12,7 +12,7 @@ from executor_svc.attention.rules import AttentionNeeds, TritonRules
 from executor_svc.attention.triton_backend import TritonAttentionBackend, number_of_splits
 from executor_svc.triton_kernels.decode import DecodeRows
 from executor_svc.triton_kernels.prefill import PrefillRows, query_tiles
-from executor_svc.triton_kernels.tiles import MAX_RESIDENT_PROGRAMS, MAX_SPLITS, resident_programs
+from executor_svc.triton_kernels.tiles import MAX_RESIDENT_PROGRAMS, MAX_SPLITS, groups_of, resident_programs
 from tests.kernels.device import DEVICE
 from tests.numerics.attention import LayerInput, Step
 from tests.support.each_row import each_row
@@ -27,14 +27,15 @@ def decode_batch(step: Step) -> DecodeBatch:
     return DecodeBatch(visible, torch.from_numpy(metadata.block_tables).to(DEVICE), metadata.slot_mapping)
 
 
-@pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("num_multiprocessors", [1, 8])
-def test_a_decode_plan_equals_a_plan(num_multiprocessors: int, window: int | None) -> None:
+@pytest.mark.parametrize(
+    ("num_multiprocessors", "window", "value_begin"), [(1, None, 0), (1, 20, 0), (8, None, 0), (8, 20, 0), (8, 20, 5)]
+)
+def test_a_decode_plan_equals_a_plan(num_multiprocessors: int, window: int | None, value_begin: int) -> None:
     step = Step([(0, 1), (40, 1), (69, 1)], 16, window, DEVICE)
-    inputs = LayerInput(step, (4, 2), 16)
+    inputs = LayerInput(step, (4, 1) if value_begin else (4, 2), 16, value_begin=value_begin)
     backend = TritonAttentionBackend(num_multiprocessors)
     layer = AttentionLayer(0.25, window, 1.5, (0.5, 0.25, 0.1, 0.0))
-    caches = [LayerCache(inputs.keys.clone(), inputs.values.clone()) for _ in range(2)]
+    caches = [inputs.cache() for _ in range(2)]
     plans = [backend.plan(step.metadata, caches[0]), backend.decode_plan(decode_batch(step), caches[1])]
 
     planned, decoded = (
@@ -134,13 +135,22 @@ def test_block_tables_of_both_kinds_of_rows_begin_at_multiples_of_16_bytes(
     (128, 2, (9, 0), 3),
     (16, 2, (10, 0), 3),
     (129, 2, (9, 0), 2),
+    (512, 2, (9, 0), 1),
     (128, 4, (9, 0), 2),
     (128, 2, (8, 0), 2),
     (128, 2, (8, 9), 2),
     (128, 2, (12, 0), 2),
 )
-def test_programs_of_a_multiprocessor(head_dim: int, itemsize: int, capability: tuple[int, int], expected: int) -> None:
-    assert resident_programs(head_dim, itemsize, capability) == expected <= MAX_RESIDENT_PROGRAMS
+def test_programs_of_a_multiprocessor(
+    value_dim: int, itemsize: int, capability: tuple[int, int], expected: int
+) -> None:
+    assert resident_programs(value_dim, itemsize, capability) == expected <= MAX_RESIDENT_PROGRAMS
+
+
+@each_row((1, 1, 1), (16, 1, 16), (20, 2, 10), (128, 8, 16), (17, 17, 1))
+def test_groups_of_a_latent_cache(num_heads: int, num_groups: int, group: int) -> None:
+    keys = torch.empty(1, 16, 1, 48)
+    assert groups_of(num_heads, LayerCache(keys, keys, value_begin=16)) == (num_groups, group)
 
 
 @each_row(*product([1, 4, 8, 32], [2, 92, 216, H200_PLACES]))

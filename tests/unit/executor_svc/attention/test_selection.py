@@ -52,9 +52,11 @@ class Situation:
     block_size: int | None = None
     is_invariant: bool = False
     cache_dtype: torch.dtype | None = None
+    value_begin: int = 0
 
     def choose(self) -> ChosenBackend:
-        needs = AttentionNeeds(self.dtype, 2, 1, self.head_dim, self.layers, self.capability, self.cache_dtype)
+        model = self.dtype, 2, 1, self.head_dim, self.layers
+        needs = AttentionNeeds(*model, self.capability, self.cache_dtype, self.value_begin)
         return choose_backend(self.name, needs, self.block_size, self.installed, is_invariant=self.is_invariant)
 
 
@@ -95,8 +97,12 @@ CHOSEN: list[tuple[Situation, type[BackendRules], int]] = [
     (Situation("torch", cache_dtype=torch.float8_e5m2), TorchRules, 16),
     (Situation("flash_attn", capability=(9, 0), installed=ALL, cache_dtype=BFLOAT16), FlashAttention3Rules, 16),
     (Situation(is_invariant=True, cache_dtype=torch.int8), InvariantRules, 16),
+    # a latent cache
+    (Situation(capability=(9, 0), installed=ALL, head_dim=576, value_begin=64), TritonRules, 16),
+    (Situation(head_dim=576, value_begin=65), TorchRules, 16),
     # invariant
     (Situation(capability=(9, 0), installed=ALL, is_invariant=True), InvariantRules, 16),
+    (Situation(head_dim=576, value_begin=64, is_invariant=True), InvariantRules, 16),
     (Situation("triton", dtype=FLOAT32, block_size=32, is_invariant=True), InvariantRules, 32),
     (Situation(capability=None, dtype=FLOAT32, is_invariant=True), TorchRules, 16),
 ]
@@ -189,6 +195,19 @@ REFUSED: list[tuple[Situation, str]] = [
             *(Situation("flash_attn", (8, 0)), Situation("flash_attn", (9, 0))),
             *(Situation("triton"), Situation("xformers")),
         )
+    ),
+    *(
+        (
+            replace(situation, installed=ALL, head_dim=576, value_begin=64),
+            f"attention_backend is {situation.name}, but it does not support latent caches, which this model needs; "
+            "use --attention-backend triton",
+        )
+        for situation in (Situation("flash_attn"), Situation("flash_attn", (9, 0)), Situation("xformers"))
+    ),
+    (
+        Situation("triton", head_dim=80 + 32, value_begin=80),
+        "attention_backend is triton, but it supports latent caches of 16 to 512 numbers behind up to 64 that are "
+        "rotated, not 32 behind 80; use --attention-backend torch",
     ),
     (
         Situation("xformers", installed=XFORMERS, layers=(SINKS,)),
