@@ -1,4 +1,4 @@
-"""Checkpoints in FP8, int8 and int4 as publishers write them, and the numbers that they stand for: layouts in numpy."""
+"""Checkpoints in FP8, int8, int4 and NVFP4 as publishers write them, and the numbers that they stand for: layouts in numpy."""
 
 import json
 import shutil
@@ -55,12 +55,12 @@ class Layout:
     scale_name: str
     sharing: tuple[int, int]
     dtype: torch.dtype
-    codes: Literal["e4m3", "int8", "packed", "packed4", "gptq", "awq"] = "e4m3"
+    codes: Literal["e4m3", "int8", "packed", "packed4", "gptq", "awq", "nvfp4", "modelopt"] = "e4m3"
     zeros: Literal["8", "any", "any less 1"] = "8"
 
     @property
     def has_4_bits(self) -> bool:
-        return self.codes in ("packed4", "gptq", "awq")
+        return self.codes in ("packed4", "gptq", "awq", "nvfp4", "modelopt")
 
 
 def gptq(**settings: object) -> Mapping[str, Any]:
@@ -76,6 +76,18 @@ def awq(**settings: object) -> Mapping[str, Any]:
 
 def packed4(strategy: str, **weights: object) -> Mapping[str, Any]:
     return compressed(strategy, "pack-quantized", num_bits=4, **weights)
+
+
+def nvfp4(**weights: object) -> Mapping[str, Any]:
+    weights = {"type": "float", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn", **weights}
+    return compressed("tensor_group", "nvfp4-pack-quantized", num_bits=4, **weights)
+
+
+def model_opt(**settings: object) -> Mapping[str, Any]:
+    """Return the settings of NVIDIA's ModelOpt."""
+    weights = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+    groups = {"group_0": {"input_activations": weights, "weights": weights, "targets": ["Linear"]}}
+    return {"config_groups": groups, "ignore": ["lm_head"], "quant_algo": "NVFP4", "quant_method": "modelopt", **settings}
 
 
 ALL = 10**6
@@ -114,6 +126,8 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     ),
     "awq": Layout(awq(), "scales", (1, 128), F16, "awq", "any"),
     "awq, groups of 32": Layout(awq(group_size=32), "scales", (1, 32), F16, "awq", "any"),
+    "nvfp4": Layout(nvfp4(), "weight_scale", (1, 16), torch.float32, "nvfp4"),
+    "modelopt": Layout(model_opt(), "weight_scale", (1, 16), torch.float32, "modelopt"),
 }
 
 
@@ -138,7 +152,8 @@ def write_codes(directory: Path, target: Path, layout: str = "blocks") -> Mappin
             continue
         module = name.removesuffix("weight")
         if how.has_4_bits:
-            of_module, restored[name] = _four_bits(weight.numpy(), how)
+            store = _nvfp4 if how.sharing[1] == 16 else _four_bits
+            of_module, restored[name] = store(weight.numpy(), how)
             del stored[name]
             stored |= {f"{module}{last}": tensor for last, tensor in of_module.items()}
             continue
@@ -201,6 +216,34 @@ def _four_bits(values: Floats, how: Layout) -> tuple[Mapping[str, torch.Tensor],
         return {**tensors, "bias": torch.zeros(num_outputs, dtype=how.dtype)}, restored
     places = np.arange(num_outputs).reshape(-1, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]].reshape(-1)
     return {**tensors, "qweight": _words(codes.T[:, places]), "qzeros": _words(stored_zeros.T[:, places])}, restored
+
+
+FP4: Final[Floats] = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def _nvfp4(values: Floats, how: Layout) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+    """Return the tensors of a matrix in NVFP4, and what they stand for; as `_four_bits`.
+
+    Sources: compressors/nvfp4 of compressed-tensors 0.20.1; qtensor/nvfp4_tensor.py of ModelOpt.
+    """
+    num_outputs, num_inputs = values.shape
+    groups = values.reshape(num_outputs, -1, 16)
+    is_divisor = how.codes == "nvfp4"
+    of_all = np.abs(values).max(keepdims=True)[0] / np.float32(448 * 6)
+    stored = 1 / of_all if is_divisor else of_all
+    of_all = 1 / stored if is_divisor else stored
+    scales = _codes(np.abs(groups).max(-1) / 6 / of_all, E4M3)
+    exact = E4M3[scales][..., None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        codes = _codes(np.nan_to_num(groups / (exact * of_all)), FP4).reshape(num_outputs, num_inputs)
+    restored = (FP4[codes].reshape(groups.shape) * exact * of_all).reshape(values.shape)
+    tensors = {
+        "weight_packed" if is_divisor else "weight": torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4),
+        "weight_scale": torch.from_numpy(scales).view(torch.float8_e4m3fn),
+        "weight_global_scale" if is_divisor else "weight_scale_2": torch.from_numpy(stored).reshape([1] * is_divisor),
+        "input_global_scale" if is_divisor else "input_scale": torch.tensor(0.02),
+    }
+    return tensors, torch.from_numpy(restored)
 
 
 def _words(codes: npt.NDArray[np.int64]) -> torch.Tensor:
