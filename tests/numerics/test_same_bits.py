@@ -279,8 +279,8 @@ def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(load: Load) ->
     check_random_plans(models, settings(max_examples=10), max_tokens=600)
 
 
-# Groups of 128 and of 32 inputs; attention gives the output projection 1,024 of them.
-@pytest.mark.parametrize("layout", ["w4a16", "w4a16, zeros"])
+# Groups of 128, 32 and 16 inputs; attention gives the output projection 1,024 of them.
+@pytest.mark.parametrize("layout", ["w4a16", "w4a16, zeros", "nvfp4"])
 def test_logits_of_codes_of_4_bits_are_those_of_the_sequence_alone(layout: str, load: Load) -> None:
     models = [load("Qwen 3: heads of 128 in a group of 8", layout, lanes) for lanes in LANES]
 
