@@ -2,11 +2,12 @@
 
 A weight is code * scale. The code is in E4M3 of the Open Compute Project, which has no infinities, or an integer; the
 scale is that of 128 x 128 weights, of some inputs of a row, of a row or of a tensor; or both are MXFP4's (`mxfp4.py`).
-With 4 bits a weight is (code - zero) * scale: AWQ, GPTQ, and some of compressed-tensors; or NVFP4 (`nvfp4.py`).
+With 4 bits a weight is (code - zero) * scale: AWQ, GPTQ, and some of compressed-tensors; or NVFP4 (`nvfp4.py`). With 8
+bits GPTQ has a zero of 128 there, so that the code less 128 is an integer as above.
 Imports no torch: `octavo list` asks too.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -90,7 +91,7 @@ class CodesConfig:
         packing: How several codes lie in an int32. "rows": neighbours of a row, the first in the lowest bits, plus 128
             or 8: `weight_packed` in place of `weight`, beside `weight_shape`. Source:
             compressors/pack_quantized/helpers.py of compressed-tensors 0.20.1.
-        zero_name: What tells the code of weight 0, of 4 bits; None: it is 8.
+        zero_name: What tells the code of weight 0; None: it is 8.
         added_to_zeros: What the stored ones lack.
         has_order: Whether config.json says that inputs may be in groups out of order.
     """
@@ -207,7 +208,7 @@ def _read_fp8(settings: Mapping[str, object], begin: str) -> CodesConfig:
 
 def _read_gptq(settings: Mapping[str, object], begin: str) -> CodesConfig:
     """Read what AutoGPTQ and GPTQModel write."""
-    _expect(settings, "bits", (4,), begin)
+    _expect(settings, "bits", (4, 8), begin)
     for field in ("checkpoint_format", "format"):
         _expect(settings, field, ("gptq", "gptq_v2", None), begin)
     _expect(settings, "is_marlin_format", (False, None), begin)
@@ -219,7 +220,7 @@ def _read_gptq(settings: Mapping[str, object], begin: str) -> CodesConfig:
         )
     is_second = "gptq_v2" in (settings.get("checkpoint_format"), settings.get("format"))
     return replace(
-        _read_group_size(settings, "group_size", "gptq", begin),
+        _read_group_size(settings, "group_size", "gptq", begin, UINT4 if settings["bits"] == 4 else (INT8,)),
         added_to_zeros=0 if is_second else 1,
         has_order=settings.get("desc_act") is True,
     )
@@ -234,11 +235,13 @@ def _read_awq(settings: Mapping[str, object], begin: str) -> CodesConfig:
     return _read_group_size(settings, "group_size" if "group_size" in settings else "q_group_size", "awq", begin)
 
 
-def _read_group_size(settings: Mapping[str, object], field: str, packing: Packing, begin: str) -> CodesConfig:
+def _read_group_size(
+    settings: Mapping[str, object], field: str, packing: Packing, begin: str, kinds: Sequence[CodeKind] = UINT4
+) -> CodesConfig:
     size = settings.get(field)
     if size == -1:
-        return CodesConfig(UINT4[0], "scales", frozenset({"channel"}), packing=packing, zero_name="qzeros")
-    if (kind := _kind_of_groups(UINT4, size)) is None or not isinstance(size, int):
+        return CodesConfig(kinds[0], "scales", frozenset({"channel"}), packing=packing, zero_name="qzeros")
+    if (kind := _kind_of_groups(kinds, size)) is None or not isinstance(size, int):
         raise ModelLoadError(f"{begin} {field} {shown(repr(size))}; {_ACCEPTED}")
     return CodesConfig(kind, "scales", frozenset({"group"}), size, packing, "qzeros")
 

@@ -231,7 +231,7 @@ class Checkpoint:
         for name in sorted(names):
             told, shape = f"{self._file_of[name]}: the tensor {shown(name)}", shapes[name]
             scale_name, shape_name = f"{_parent(name)}.{self.codes.scale_name}", f"{_parent(name)}.{_SHAPE_NAME}"
-            if self.codes.kind in (*UINT4, NVFP4):
+            if self.codes.kind in (*UINT4, NVFP4) or self.codes.packing == "gptq":
                 lasts = {last: f"{_parent(name)}.{last}" for last in self.codes.companions}
                 found = {last: read[each] for last, each in lasts.items() if each in read}
                 if (bias := found.get("bias")) is not None and bool(bias.any()):

@@ -55,7 +55,7 @@ class Layout:
     scale_name: str
     sharing: tuple[int, int]
     dtype: torch.dtype
-    codes: Literal["e4m3", "int8", "packed", "packed4", "gptq", "awq", "nvfp4", "modelopt"] = "e4m3"
+    codes: Literal["e4m3", "int8", "packed", "packed4", "gptq", "gptq8", "awq", "nvfp4", "modelopt"] = "e4m3"
     zeros: Literal["8", "any", "any less 1"] = "8"
 
     @property
@@ -124,6 +124,11 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     "gptq_v2, groups of 32": Layout(
         gptq(group_size=32, checkpoint_format="gptq_v2", desc_act=True), "scales", (1, 32), BF16, "gptq", "any"
     ),
+    "gptq, groups of 256": Layout(gptq(group_size=256), "scales", (1, 256), F16, "gptq", "any less 1"),
+    "gptq of 8 bits": Layout(gptq(bits=8), "scales", (1, 128), F16, "gptq8"),
+    "gptq_v2 of 8 bits, rows": Layout(
+        gptq(bits=8, group_size=-1, checkpoint_format="gptq_v2", sym=True), "scales", (1, ALL), F16, "gptq8"
+    ),
     "awq": Layout(awq(), "scales", (1, 128), F16, "awq", "any"),
     "awq, groups of 32": Layout(awq(group_size=32), "scales", (1, 32), F16, "awq", "any"),
     "nvfp4": Layout(nvfp4(), "weight_scale", (1, 16), torch.float32, "nvfp4"),
@@ -160,9 +165,15 @@ def write_codes(directory: Path, target: Path, layout: str = "blocks") -> Mappin
         scales, index = _scales(weight.numpy(), how, float(np.nanmax(values_of)))
         codes = _codes(weight.numpy() / scales.float().numpy()[index], values_of)
         restored[name] = torch.from_numpy(values_of[codes] * scales.float().numpy()[index])
-        stored |= _stored_codes(module, codes, how.codes)
-        if how.codes == "packed":
+        if how.codes in ("packed", "gptq8"):
             del stored[name]
+        if how.codes == "gptq8":
+            less = how.settings.get("checkpoint_format") != "gptq_v2"
+            zeros = torch.full((scales.shape[1], len(codes) // 4), 0x80808080 - 0x01010101 * less - 2**32)
+            stored |= {f"{module}qweight": _four_bytes(codes ^ 128).T.contiguous(), f"{module}qzeros": zeros.int()}
+            stored |= {f"{module}scales": scales.T.contiguous(), f"{module}g_idx": torch.from_numpy(index[1][0]).int()}
+            continue
+        stored |= _stored_codes(module, codes, how.codes)
         stored[f"{module}{how.scale_name}"] = scales.reshape(-1) if how.sharing == (ALL, ALL) else scales
         if how.settings.get("activation_scheme") == "static":
             stored[f"{module}input_scale"] = torch.tensor(0.02)
@@ -176,10 +187,15 @@ def _stored_codes(module: str, codes: npt.NDArray[np.uint8], kind: str) -> Mappi
         return {f"{module}weight": torch.from_numpy(codes).view(torch.float8_e4m3fn)}
     if kind == "int8":
         return {f"{module}weight": torch.from_numpy(codes.view(np.int8))}
-    shifted = np.pad(codes.view(np.int8).astype(np.int64) + 128, ((0, 0), (0, -codes.shape[1] % 4)))
-    words = (shifted.reshape(len(codes), -1, 4) << np.array([0, 8, 16, 24])).sum(-1).astype(np.uint32).view(np.int32)
     shape = torch.tensor(codes.shape)
-    return {f"{module}weight_packed": torch.from_numpy(words), f"{module}weight_shape": shape}
+    return {f"{module}weight_packed": _four_bytes(codes ^ 128), f"{module}weight_shape": shape}
+
+
+def _four_bytes(codes: npt.NDArray[np.uint8]) -> torch.Tensor:
+    """Return four neighbours of a row in an int32, the first in the lowest bits; 0 behind the row."""
+    padded = np.pad(codes.astype(np.int64), ((0, 0), (0, -codes.shape[1] % 4)))
+    words = (padded.reshape(len(codes), -1, 4) << np.array([0, 8, 16, 24])).sum(-1).astype(np.uint32).view(np.int32)
+    return torch.from_numpy(words.copy())
 
 
 def _four_bits(values: Floats, how: Layout) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:

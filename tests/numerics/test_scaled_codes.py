@@ -221,6 +221,8 @@ def test_every_code_is_held_exactly_and_multiplied_by_the_scale_of_its_block(lan
     ("w8a8", 512, 2),
     ("w8a16, groups", 512, 2),
     ("w8a16", 402, 2),
+    ("gptq of 8 bits", 512, 2),
+    ("gptq_v2 of 8 bits, rows", 512, 4),
     *((layout, 512, 2) for layout in FOUR_BITS),
     *((layout, 512, 4) for layout in ("w4a16, zeros", "gptq, rows", "awq, groups of 32", "nvfp4")),
 )
@@ -245,7 +247,7 @@ def test_ranks_give_the_tokens_of_one_process(
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("codes")
     save_tiny_architecture(directory / "plain", "Qwen3ForCausalLM", {**SIZES, "intermediate_size": 256})
-    for layout in ("blocks", "w8a8", "w8a16", "w4a16", "w4a16, zeros", "gptq", "awq", "nvfp4", "modelopt"):
+    for layout in ("blocks", "w8a8", "w8a16", "w4a16", "w4a16, zeros", "gptq", "awq", "nvfp4", "modelopt", "gptq of 8 bits"):
         write_codes(directory / "plain", directory / layout, layout)
     return directory / "blocks"
 
@@ -439,6 +441,26 @@ ACT_ORDER = (
         f"{OF_Q}is U4 with shape [1, 32, 160]; only a matrix may be",
     ),
     (
+        "gptq of 8 bits",
+        replaced(f"{DOWN}.qzeros", lambda zeros: zeros - 1),
+        f"{OF_Q}has the zero 127 in {DOWN}.qzeros; of codes of 8 bits it must be 128",
+    ),
+    (
+        "gptq of 8 bits",
+        replaced(f"{DOWN}.qzeros", lambda zeros: zeros[:, :39].contiguous()),
+        f"{OF_Q}has zeros {DOWN}.qzeros in int32 with shape [2, 39]; they must be in int32 with shape [2, 40]",
+    ),
+    (
+        "gptq of 8 bits",
+        replaced(f"{DOWN}.qweight", lambda words: words[:63]),
+        f"{OF_Q}has groups {DOWN}.g_idx in int32 with shape [256]; they must be integers with shape [252]",
+    ),
+    (
+        "gptq of 8 bits",
+        replaced(f"{DOWN}.g_idx", lambda order: order.flip(0)),
+        f"{OF_Q}{ACT_ORDER.format(f'{DOWN}.g_idx')}",
+    ),
+    (
         "awq",
         replaced(f"{DOWN}.qzeros", lambda zeros: zeros[:1]),
         f"{OF_Q}has zeros {DOWN}.qzeros in int32 with shape [1, 20]; they must be in int32 with shape [2, 20]",
@@ -552,6 +574,8 @@ def two_groups(*sizes: int) -> Mapping[str, Any]:
     (packed4("group", group_size=16), f"{GROUP_0} group_size 16{ACCEPTED}"),
     (gptq(bits=3), f" bits 3{ACCEPTED}"),
     (gptq(group_size=16), f" group_size 16{ACCEPTED}"),
+    *((gptq(bits=8, group_size=size), f" group_size {size}{ACCEPTED}") for size in (32, 64)),
+    (awq(bits=8), f" bits 8{ACCEPTED}"),
     (gptq(checkpoint_format="marlin"), f" checkpoint_format 'marlin'{ACCEPTED}"),
     (
         gptq(dynamic={"+:down": {"bits": 8}}),
@@ -673,6 +697,7 @@ def test_it_is_rounded_where_that_is_allowed_and_the_error_is_told(
     ("w4a16, zeros", "U4", 4 + 40 / 32),
     ("gptq", "U4", 4 + 40 / 128),
     ("awq", "U4", 4 + 40 / 128),
+    ("gptq of 8 bits", "I8", 8.25),
     ("nvfp4", "NVFP4", 4.5),
     ("modelopt", "NVFP4", 4.5),
 )
