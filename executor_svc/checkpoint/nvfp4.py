@@ -1,7 +1,7 @@
 """NVFP4 weights of safetensors on their way to the kernels: compressed-tensors and ModelOpt, in blocks of a row.
 
-A weight is code * scale * global scale: codes in E2M1, of inputs 2 i and 2 i + 1 in the low and the high half of byte i,
-scales of 16 inputs in E4M3, one of the tensor in float32. compressed-tensors stores one divided by the last.
+A weight is code * scale * global scale: codes in E2M1, of inputs 2 i and 2 i + 1 in the low and the high half of byte
+i, scales of 16 inputs in E4M3, one of the tensor in float32. compressed-tensors stores one divided by the last.
 Sources: compressors/nvfp4 of compressed-tensors 0.20.1; qtensor/nvfp4_tensor.py of NVIDIA's ModelOpt.
 """
 

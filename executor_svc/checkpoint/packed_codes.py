@@ -1,6 +1,6 @@
-"""Codes of 4 bits, and of 8 bits of GPTQ, in int32 on their way to the kernels: AWQ, GPTQ and compressed-tensors, in blocks of a row.
+"""Codes of 4 bits, and of 8 of GPTQ, in int32 on their way to the kernels: blocks of a row.
 
-A weight is (code - zero) * scale; both are of a group of inputs, or of a row. How eight codes lie in an int32, the
+AWQ, GPTQ and compressed-tensors have them. A weight is (code - zero) * scale; both are of a group of inputs, or of a row. How eight codes lie in an int32, the
 first in its lowest bits, and what lies beside them:
 
     rows   [outputs, inputs / 8]: neighbours of a row; scales [outputs, groups], zeros [outputs / 8, groups], of outputs

@@ -63,10 +63,12 @@ UINT4_G128: Final = CodeKind("U4", 1004, 16.0, 128, 4 + 1 + 64)
 UINT4: Final = (UINT4_G128, UINT4_G32)  # the one with fewer scales first
 # A block of a row: the scale of the tensor in float32, those of 16 inputs each in E4M3, then codes as those of MXFP4.
 NVFP4: Final = CodeKind("NVFP4", 1005, 448.0 * 6.0, 32, 4 + 2 + 16, 4)
-KINDS: Final[Mapping[int, CodeKind]] = MappingProxyType({kind.block_type: kind for kind in (E4M3, INT8, MXFP4, *UINT4, NVFP4)})
+KINDS: Final[Mapping[int, CodeKind]] = MappingProxyType(
+    {kind.block_type: kind for kind in (E4M3, INT8, MXFP4, *UINT4, NVFP4)}
+)
 
-# How codes of less than a byte, or of a byte in an int32, lie in it; see `packed_codes.py`. "pairs": two in a byte, under
-# the name of what is packed.
+# How codes of less than a byte, or of a byte in an int32, lie in it; see `packed_codes.py`. "pairs": two in a byte of
+# a tensor that has the name of packed ones.
 Packing = Literal["none", "pairs", "rows", "gptq", "awq"]
 
 # What shares a scale; "group": some inputs of a row.
@@ -339,7 +341,8 @@ def restore_codes(kind: CodeKind, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[
         codes = np.concatenate([pairs & 15, pairs >> 4], -1).reshape(*blocks.shape[:2], -1)
         if kind == NVFP4:
             of_groups = np.repeat(_e4m3_values()[blocks[..., 4:6]], 16, -1)
-            return (mxfp4.VALUES[codes] * of_groups * scales).reshape(len(blocks), -1)
+            restored: npt.NDArray[np.float32] = mxfp4.VALUES[codes] * of_groups * scales
+            return restored.reshape(len(blocks), -1)
         return ((codes.astype(np.float32) - blocks[..., 4:5]) * scales).reshape(len(blocks), -1)
     codes = np.ascontiguousarray(blocks[..., 4:])
     values = _e4m3_values()[codes] if kind == E4M3 else codes.view(np.int8).astype(np.float32)

@@ -12,8 +12,8 @@ class NumberFormat(IntEnum):
 
     FLOAT32, BFLOAT16, FP8 and INT8_A32 multiply float32 activations, with the same sums in the same order; BFLOAT16_A16
     rounds them to bfloat16. INT8 turns the activations of a row into int16 with one scale, the others into int8 with a
-    scale for each group of 32. Codes and scales of Q5_1, FP8, INT8_A32, MXFP4, NVFP4, INT4_G32, INT4_G128 and the K formats
-    of llama.cpp come from a file; a row of MXFP4 has a multiple of 32 inputs, of a K format one of 256.
+    scale for each group of 32. Codes and scales of Q5_1, FP8, INT8_A32, MXFP4, NVFP4, INT4_G32, INT4_G128 and the K
+    formats of llama.cpp come from a file; a row of MXFP4 has a multiple of 32 inputs, of a K format one of 256.
     """
 
     FLOAT32 = 0

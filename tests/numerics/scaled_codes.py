@@ -1,4 +1,4 @@
-"""Checkpoints in FP8, int8, int4 and NVFP4 as publishers write them, and the numbers that they stand for: layouts in numpy."""
+"""Checkpoints in codes as publishers write them, and the numbers that they stand for: layouts in numpy."""
 
 import json
 import shutil
@@ -87,7 +87,13 @@ def model_opt(**settings: object) -> Mapping[str, Any]:
     """Return the settings of NVIDIA's ModelOpt."""
     weights = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
     groups = {"group_0": {"input_activations": weights, "weights": weights, "targets": ["Linear"]}}
-    return {"config_groups": groups, "ignore": ["lm_head"], "quant_algo": "NVFP4", "quant_method": "modelopt", **settings}
+    return {
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+        "quant_algo": "NVFP4",
+        "quant_method": "modelopt",
+        **settings,
+    }
 
 
 ALL = 10**6
@@ -191,7 +197,7 @@ def _stored_codes(module: str, codes: npt.NDArray[np.uint8], kind: str) -> Mappi
     return {f"{module}weight_packed": _four_bytes(codes ^ 128), f"{module}weight_shape": shape}
 
 
-def _four_bytes(codes: npt.NDArray[np.uint8]) -> torch.Tensor:
+def _four_bytes(codes: npt.NDArray[Any]) -> torch.Tensor:
     """Return four neighbours of a row in an int32, the first in the lowest bits; 0 behind the row."""
     padded = np.pad(codes.astype(np.int64), ((0, 0), (0, -codes.shape[1] % 4)))
     words = (padded.reshape(len(codes), -1, 4) << np.array([0, 8, 16, 24])).sum(-1).astype(np.uint32).view(np.int32)

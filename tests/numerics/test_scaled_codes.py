@@ -1,4 +1,4 @@
-"""A checkpoint in FP8, int8, int4 or NVFP4 is the model of the numbers that its codes and scales are, and keeps its codes."""
+"""A checkpoint in codes is the model of the numbers that its codes and scales are, and keeps its codes."""
 
 import json
 import re
@@ -62,7 +62,8 @@ FOUR_BITS = [name for name, layout in LAYOUTS.items() if layout.has_4_bits]
 
 @each_row(
     *[(name, layout) for name in ("Qwen3ForCausalLM", "LlamaForCausalLM") for layout in LAYOUTS],
-    *[("Phi3ForCausalLM", layout) for layout in ("w4a16, zeros", "gptq", "awq", "nvfp4")],  # q, k and v are stored as one
+    # q, k and v are stored as one
+    *[("Phi3ForCausalLM", layout) for layout in ("w4a16, zeros", "gptq", "awq", "nvfp4")],
 )
 def test_logits_are_those_of_transformers_with_the_restored_weights(name: str, layout: str, *, tmp_path: Path) -> None:
     plain, target = tmp_path / name, tmp_path / f"{name}, {layout}"
@@ -165,8 +166,8 @@ def test_every_code_of_nvfp4_is_multiplied_by_both_of_its_scales(lanes: str) -> 
     num_outputs, num_inputs, num_blocks = 101, 304, 10
     random = np.random.default_rng(3)
     of_rows = np.exp2(random.uniform(-20, 4, (num_outputs, 1, 1))).astype(np.float32).repeat(num_blocks, 1)
-    scales = (np.arange(num_outputs * num_blocks * 2) % 254).astype(np.uint8)
-    scales = (scales + (scales > 126)).reshape(num_outputs, num_blocks, 2)  # 0x7f and 0xff are NaN
+    numbers = np.arange(num_outputs * num_blocks * 2).reshape(num_outputs, num_blocks, 2) % 254
+    scales = (numbers + (numbers > 126)).astype(np.uint8)  # 0x7f and 0xff are NaN
     pairs = random.integers(0, 256, (num_outputs, num_blocks, 16), np.uint8)
     blocks = np.concatenate([of_rows.view(np.uint8), scales, pairs], -1).reshape(num_outputs, -1)
     values = FP4[np.stack([pairs % 16, pairs // 16], -1)].reshape(num_outputs, num_blocks, 2, 16)
@@ -247,7 +248,8 @@ def test_ranks_give_the_tokens_of_one_process(
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("codes")
     save_tiny_architecture(directory / "plain", "Qwen3ForCausalLM", {**SIZES, "intermediate_size": 256})
-    for layout in ("blocks", "w8a8", "w8a16", "w4a16", "w4a16, zeros", "gptq", "awq", "nvfp4", "modelopt", "gptq of 8 bits"):
+    of_8_bits = ("blocks", "w8a8", "w8a16", "gptq of 8 bits")
+    for layout in (*of_8_bits, "w4a16", "w4a16, zeros", "gptq", "awq", "nvfp4", "modelopt"):
         write_codes(directory / "plain", directory / layout, layout)
     return directory / "blocks"
 
@@ -667,7 +669,12 @@ def test_a_gpu_refuses_it_and_names_what_works(checkpoint: Path) -> None:
         choose_model(ModelDirectory(checkpoint), config, torch.device("cuda"))
 
 
-@each_row(("blocks", "fp8", "F8_E4M3", 1), ("w8a16", "int8-a32", "I8", 0.5), ("awq", "int4_g128", "U4", 1), ("nvfp4", "nvfp4", "NVFP4", 1))
+@each_row(
+    ("blocks", "fp8", "F8_E4M3", 1),
+    ("w8a16", "int8-a32", "I8", 0.5),
+    ("awq", "int4_g128", "U4", 1),
+    ("nvfp4", "nvfp4", "NVFP4", 1),
+)
 def test_it_is_rounded_where_that_is_allowed_and_the_error_is_told(
     layout: str,
     held: str,
