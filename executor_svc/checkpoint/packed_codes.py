@@ -1,7 +1,7 @@
 """Codes of 4 bits, and of 8 of GPTQ, in int32 on their way to the kernels: blocks of a row.
 
-AWQ, GPTQ and compressed-tensors have them. A weight is (code - zero) * scale; both are of a group of inputs, or of a row. How eight codes lie in an int32, the
-first in its lowest bits, and what lies beside them:
+AWQ, GPTQ and compressed-tensors have them. A weight is (code - zero) * scale; both are of a group of inputs, or of a
+row. How eight codes lie in an int32, the first in its lowest bits, and what lies beside them:
 
     rows   [outputs, inputs / 8]: neighbours of a row; scales [outputs, groups], zeros [outputs / 8, groups], of outputs
            Source: compressors/pack_quantized of compressed-tensors 0.20.1.
