@@ -12,7 +12,7 @@ from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, scenar
 from benchmarks.costs.workers import BLOCK_SIZE, IN_BFLOAT16, new_worker, prompt_steps, random_prompts, title
 from executor_svc.attention.cache_format import CACHE_DTYPES
 from executor_svc.checkpoint.gguf.rounding import block_size
-from executor_svc.checkpoint.scaled_codes import E4M3, INT8, MXFP4, UINT4_G32, UINT4_G128
+from executor_svc.checkpoint.scaled_codes import E4M3, INT8, MXFP4, NVFP4, UINT4_G32, UINT4_G128
 from executor_svc.native.binding import WeightMemory
 from executor_svc.native.library import NativeLibrary, load_library
 from executor_svc.native.matrix import PackedMatrix
@@ -31,6 +31,7 @@ BLOCK_TYPES = {
     NumberFormat.MXFP4: MXFP4.block_type,
     NumberFormat.INT4_G32: UINT4_G32.block_type,
     NumberFormat.INT4_G128: UINT4_G128.block_type,
+    NumberFormat.NVFP4: NVFP4.block_type,
 }
 LEAST_OPERATIONS = 4e8  # of a turn
 

@@ -23,6 +23,7 @@ BLOCK_INPUTS: Final = 32
 BLOCK_BYTES: Final = 1 + BLOCK_INPUTS // 2
 
 _SIZES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+VALUES: Final = np.array([*_SIZES, *(-size for size in _SIZES)], np.float32)  # of the codes
 
 
 def join_blocks(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -46,7 +47,7 @@ def restore_mxfp4(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """Return what rows of blocks stand for, [num_rows, num_inputs]."""
     blocks = rows.reshape(len(rows), -1, BLOCK_BYTES)
     codes = np.stack([blocks[..., 1:] & 15, blocks[..., 1:] >> 4], axis=-1).reshape(*blocks.shape[:2], BLOCK_INPUTS)
-    values = np.array([*_SIZES, *(-size for size in _SIZES)], np.float32)[codes]
+    values = VALUES[codes]
     with np.errstate(over="ignore"):  # what float32 does not have is infinite
         restored: npt.NDArray[np.float32] = np.ldexp(values, blocks[..., :1].astype(np.int32) - 127)
     return restored.reshape(len(rows), -1)

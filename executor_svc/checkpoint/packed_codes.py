@@ -1,7 +1,7 @@
-"""Codes of 4 bits in int32 on their way to the kernels: AWQ, GPTQ and compressed-tensors, in blocks of a row.
+"""Codes of 4 bits, and of 8 of GPTQ, in int32 on their way to the kernels: blocks of a row.
 
-A weight is (code - zero) * scale; both are of a group of inputs, or of a row. How eight codes lie in an int32, the
-first in its lowest bits, and what lies beside them:
+AWQ, GPTQ and compressed-tensors have them. A weight is (code - zero) * scale; both are of a group of inputs, or of a
+row. How eight codes lie in an int32, the first in its lowest bits, and what lies beside them:
 
     rows   [outputs, inputs / 8]: neighbours of a row; scales [outputs, groups], zeros [outputs / 8, groups], of outputs
            Source: compressors/pack_quantized of compressed-tensors 0.20.1.
@@ -9,6 +9,8 @@ first in its lowest bits, and what lies beside them:
            stored one less but in gptq_v2. Source: nn_modules/qlinear of GPTQModel.
     awq    [inputs, outputs / 8]: outputs 0 2 4 6 1 3 5 7; scales and zeros as gptq, the zeros in the same order.
            Source: awq/modules/linear/gemm.py of AutoAWQ.
+
+With 8 bits gptq has four codes and four zeros in an int32; all zeros must be 128.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 -- the usual name
 
 from executor_svc.checkpoint.gguf.rounding import RoundingErrors
-from executor_svc.checkpoint.scaled_codes import CodesConfig
+from executor_svc.checkpoint.scaled_codes import INT8, CodesConfig
 from executor_svc.checkpoint.scaled_weights import (
     Codes,
     check_matrix,
@@ -37,6 +39,7 @@ _IN_WORD: Final = 8
 # Where AWQ has outputs 0 to 7.
 _AWQ_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 _SYMMETRIC_ZERO: Final = 8
+_SYMMETRIC_ZERO_OF_8_BITS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def check_groups(
     if config.packing == "rows":
         shape = unpacked_shape(name, packed, beside.get("weight_shape"), f"{module}.weight_shape", _IN_WORD)
     elif config.packing == "gptq":
-        shape = [packed[1], packed[0] * _IN_WORD]
+        shape = [packed[1], packed[0] * config.codes_of_element]
     else:
         shape = [packed[1] * _IN_WORD, packed[0]]
     num_outputs, num_inputs = shape
@@ -115,13 +118,21 @@ def _check_zeros(
     zeros, zero_name = beside.get(config.zero_name), f"{module}.{config.zero_name}"
     if zeros is None:
         raise ModelLoadError(f"{name} is {config.kind.name}, but its zeros {zero_name} are missing")
-    expected = _as_stored(-(-num_outputs // _IN_WORD), num_groups, config)
+    expected = _as_stored(-(-num_outputs // config.codes_of_element), num_groups, config)
     if zeros.dtype != torch.int32 or list(zeros.shape) != expected:
         kind = str(zeros.dtype).removeprefix("torch.")
         raise ModelLoadError(
             f"{name} has zeros {zero_name} in {kind} with shape {list(zeros.shape)}; they must be in int32 with shape "
             f"{expected}"
         )
+    if config.kind == INT8:
+        unpacked = zeros.contiguous().view(torch.uint8)[:, :num_outputs].int() + config.added_to_zeros
+        is_wrong = unpacked != _SYMMETRIC_ZERO_OF_8_BITS
+        if is_wrong.any():
+            raise ModelLoadError(
+                f"{name} has the zero {int(unpacked[is_wrong][0])} in {zero_name}; of codes of 8 bits it must be "
+                f"{_SYMMETRIC_ZERO_OF_8_BITS}"
+            )
     return zeros
 
 
@@ -165,7 +176,7 @@ def _check_order(
 
 @dataclass(frozen=True, slots=True)
 class GroupSource:
-    """A matrix of codes of 4 bits, still in its file; indexing returns a part in blocks. As `ScaledSource`."""
+    """A matrix of codes of `GroupScales`, still in its file; indexing returns a part in blocks. As `ScaledSource`."""
 
     name: str
     codes: Codes
@@ -183,6 +194,10 @@ class GroupSource:
         blocks = torch.empty(last - first, num_blocks, kind.block_bytes, dtype=torch.uint8)
         scales = self._scales_of(first, last, groups).contiguous()
         blocks[..., :4] = scales.view(torch.uint8).view(last - first, num_blocks, 4)
+        if kind == INT8:
+            codes = F.pad(self._bytes_of(first, last, begin, end), (0, num_blocks * kind.block_inputs - (end - begin)))
+            blocks[..., 4:] = codes.view(last - first, num_blocks, -1) ^ _SYMMETRIC_ZERO_OF_8_BITS
+            return rows_in(blocks, self.name, kind, self.rounding)
         blocks[..., 4] = self._zeros_of(first, last, groups)
         pairs = self._pairs_of(first, last, begin, end)
         padded = F.pad(pairs, (0, num_blocks * kind.block_inputs // 2 - pairs.shape[1]))
@@ -210,12 +225,18 @@ class GroupSource:
             codes = self._outputs_of(words, first, last)
             codes = F.pad(codes, (0, codes.shape[1] % 2))
             return codes[:, ::2] | codes[:, 1::2] << 4
-        of_words = slice(begin // _IN_WORD, -(-end // _IN_WORD))
+        return self._bytes_of(first, last, begin, end)
+
+    def _bytes_of(self, first: int, last: int, begin: int, end: int) -> torch.Tensor:
+        """Return the bytes of codes along inputs, uint8 [num_outputs, bytes of the inputs]."""
+        in_word = self.config.codes_of_element
+        in_byte, of_words = in_word // 4, slice(begin // in_word, -(-end // in_word))
         if self.config.packing == "rows":
             words = self.codes[first:last, of_words]
         else:
             words = self.codes[of_words, first:last].T
-        return words.contiguous().view(torch.uint8)[:, begin % _IN_WORD // 2 :][:, : -(-(end - begin) // 2)]
+        stored = words.contiguous().view(torch.uint8)
+        return stored[:, begin % in_word // in_byte :][:, : -(-(end - begin) // in_byte)]
 
     def _outputs_of(self, words: torch.Tensor, first: int, last: int) -> torch.Tensor:
         """Return what int32 hold of some outputs, [n, outputs / 8] as uint8 [num_outputs, n]."""

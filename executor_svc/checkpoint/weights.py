@@ -21,8 +21,9 @@ from safetensors import SafetensorError, safe_open
 from executor_svc.checkpoint.gguf.rounding import RoundingErrors
 from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, read_json_object
 from executor_svc.checkpoint.mxfp4 import BLOCKS
+from executor_svc.checkpoint.nvfp4 import Fp4Scales, Fp4Source, check_fp4_scales
 from executor_svc.checkpoint.packed_codes import GroupScales, GroupSource, check_groups
-from executor_svc.checkpoint.scaled_codes import MXFP4, UINT4, read_codes
+from executor_svc.checkpoint.scaled_codes import MXFP4, NVFP4, UINT4, read_codes
 from executor_svc.checkpoint.scaled_weights import ScaledSource, Scales, check_scales, unpacked_shape
 from executor_svc.checkpoint.stacked_experts import (
     CodedStack,
@@ -50,6 +51,7 @@ logger = logging.getLogger(__name__)
 _FLOATS: Final = ("F64", "F32", "F16", "BF16")
 # Beside packed codes.
 _SHAPE_NAME: Final = "weight_shape"
+AnyScales = Scales | GroupScales | Fp4Scales
 # Of two matrices that are compared: some MiB.
 _ROWS_AT_ONCE = 1024
 
@@ -211,7 +213,7 @@ class Checkpoint:
             return (scales_of(name),)
         return [f"{_parent(name)}.{last}" for last in self.codes.companions]
 
-    def _read_scales(self, names: Set[str], targets: Mapping[str, TensorTarget]) -> Mapping[str, Scales | GroupScales]:
+    def _read_scales(self, names: Set[str], targets: Mapping[str, TensorTarget]) -> Mapping[str, AnyScales]:
         """Return the scales of codes of 8 or 4 bits. Raises: ModelLoadError: one is missing or wrong."""
         if self.codes is None or self.codes.kind == MXFP4:
             return {}
@@ -225,16 +227,17 @@ class Checkpoint:
                         shapes[name] = file.get_slice(name).get_shape()  # type: ignore[no-untyped-call]
                     if name in beside:
                         read[name] = file.get_tensor(name)  # type: ignore[no-untyped-call]
-        scales: dict[str, Scales | GroupScales] = {}
+        scales: dict[str, AnyScales] = {}
         for name in sorted(names):
             told, shape = f"{self._file_of[name]}: the tensor {shown(name)}", shapes[name]
             scale_name, shape_name = f"{_parent(name)}.{self.codes.scale_name}", f"{_parent(name)}.{_SHAPE_NAME}"
-            if self.codes.kind in UINT4:
+            if self.codes.kind in (*UINT4, NVFP4) or self.codes.packing == "gptq":
                 lasts = {last: f"{_parent(name)}.{last}" for last in self.codes.companions}
                 found = {last: read[each] for last, each in lasts.items() if each in read}
                 if (bias := found.get("bias")) is not None and bool(bias.any()):
                     raise self._is_unknown(lasts["bias"])
-                scales[name] = check_groups(told, shape, _parent(name), found, self.codes)
+                check = check_fp4_scales if self.codes.kind == NVFP4 else check_groups
+                scales[name] = check(told, shape, _parent(name), found, self.codes)
                 continue
             if self.codes.is_packed:
                 shape = unpacked_shape(told, shape, read.get(shape_name), shape_name, self.codes.codes_of_element)
@@ -254,7 +257,7 @@ class Checkpoint:
     def _stored(self, name: str) -> str:
         """Return what the files call a tensor; its own name if it is in none."""
         names = possible_names(name) if self._is_combined else (name,)
-        if self.codes is not None and self.codes.is_packed:
+        if self.codes is not None and self.codes.code_name != "weight":
             names += tuple(each.removesuffix("weight") + self.codes.code_name for each in names if ".weight" in each)
         return next((each for each in names if each in self._file_of), name)
 
@@ -277,7 +280,7 @@ class Checkpoint:
         return file_of
 
     def _copy_tensor(
-        self, file: safe_open, path: Path, name: str, target: TensorTarget, scales: Scales | GroupScales | None
+        self, file: safe_open, path: Path, name: str, target: TensorTarget, scales: AnyScales | None
     ) -> None:
         tensor = file.get_slice(name)  # type: ignore[no-untyped-call]  # the library has no types
         shape = list(tensor.get_shape() if scales is None else scales.shape)
@@ -295,7 +298,9 @@ class Checkpoint:
         elif scales is not None:
             assert self.codes is not None, "it says what has scales"
             rounding = self.rounding if self._allow_requantization else None
-            if isinstance(scales, GroupScales):
+            if isinstance(scales, Fp4Scales):
+                target.fill(Fp4Source(told, tensor, scales, self.codes, rounding))
+            elif isinstance(scales, GroupScales):
                 target.fill(GroupSource(told, tensor, scales, self.codes, rounding))
             else:
                 target.fill(ScaledSource(told, tensor, scales, self.codes, rounding))

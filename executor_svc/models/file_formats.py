@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as FileType
 from executor_svc.checkpoint.gguf.header import GGUFTensor
 from executor_svc.checkpoint.gguf.rounding import check_type
 from executor_svc.checkpoint.gguf.weights import FLOATS, GGUFCheckpoint
-from executor_svc.checkpoint.scaled_codes import E4M3, INT8, MXFP4, UINT4_G32, UINT4_G128
+from executor_svc.checkpoint.scaled_codes import E4M3, INT8, MXFP4, NVFP4, UINT4_G32, UINT4_G128
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.models.weight_format import NUMBER_FORMATS
 from executor_svc.native.structs import FILE_FORMATS, FLOAT_INPUTS, K_FORMATS, NumberFormat
@@ -136,6 +136,7 @@ _HOLDERS_OF_CODES: Final = {
     MXFP4: NumberFormat.MXFP4,
     UINT4_G32: NumberFormat.INT4_G32,
     UINT4_G128: NumberFormat.INT4_G128,
+    NVFP4: NumberFormat.NVFP4,
 }
 
 

@@ -12,8 +12,8 @@ class NumberFormat(IntEnum):
 
     FLOAT32, BFLOAT16, FP8 and INT8_A32 multiply float32 activations, with the same sums in the same order; BFLOAT16_A16
     rounds them to bfloat16. INT8 turns the activations of a row into int16 with one scale, the others into int8 with a
-    scale for each group of 32. Codes and scales of Q5_1, FP8, INT8_A32, MXFP4, INT4_G32, INT4_G128 and the K formats of
-    llama.cpp come from a file; a row of MXFP4 has a multiple of 32 inputs, of a K format one of 256.
+    scale for each group of 32. Codes and scales of Q5_1, FP8, INT8_A32, MXFP4, NVFP4, INT4_G32, INT4_G128 and the K
+    formats of llama.cpp come from a file; a row of MXFP4 has a multiple of 32 inputs, of a K format one of 256.
     """
 
     FLOAT32 = 0
@@ -33,6 +33,7 @@ class NumberFormat(IntEnum):
     INT8_A32 = 14
     INT4_G32 = 15
     INT4_G128 = 16
+    NVFP4 = 17
 
 
 K_FORMATS: Final = (NumberFormat.Q2_K, NumberFormat.Q3_K, NumberFormat.Q4_K, NumberFormat.Q5_K, NumberFormat.Q6_K)
@@ -47,6 +48,7 @@ FILE_FORMATS: Final = (
     NumberFormat.INT8_A32,
     NumberFormat.INT4_G32,
     NumberFormat.INT4_G128,
+    NumberFormat.NVFP4,
 )
 
 

@@ -25,7 +25,7 @@ from gguf import GGMLQuantizationType
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata
 from executor_svc.cache.cache_engine import CacheEngine, CacheShape
 from executor_svc.checkpoint.gguf.rounding import block_size
-from executor_svc.checkpoint.scaled_codes import E4M3, INT8, UINT4_G32, UINT4_G128
+from executor_svc.checkpoint.scaled_codes import E4M3, INT8, NVFP4, UINT4_G32, UINT4_G128
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.models.config import (
     ExpertsConfig,
@@ -387,6 +387,7 @@ def probe_file_format(library: NativeLibrary, number_format: NumberFormat) -> st
         NumberFormat.INT8_A32: INT8,
         NumberFormat.INT4_G32: UINT4_G32,
         NumberFormat.INT4_G128: UINT4_G128,
+        NumberFormat.NVFP4: NVFP4,
     }
     kind = scaled.get(number_format)
     block_type = int(GGMLQuantizationType[number_format.name]) if kind is None else kind.block_type

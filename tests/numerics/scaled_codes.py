@@ -1,4 +1,4 @@
-"""Checkpoints in FP8, int8 and int4 as publishers write them, and the numbers that they stand for: layouts in numpy."""
+"""Checkpoints in codes as publishers write them, and the numbers that they stand for: layouts in numpy."""
 
 import json
 import shutil
@@ -55,12 +55,12 @@ class Layout:
     scale_name: str
     sharing: tuple[int, int]
     dtype: torch.dtype
-    codes: Literal["e4m3", "int8", "packed", "packed4", "gptq", "awq"] = "e4m3"
+    codes: Literal["e4m3", "int8", "packed", "packed4", "gptq", "gptq8", "awq", "nvfp4", "modelopt"] = "e4m3"
     zeros: Literal["8", "any", "any less 1"] = "8"
 
     @property
     def has_4_bits(self) -> bool:
-        return self.codes in ("packed4", "gptq", "awq")
+        return self.codes in ("packed4", "gptq", "awq", "nvfp4", "modelopt")
 
 
 def gptq(**settings: object) -> Mapping[str, Any]:
@@ -76,6 +76,24 @@ def awq(**settings: object) -> Mapping[str, Any]:
 
 def packed4(strategy: str, **weights: object) -> Mapping[str, Any]:
     return compressed(strategy, "pack-quantized", num_bits=4, **weights)
+
+
+def nvfp4(**weights: object) -> Mapping[str, Any]:
+    weights = {"type": "float", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn", **weights}
+    return compressed("tensor_group", "nvfp4-pack-quantized", num_bits=4, **weights)
+
+
+def model_opt(**settings: object) -> Mapping[str, Any]:
+    """Return the settings of NVIDIA's ModelOpt."""
+    weights = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+    groups = {"group_0": {"input_activations": weights, "weights": weights, "targets": ["Linear"]}}
+    return {
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+        "quant_algo": "NVFP4",
+        "quant_method": "modelopt",
+        **settings,
+    }
 
 
 ALL = 10**6
@@ -112,8 +130,15 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     "gptq_v2, groups of 32": Layout(
         gptq(group_size=32, checkpoint_format="gptq_v2", desc_act=True), "scales", (1, 32), BF16, "gptq", "any"
     ),
+    "gptq, groups of 256": Layout(gptq(group_size=256), "scales", (1, 256), F16, "gptq", "any less 1"),
+    "gptq of 8 bits": Layout(gptq(bits=8), "scales", (1, 128), F16, "gptq8"),
+    "gptq_v2 of 8 bits, rows": Layout(
+        gptq(bits=8, group_size=-1, checkpoint_format="gptq_v2", sym=True), "scales", (1, ALL), F16, "gptq8"
+    ),
     "awq": Layout(awq(), "scales", (1, 128), F16, "awq", "any"),
     "awq, groups of 32": Layout(awq(group_size=32), "scales", (1, 32), F16, "awq", "any"),
+    "nvfp4": Layout(nvfp4(), "weight_scale", (1, 16), torch.float32, "nvfp4"),
+    "modelopt": Layout(model_opt(), "weight_scale", (1, 16), torch.float32, "modelopt"),
 }
 
 
@@ -138,16 +163,23 @@ def write_codes(directory: Path, target: Path, layout: str = "blocks") -> Mappin
             continue
         module = name.removesuffix("weight")
         if how.has_4_bits:
-            of_module, restored[name] = _four_bits(weight.numpy(), how)
+            store = _nvfp4 if how.sharing[1] == 16 else _four_bits
+            of_module, restored[name] = store(weight.numpy(), how)
             del stored[name]
             stored |= {f"{module}{last}": tensor for last, tensor in of_module.items()}
             continue
         scales, index = _scales(weight.numpy(), how, float(np.nanmax(values_of)))
         codes = _codes(weight.numpy() / scales.float().numpy()[index], values_of)
         restored[name] = torch.from_numpy(values_of[codes] * scales.float().numpy()[index])
-        stored |= _stored_codes(module, codes, how.codes)
-        if how.codes == "packed":
+        if how.codes in ("packed", "gptq8"):
             del stored[name]
+        if how.codes == "gptq8":
+            less = how.settings.get("checkpoint_format") != "gptq_v2"
+            zeros = torch.full((scales.shape[1], len(codes) // 4), 0x80808080 - 0x01010101 * less - 2**32)
+            stored |= {f"{module}qweight": _four_bytes(codes ^ 128).T.contiguous(), f"{module}qzeros": zeros.int()}
+            stored |= {f"{module}scales": scales.T.contiguous(), f"{module}g_idx": torch.from_numpy(index[1][0]).int()}
+            continue
+        stored |= _stored_codes(module, codes, how.codes)
         stored[f"{module}{how.scale_name}"] = scales.reshape(-1) if how.sharing == (ALL, ALL) else scales
         if how.settings.get("activation_scheme") == "static":
             stored[f"{module}input_scale"] = torch.tensor(0.02)
@@ -161,10 +193,15 @@ def _stored_codes(module: str, codes: npt.NDArray[np.uint8], kind: str) -> Mappi
         return {f"{module}weight": torch.from_numpy(codes).view(torch.float8_e4m3fn)}
     if kind == "int8":
         return {f"{module}weight": torch.from_numpy(codes.view(np.int8))}
-    shifted = np.pad(codes.view(np.int8).astype(np.int64) + 128, ((0, 0), (0, -codes.shape[1] % 4)))
-    words = (shifted.reshape(len(codes), -1, 4) << np.array([0, 8, 16, 24])).sum(-1).astype(np.uint32).view(np.int32)
     shape = torch.tensor(codes.shape)
-    return {f"{module}weight_packed": torch.from_numpy(words), f"{module}weight_shape": shape}
+    return {f"{module}weight_packed": _four_bytes(codes ^ 128), f"{module}weight_shape": shape}
+
+
+def _four_bytes(codes: npt.NDArray[Any]) -> torch.Tensor:
+    """Return four neighbours of a row in an int32, the first in the lowest bits; 0 behind the row."""
+    padded = np.pad(codes.astype(np.int64), ((0, 0), (0, -codes.shape[1] % 4)))
+    words = (padded.reshape(len(codes), -1, 4) << np.array([0, 8, 16, 24])).sum(-1).astype(np.uint32).view(np.int32)
+    return torch.from_numpy(words.copy())
 
 
 def _four_bits(values: Floats, how: Layout) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
@@ -201,6 +238,34 @@ def _four_bits(values: Floats, how: Layout) -> tuple[Mapping[str, torch.Tensor],
         return {**tensors, "bias": torch.zeros(num_outputs, dtype=how.dtype)}, restored
     places = np.arange(num_outputs).reshape(-1, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]].reshape(-1)
     return {**tensors, "qweight": _words(codes.T[:, places]), "qzeros": _words(stored_zeros.T[:, places])}, restored
+
+
+FP4: Final[Floats] = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def _nvfp4(values: Floats, how: Layout) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+    """Return the tensors of a matrix in NVFP4, and what they stand for; as `_four_bits`.
+
+    Sources: compressors/nvfp4 of compressed-tensors 0.20.1; qtensor/nvfp4_tensor.py of ModelOpt.
+    """
+    num_outputs, num_inputs = values.shape
+    groups = values.reshape(num_outputs, -1, 16)
+    is_divisor = how.codes == "nvfp4"
+    of_all = np.abs(values).max(keepdims=True)[0] / np.float32(448 * 6)
+    stored = 1 / of_all if is_divisor else of_all
+    of_all = 1 / stored if is_divisor else stored
+    scales = _codes(np.abs(groups).max(-1) / 6 / of_all, E4M3)
+    exact = E4M3[scales][..., None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        codes = _codes(np.nan_to_num(groups / (exact * of_all)), FP4).reshape(num_outputs, num_inputs)
+    restored = (FP4[codes].reshape(groups.shape) * exact * of_all).reshape(values.shape)
+    tensors = {
+        "weight_packed" if is_divisor else "weight": torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4),
+        "weight_scale": torch.from_numpy(scales).view(torch.float8_e4m3fn),
+        "weight_global_scale" if is_divisor else "weight_scale_2": torch.from_numpy(stored).reshape([1] * is_divisor),
+        "input_global_scale" if is_divisor else "input_scale": torch.tensor(0.02),
+    }
+    return tensors, torch.from_numpy(restored)
 
 
 def _words(codes: npt.NDArray[np.int64]) -> torch.Tensor:

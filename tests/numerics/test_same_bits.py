@@ -290,6 +290,14 @@ def test_logits_of_narrow_vectors_are_those_of_the_sequence_alone(load: Load) ->
     check_random_plans(models, settings(max_examples=10), max_tokens=600)
 
 
+# Groups of 128, 32 and 16 inputs; attention gives the output projection 1,024 of them.
+@pytest.mark.parametrize("layout", ["w4a16", "w4a16, zeros", "nvfp4"])
+def test_logits_of_codes_of_4_bits_are_those_of_the_sequence_alone(layout: str, load: Load) -> None:
+    models = [load("Qwen 3: heads of 128 in a group of 8", layout, lanes) for lanes in LANES]
+
+    check_random_plans(models, settings(max_examples=3), max_tokens=300)
+
+
 @pytest.mark.parametrize("name", WITH_EDGES)
 def test_a_row_with_drafts_has_the_bits_of_its_tokens_one_by_one(name: str, load: Load) -> None:
     models = [load(name, number_format) for number_format in ("none", "int8", "compute bfloat16")]

@@ -1,4 +1,4 @@
-"""A checkpoint in FP8, int8 or int4 is the model of the numbers that its codes and scales are, and keeps its codes."""
+"""A checkpoint in codes is the model of the numbers that its codes and scales are, and keeps its codes."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from executor_svc.checkpoint import scaled_codes
 from executor_svc.checkpoint.model_directory import ModelDirectory
-from executor_svc.checkpoint.scaled_codes import BLOCK_BYTES, CodeKind, restore_codes
+from executor_svc.checkpoint.scaled_codes import BLOCK_BYTES, NVFP4, CodeKind, restore_codes
 from executor_svc.checkpoint.weight_map import WeightMap
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
@@ -32,12 +32,15 @@ from tests.numerics.reference import logits_of
 from tests.numerics.scaled_codes import (
     BLOCK,
     E4M3,
+    FP4,
     INT8,
     LAYOUTS,
     awq,
     compressed,
     gptq,
     is_converted,
+    model_opt,
+    nvfp4,
     packed4,
     write_codes,
 )
@@ -59,7 +62,8 @@ FOUR_BITS = [name for name, layout in LAYOUTS.items() if layout.has_4_bits]
 
 @each_row(
     *[(name, layout) for name in ("Qwen3ForCausalLM", "LlamaForCausalLM") for layout in LAYOUTS],
-    *[("Phi3ForCausalLM", layout) for layout in ("w4a16, zeros", "gptq", "awq")],  # q, k and v are stored as one
+    # q, k and v are stored as one
+    *[("Phi3ForCausalLM", layout) for layout in ("w4a16, zeros", "gptq", "awq", "nvfp4")],
 )
 def test_logits_are_those_of_transformers_with_the_restored_weights(name: str, layout: str, *, tmp_path: Path) -> None:
     plain, target = tmp_path / name, tmp_path / f"{name}, {layout}"
@@ -87,10 +91,10 @@ def rounded_inputs(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Ten
     return round_inputs(NumberFormat.INT4, inputs[0].flatten(0, -2)).view(inputs[0].shape)
 
 
-@each_row("w4a16, zeros", "gptq", "awq")
+@each_row("w4a16, zeros", "gptq", "awq", "modelopt")
 def test_experts_give_the_logits_of_transformers(layout: str, *, tmp_path: Path) -> None:
     plain, target = tmp_path / f"plain, {layout}", tmp_path / layout
-    reference = save_tiny_architecture(plain, "Qwen3MoeForCausalLM", {})
+    reference = save_tiny_architecture(plain, "Qwen3MoeForCausalLM", {"moe_intermediate_size": 48})
     restored = write_codes(plain, target, layout)
     save_file(dict(restored), plain / "model.safetensors", metadata={"format": "pt"})
     reference = type(reference).from_pretrained(plain)
@@ -110,7 +114,8 @@ def test_codes_of_4_bits_are_held_exactly_whole_and_in_parts(layout: str, *, tmp
     restored = write_codes(tmp_path / f"plain, {layout}", tmp_path / layout, layout)
     checkpoint = Checkpoint(tmp_path / layout)
     assert checkpoint.codes is not None
-    number_format = NumberFormat[f"INT4_G{checkpoint.codes.kind.block_inputs}"]
+    kind = checkpoint.codes.kind
+    number_format = NumberFormat.NVFP4 if kind == NVFP4 else NumberFormat[f"INT4_G{kind.block_inputs}"]
     weights, matrices = WeightMap(), []
     for name, weight in restored.items():
         if not is_converted(name, weight):
@@ -156,6 +161,35 @@ def test_every_code_and_zero_of_4_bits_is_multiplied_by_the_scale_of_its_block(l
     assert matrix.num_bytes <= panels * (320 // 2 + 5 * num_blocks)
 
 
+@each_row(*LANES)
+def test_every_code_of_nvfp4_is_multiplied_by_both_of_its_scales(lanes: str) -> None:
+    num_outputs, num_inputs, num_blocks = 101, 304, 10
+    random = np.random.default_rng(3)
+    of_rows = np.exp2(random.uniform(-20, 4, (num_outputs, 1, 1))).astype(np.float32).repeat(num_blocks, 1)
+    numbers = np.arange(num_outputs * num_blocks * 2).reshape(num_outputs, num_blocks, 2) % 254
+    scales = (numbers + (numbers > 126)).astype(np.uint8)  # 0x7f and 0xff are NaN
+    pairs = random.integers(0, 256, (num_outputs, num_blocks, 16), np.uint8)
+    blocks = np.concatenate([of_rows.view(np.uint8), scales, pairs], -1).reshape(num_outputs, -1)
+    values = FP4[np.stack([pairs % 16, pairs // 16], -1)].reshape(num_outputs, num_blocks, 2, 16)
+    weight = (values * E4M3[scales][..., None]).reshape(num_outputs, num_blocks, 32) * of_rows
+    weight = torch.from_numpy(weight.reshape(num_outputs, -1)[:, :num_inputs])
+    matrix = packed_matrix(lanes, num_inputs, [1, num_outputs - 1], NumberFormat.NVFP4)
+
+    for part, rows in zip(matrix.weights, (blocks[:1], blocks[1:]), strict=True):
+        assert part.copy_blocks(torch.from_numpy(rows), NVFP4.block_type, None)
+
+    assert torch.equal(matrix.rows(torch.arange(num_outputs)), weight)
+    assert np.array_equal(restore_codes(NVFP4, blocks)[:, :num_inputs], weight.numpy())
+    x = torch.from_numpy(random.standard_normal((9, num_inputs)).astype(np.float32))
+    x[0] = x[0].sign()  # all codes of the activations are the largest one, and its negative
+    expected = round_inputs(NumberFormat.NVFP4, x).double() @ weight.double().T
+    assert float(((matrix(x) - expected).abs().amax(0) / expected.abs().amax(0)).max()) < 1e-6
+    panels = -(-num_outputs // 48) * 48
+    assert matrix.num_bytes <= panels * (320 // 2 + 320 // 16 + 4)
+    blocks[0, 4] = 0x7F
+    assert not matrix.weights[0].copy_blocks(torch.from_numpy(blocks[:1]), NVFP4.block_type, None)
+
+
 @each_row(*[(lanes, kind) for lanes in LANES for kind in (scaled_codes.E4M3, scaled_codes.INT8)])
 def test_every_code_is_held_exactly_and_multiplied_by_the_scale_of_its_block(lanes: str, kind: CodeKind) -> None:
     is_fp8 = kind == scaled_codes.E4M3
@@ -188,8 +222,10 @@ def test_every_code_is_held_exactly_and_multiplied_by_the_scale_of_its_block(lan
     ("w8a8", 512, 2),
     ("w8a16, groups", 512, 2),
     ("w8a16", 402, 2),
+    ("gptq of 8 bits", 512, 2),
+    ("gptq_v2 of 8 bits, rows", 512, 4),
     *((layout, 512, 2) for layout in FOUR_BITS),
-    *((layout, 512, 4) for layout in ("w4a16, zeros", "gptq, rows", "awq, groups of 32")),
+    *((layout, 512, 4) for layout in ("w4a16, zeros", "gptq, rows", "awq, groups of 32", "nvfp4")),
 )
 def test_ranks_give_the_tokens_of_one_process(
     layout: str, num_inputs: int, num_ranks: int, *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -212,7 +248,8 @@ def test_ranks_give_the_tokens_of_one_process(
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("codes")
     save_tiny_architecture(directory / "plain", "Qwen3ForCausalLM", {**SIZES, "intermediate_size": 256})
-    for layout in ("blocks", "w8a8", "w8a16", "w4a16", "w4a16, zeros", "gptq", "awq"):
+    of_8_bits = ("blocks", "w8a8", "w8a16", "gptq of 8 bits")
+    for layout in (*of_8_bits, "w4a16", "w4a16, zeros", "gptq", "awq", "nvfp4", "modelopt"):
         write_codes(directory / "plain", directory / layout, layout)
     return directory / "blocks"
 
@@ -406,6 +443,26 @@ ACT_ORDER = (
         f"{OF_Q}is U4 with shape [1, 32, 160]; only a matrix may be",
     ),
     (
+        "gptq of 8 bits",
+        replaced(f"{DOWN}.qzeros", lambda zeros: zeros - 1),
+        f"{OF_Q}has the zero 127 in {DOWN}.qzeros; of codes of 8 bits it must be 128",
+    ),
+    (
+        "gptq of 8 bits",
+        replaced(f"{DOWN}.qzeros", lambda zeros: zeros[:, :39].contiguous()),
+        f"{OF_Q}has zeros {DOWN}.qzeros in int32 with shape [2, 39]; they must be in int32 with shape [2, 40]",
+    ),
+    (
+        "gptq of 8 bits",
+        replaced(f"{DOWN}.qweight", lambda words: words[:63]),
+        f"{OF_Q}has groups {DOWN}.g_idx in int32 with shape [256]; they must be integers with shape [252]",
+    ),
+    (
+        "gptq of 8 bits",
+        replaced(f"{DOWN}.g_idx", lambda order: order.flip(0)),
+        f"{OF_Q}{ACT_ORDER.format(f'{DOWN}.g_idx')}",
+    ),
+    (
         "awq",
         replaced(f"{DOWN}.qzeros", lambda zeros: zeros[:1]),
         f"{OF_Q}has zeros {DOWN}.qzeros in int32 with shape [1, 20]; they must be in int32 with shape [2, 20]",
@@ -424,6 +481,43 @@ ACT_ORDER = (
         "model.layers.1.mlp.up_proj is not in codes of 4 bits, but model.layers.1.mlp.gate_proj is: both must be, or "
         "neither",
     ),
+    (
+        "nvfp4",
+        lambda tensors: tensors.pop(f"{DOWN}.weight_scale"),
+        f"{OF_PACKED}is NVFP4, but its scale {DOWN}.weight_scale is missing",
+    ),
+    (
+        "nvfp4",
+        lambda tensors: tensors.pop(f"{DOWN}.weight_global_scale"),
+        f"{OF_PACKED}is NVFP4, but its scale {DOWN}.weight_global_scale is missing",
+    ),
+    (
+        "nvfp4",
+        replaced(f"{DOWN}.weight_global_scale", torch.zeros_like),
+        f"{OF_PACKED}has inf in its scale {DOWN}.weight_global_scale, inverted; weights must be finite",
+    ),
+    (
+        "nvfp4",
+        replaced(f"{DOWN}.weight_scale", lambda scale: scale[:, :1].contiguous()),
+        f"{OF_PACKED}has a scale {DOWN}.weight_scale in float8_e4m3fn with shape [160, 1]; it must be in float8_e4m3fn "
+        "with shape [160, 16]",
+    ),
+    (
+        "modelopt",
+        replaced(f"{DOWN}.weight_scale", lambda scale: scale.float()),
+        f"{OF_DOWN}has a scale {DOWN}.weight_scale in float32 with shape [160, 16]; it must be in float8_e4m3fn with "
+        "shape [160, 16]",
+    ),
+    (
+        "modelopt",
+        replaced(f"{DOWN}.weight_scale", lambda scale: torch.full_like(scale.float(), torch.nan).to(scale.dtype)),
+        f"{OF_DOWN}has nan in its scale {DOWN}.weight_scale; weights must be finite",
+    ),
+    (
+        "modelopt",
+        replaced(f"{DOWN}.weight_scale_2", lambda scale: scale.repeat(2)),
+        f"{OF_DOWN}has a scale {DOWN}.weight_scale_2 with shape [2]; it must be [1]",
+    ),
 )
 def test_a_damaged_checkpoint_is_refused_with_file_and_tensor(
     layout: str, change: Change, sentence: str, *, checkpoint: Path, tmp_path: Path
@@ -438,7 +532,7 @@ def test_a_damaged_checkpoint_is_refused_with_file_and_tensor(
     assert refused(tmp_path) == sentence
 
 
-@each_row(("blocks", "F8_E4M3"), ("w8a8", "I8"), ("w4a16", "U4"))
+@each_row(("blocks", "F8_E4M3"), ("w8a8", "I8"), ("w4a16", "U4"), ("modelopt", "NVFP4"))
 def test_a_router_in_codes_is_refused(
     layout: str, kind: str, *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,7 +549,7 @@ def test_a_router_in_codes_is_refused(
 ACCEPTED = (
     "; codes may be E4M3 or symmetric integers of 8 bits, with a scale for each tensor, channel, block of [128, 128], "
     "or group of 128 inputs or a multiple of that; or integers of 4 bits in int32, with a scale for each channel, or "
-    "group of 32 inputs or a multiple of that"
+    "group of 32 inputs or a multiple of that; or E2M1 with a scale for each group of 16 inputs and a tensor (NVFP4)"
 )
 GROUP_0 = " config_groups group_0"
 INT = ("int-quantized", "pack-quantized")
@@ -482,6 +576,8 @@ def two_groups(*sizes: int) -> Mapping[str, Any]:
     (packed4("group", group_size=16), f"{GROUP_0} group_size 16{ACCEPTED}"),
     (gptq(bits=3), f" bits 3{ACCEPTED}"),
     (gptq(group_size=16), f" group_size 16{ACCEPTED}"),
+    *((gptq(bits=8, group_size=size), f" group_size {size}{ACCEPTED}") for size in (32, 64)),
+    (awq(bits=8), f" bits 8{ACCEPTED}"),
     (gptq(checkpoint_format="marlin"), f" checkpoint_format 'marlin'{ACCEPTED}"),
     (
         gptq(dynamic={"+:down": {"bits": 8}}),
@@ -495,9 +591,14 @@ def two_groups(*sizes: int) -> Mapping[str, Any]:
     *((compressed("group", kind, group_size=64), f"{GROUP_0} group_size 64{ACCEPTED}") for kind in INT),
     (two_groups(128, 384), f" config_groups group_1 group_size 384 beside 128{ACCEPTED}"),
     ({**compressed("channel", INT[0]), "transform_config": {"R1": {}}}, f" transform_config {{'R1': {{}}}}{ACCEPTED}"),
+    (nvfp4(group_size=32), f"{GROUP_0} group_size 32{ACCEPTED}"),
+    (nvfp4(type="int"), f"{GROUP_0} type 'int'{ACCEPTED}"),
+    ({**nvfp4(), "config_groups": {}}, f" config_groups {{}}{ACCEPTED}"),
+    (model_opt(group_size=32), f" group_size 32{ACCEPTED}"),
+    *((model_opt(quant_algo=kind), "MODEL are quantized with modelopt, ") for kind in ("FP8", "NVFP4_AWQ")),
     *(
         ({**compressed("channel"), "format": kind}, f"MODEL are quantized with compressed-tensors ({kind}), ")
-        for kind in ("mixed-precision", "nvfp4-pack-quantized", "marlin-24")
+        for kind in ("mixed-precision", "mxfp4-pack-quantized", "marlin-24")
     ),
     *(
         ({**BLOCK, "quant_method": method}, f"MODEL are quantized with {method}, which Octavo does not read; ")
@@ -515,6 +616,20 @@ def test_other_kinds_are_refused_by_name(
     assert sentence in refused(tmp_path)
     with pytest.raises(ModelLoadError):  # `octavo list` leaves it out
         summarize_model(tmp_path)
+
+
+def test_modelopt_tells_of_nvfp4_in_a_file_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
+    for file in checkpoint.with_name("modelopt").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    told = {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16, "exclude_modules": ["lm_head"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": told}))
+
+    assert summarize_model(tmp_path).formats[0] == "NVFP4"
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {**told, "group_size": 32}}))
+    assert f"hf_quant_config.json has in quantization group_size 32{ACCEPTED}" in refused(tmp_path)
 
 
 def test_ranks_that_would_cut_a_block_are_refused(tmp_path: Path) -> None:
@@ -554,7 +669,12 @@ def test_a_gpu_refuses_it_and_names_what_works(checkpoint: Path) -> None:
         choose_model(ModelDirectory(checkpoint), config, torch.device("cuda"))
 
 
-@each_row(("blocks", "fp8", "F8_E4M3", 1), ("w8a16", "int8-a32", "I8", 0.5), ("awq", "int4_g128", "U4", 1))
+@each_row(
+    ("blocks", "fp8", "F8_E4M3", 1),
+    ("w8a16", "int8-a32", "I8", 0.5),
+    ("awq", "int4_g128", "U4", 1),
+    ("nvfp4", "nvfp4", "NVFP4", 1),
+)
 def test_it_is_rounded_where_that_is_allowed_and_the_error_is_told(
     layout: str,
     held: str,
@@ -584,6 +704,9 @@ def test_it_is_rounded_where_that_is_allowed_and_the_error_is_told(
     ("w4a16, zeros", "U4", 4 + 40 / 32),
     ("gptq", "U4", 4 + 40 / 128),
     ("awq", "U4", 4 + 40 / 128),
+    ("gptq of 8 bits", "I8", 8.25),
+    ("nvfp4", "NVFP4", 4.5),
+    ("modelopt", "NVFP4", 4.5),
 )
 def test_a_weight_takes_what_its_codes_and_scales_take(
     layout: str, kind: str, bits: float, *, checkpoint: Path

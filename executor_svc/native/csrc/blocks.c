@@ -10,7 +10,7 @@
 // Numbers of ggml; `GGMLQuantizationType` of the package gguf.
 enum { TYPE_Q4_0 = 2, TYPE_Q4_1 = 3, TYPE_Q5_0 = 6, TYPE_Q5_1 = 7, TYPE_Q8_0 = 8, FIRST_K = 10, TYPE_IQ4_NL = 20, TYPE_MXFP4 = 39 };
 // Beside them: codes of safetensors, with their scales; `KINDS` of executor_svc/checkpoint/scaled_codes.py.
-enum { TYPE_FP8 = 1000, TYPE_INT8 = 1001, TYPE_PAIRED_MXFP4 = 1002, TYPE_UINT4_G32 = 1003, TYPE_UINT4_G128 = 1004 };
+enum { TYPE_FP8 = 1000, TYPE_INT8 = 1001, TYPE_PAIRED_MXFP4 = 1002, TYPE_UINT4_G32 = 1003, TYPE_UINT4_G128 = 1004, TYPE_NVFP4 = 1005 };
 
 // Whether a format takes blocks of a type, where one of them has no other.
 static bool is_of_format(long format, long type) {
@@ -19,6 +19,7 @@ static bool is_of_format(long format, long type) {
         case INT8_A32: return type == TYPE_INT8;
         case INT4_G32: return type == TYPE_UINT4_G32;
         case INT4_G128: return type == TYPE_UINT4_G128;
+        case NVFP4: return type == TYPE_NVFP4;
         case MXFP4: return type == TYPE_MXFP4 || type == TYPE_PAIRED_MXFP4;
         default: return type < TYPE_FP8 && type != TYPE_MXFP4;
     }
@@ -86,7 +87,7 @@ long octavo_pack_blocks(const Matrix *matrix, long first, long num_rows, long ty
                         long row_bytes, const int64_t *order, int num_threads) {
     long bytes = block_bytes(type), num_inexact = 0;
     bool is_k = is_k_format(matrix->format), is_mxfp4 = matrix->format == MXFP4;
-    bool has_zeros = has_zero(matrix->format), is_scaled = has_block_scales(matrix->format) || has_zeros;
+    bool has_zeros = has_zero(matrix->format), is_scaled = has_block_scales(matrix->format) || has_zeros || matrix->format == NVFP4;
     if (!is_of_format(matrix->format, type))
         return is_scaled || is_mxfp4 || type < TYPE_FP8 || type == TYPE_PAIRED_MXFP4 ? -1 : num_rows;
     if (is_k ? type != FIRST_K + matrix->format - Q2_K : !is_scaled && !is_mxfp4 && (!bytes || matrix->format <= BFLOAT16_A16))
@@ -103,6 +104,7 @@ long octavo_pack_blocks(const Matrix *matrix, long first, long num_rows, long ty
         for (; row < last; row++) {
             const uint8_t *block = blocks + (order ? order[row - first] : row - first) * row_bytes;
             if (has_zeros) pack_zero_row(matrix, row, block);
+            else if (type == TYPE_NVFP4) num_inexact += pack_nvfp4_row(matrix, row, block);
             else if (is_scaled) pack_scaled_row(matrix, row, block);
             else if (is_mxfp4) num_inexact += pack_mxfp4_row(matrix, row, block, type == TYPE_PAIRED_MXFP4);
             for (long k = 0; !is_scaled && !is_mxfp4 && k < matrix->num_inputs; k += GROUP, block += bytes) {

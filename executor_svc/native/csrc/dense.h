@@ -32,6 +32,7 @@ typedef enum {
     INT8_A32,  // floats
     INT4_G32,  // int8 codes
     INT4_G128, // int8 codes
+    NVFP4,     // int8 codes
 } NumberFormat;
 #define K_FORMATS(CASE) CASE(Q2_K) CASE(Q3_K) CASE(Q4_K) CASE(Q5_K) CASE(Q6_K)
 INLINE bool is_k_format(long format) { return format >= Q2_K && format <= Q6_K; }
@@ -45,6 +46,7 @@ INLINE bool is_k_format(long format) { return format >= Q2_K && format <= Q6_K; 
 //   INT4:     [panel][P / 8][PANEL_COLUMNS][4] uint8, of which each has input i in its low half and input i + 4 in
 //             its high half; weight = code * scale + minimum
 //   MXFP4:    as INT4; weight = value of the code (E2M1) * scale
+//   NVFP4:    as INT4; weight = value of the code (E2M1) * scale * factor
 //   INT4_G32, INT4_G128: as INT4; weight = (code - zero) * scale
 //   Q5_1:     [panel][P / 4][PANEL_COLUMNS][4] uint8; weight = code * scale + minimum
 //   Q*_K:     as k_blocks.h has it, with its scales
@@ -53,6 +55,8 @@ INLINE bool is_k_format(long format) { return format >= Q2_K && format <= Q6_K; 
 // Scales are float16, [panel][G][PANEL_COLUMNS]; with minima [panel][G][2][PANEL_COLUMNS], scales and minima. Those of
 // FP8 and INT8_A32 are float32, [panel][num_inputs / BLOCK_INPUTS, rounded up][PANEL_COLUMNS]; of FP8 times E4M3_UNIT.
 // Those of MXFP4 are E8M0, none of them NaN: [panel][G][PANEL_COLUMNS] uint8, of which each is 2 ** (scale - 127).
+// Those of NVFP4 are E4M3, none of them NaN, for 16 inputs: [panel][2 * G][PANEL_COLUMNS] uint8, and behind those of a
+// panel float32 factors [PANEL_COLUMNS], times E4M3_UNIT / 2.
 // INT4_G32 has a scale for 32 inputs, INT4_G128 for 128: [panel][P / 32 or P / 128, rounded up], of which each has
 // float32 scales [PANEL_COLUMNS], then zeros [PANEL_COLUMNS] uint8.
 typedef struct Matrix {
@@ -94,8 +98,11 @@ INLINE bool has_zero(long format) { return format == INT4_G32 || format == INT4_
 // Inputs that share a scale and a zero.
 INLINE long inputs_of_zero(long format) { return format == INT4_G128 ? 128 : GROUP; }
 
+// Whether codes are in E2M1.
+INLINE bool has_fp4(long format) { return format == MXFP4 || format == NVFP4; }
+
 // Whether a byte has two codes.
-INLINE bool has_nibbles(long format) { return format == INT4 || format == MXFP4 || has_zero(format); }
+INLINE bool has_nibbles(long format) { return format == INT4 || has_fp4(format) || has_zero(format); }
 
 // Whether BLOCK_INPUTS codes of a row share a float32 scale.
 INLINE bool has_block_scales(long format) { return format == FP8 || format == INT8_A32; }

@@ -38,10 +38,11 @@ long octavo_scales_bytes(long format, long num_outputs, long num_inputs) {
         return round_up(num_outputs, PANEL_COLUMNS) * ceil_div(num_inputs, BLOCK_INPUTS) * (long)sizeof(float);
     if (has_zero(format)) return round_up(num_outputs, PANEL_COLUMNS) * ceil_div(num_inputs, inputs_of_zero(format)) * ZERO_BYTES;
     long num_groups = round_up(num_outputs, PANEL_COLUMNS) * padded_inputs(format, num_inputs) / GROUP;
+    if (format == NVFP4) return 2 * num_groups + round_up(num_outputs, PANEL_COLUMNS) * (long)sizeof(float);
     return num_groups * (format == MXFP4 ? 1 : has_minimum(format) ? 4 : 2);
 }
 
-// Where weight (row, k) lies: the index of an element of the format's size. INT4, MXFP4: of the byte with its half.
+// Where weight (row, k) lies: the index of an element of the format's size. With two codes in a byte: of the byte.
 static long place_of(const Matrix *matrix, long row, long k) {
     long panel = row / PANEL_COLUMNS, column = row % PANEL_COLUMNS;
     long begin = panel * padded_inputs(matrix->format, matrix->num_inputs) * PANEL_COLUMNS;
@@ -57,7 +58,8 @@ static long place_of(const Matrix *matrix, long row, long k) {
         case INT4:
         case INT4_G32:
         case INT4_G128:
-        case MXFP4: return begin / 2 + (k / 8 * PANEL_COLUMNS + column) * 4 + k % 4;
+        case MXFP4:
+        case NVFP4: return begin / 2 + (k / 8 * PANEL_COLUMNS + column) * 4 + k % 4;
     }
     return 0;
 }
@@ -80,6 +82,17 @@ static float *zero_scales_of(const Matrix *matrix, long row, long k) {
     long inputs = inputs_of_zero(matrix->format), num_groups = ceil_div(matrix->num_inputs, inputs);
     long group = row / PANEL_COLUMNS * num_groups + k / inputs;
     return (float *)(void *)((uint8_t *)matrix->scales + group * PANEL_COLUMNS * ZERO_BYTES);
+}
+
+// The scale of weight (row, k) in NVFP4, and the factor of a row.
+static uint8_t *fp4_scale_of(const Matrix *matrix, long row, long k) {
+    long num_scales = padded_inputs(NVFP4, matrix->num_inputs) / (GROUP / 2);
+    uint8_t *scales = (uint8_t *)matrix->scales + row / PANEL_COLUMNS * PANEL_COLUMNS * (num_scales + (long)sizeof(float));
+    return scales + k / (GROUP / 2) * PANEL_COLUMNS + row % PANEL_COLUMNS;
+}
+static float *factor_of(const Matrix *matrix, long row) {
+    long column = row % PANEL_COLUMNS, num_inputs = padded_inputs(NVFP4, matrix->num_inputs);
+    return (float *)(void *)fp4_scale_of(matrix, row - column, num_inputs) + column;
 }
 
 // The nearest bfloat16, of two the even one; NaN stays NaN.
@@ -286,7 +299,7 @@ void pack_scaled_row(const Matrix *matrix, long row, const uint8_t *block) {
     }
 }
 
-// Twice what the codes of MXFP4 stand for.
+// Twice what the codes of E2M1 stand for.
 static const int8_t DOUBLED_FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 #define LOW_NIBBLES 0x0f0f0f0f0f0f0f0full
@@ -337,6 +350,27 @@ void pack_zero_row(const Matrix *matrix, long row, const uint8_t *block) {
     }
 }
 
+long pack_nvfp4_row(const Matrix *matrix, long row, const uint8_t *block) {
+    long num_wrong = 0;
+    for (long k = 0; k < matrix->num_inputs; k += GROUP) {
+        float factor;
+        memcpy(&factor, block, sizeof factor);
+        *factor_of(matrix, row) = factor * (E4M3_UNIT / 2);
+        block += sizeof factor;
+        for (int half = 0; half < 2; half++, block++) {
+            *fp4_scale_of(matrix, row, k + half * (GROUP / 2)) = *block;
+            num_wrong += (*block & 127) == 127;
+        }
+        uint8_t *place = (uint8_t *)matrix->panels + place_of(matrix, row, k);
+        for (int i = 0; i < 4; i++, block += 4, place += 4 * PANEL_COLUMNS) {
+            uint64_t codes = part_pairs(block);
+            uint32_t joined = (uint32_t)(codes | codes >> 28);
+            memcpy(place, &joined, sizeof joined);
+        }
+    }
+    return num_wrong;
+}
+
 // Write rows [first, first + num_rows) of a matrix from `weight` [num_rows][num_inputs].
 // Parts may come in any order, each once; the memory must be 0 already.
 void octavo_pack(const Matrix *matrix, long first, long num_rows, const float *weight, int num_threads) {
@@ -353,6 +387,9 @@ void octavo_pack(const Matrix *matrix, long first, long num_rows, const float *w
     }
 }
 
+// E4M3 that is not NaN, divided by E4M3_UNIT.
+static float from_e4m3(uint8_t code) { return _cvtsh_ss((uint16_t)((int8_t)code * 128) & 0xbf80); }
+
 void read_row(const Matrix *matrix, long row, float *out) {
     if (is_k_format(matrix->format)) {
         read_k_row(matrix, row, out);
@@ -365,8 +402,7 @@ void read_row(const Matrix *matrix, long row, float *out) {
         } else if (is_bfloat16(matrix->format)) {
             out[k] = from_bfloat16(((const uint16_t *)matrix->panels)[place]);
         } else if (matrix->format == FP8) {
-            uint16_t half = (uint16_t)(((const int8_t *)matrix->panels)[place] * 128) & 0xbf80;
-            out[k] = _cvtsh_ss(half) * *block_scale_of(matrix, row, k);
+            out[k] = from_e4m3(((const uint8_t *)matrix->panels)[place]) * *block_scale_of(matrix, row, k);
         } else if (matrix->format == INT8_A32) {
             out[k] = (float)((const int8_t *)matrix->panels)[place] * *block_scale_of(matrix, row, k);
         } else if (has_zero(matrix->format)) {
@@ -374,6 +410,9 @@ void read_row(const Matrix *matrix, long row, float *out) {
             const float *scales = zero_scales_of(matrix, row, k);
             int zero = ((const uint8_t *)(scales + PANEL_COLUMNS))[row % PANEL_COLUMNS];
             out[k] = (float)(code - zero) * scales[row % PANEL_COLUMNS];
+        } else if (matrix->format == NVFP4) {
+            uint8_t byte = ((const uint8_t *)matrix->panels)[place], code = k % 8 < 4 ? byte & 15 : byte >> 4;
+            out[k] = (float)DOUBLED_FP4[code] * from_e4m3(*fp4_scale_of(matrix, row, k)) * *factor_of(matrix, row);
         } else if (matrix->format == MXFP4) {
             uint8_t byte = ((const uint8_t *)matrix->panels)[place], code = k % 8 < 4 ? byte & 15 : byte >> 4;
             out[k] = ldexpf(DOUBLED_FP4[code], ((const uint8_t *)matrix->scales)[scale_of(matrix, row, k)] - 128);

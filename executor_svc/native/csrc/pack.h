@@ -24,4 +24,8 @@ void pack_zero_row(const Matrix *matrix, long row, const uint8_t *block);
 // 1 of a block with `is_paired`, else i and i + GROUP / 2.
 long pack_mxfp4_row(const Matrix *matrix, long row, const uint8_t *block, bool is_paired);
 
+// Write a row in NVFP4 from its blocks of GROUP inputs: the float32 factor, the same in all of them, two scales, then
+// codes as `pack_zero_row` has them; return how many blocks have a scale that is NaN.
+long pack_nvfp4_row(const Matrix *matrix, long row, const uint8_t *block);
+
 #endif
