@@ -335,13 +335,16 @@ def _summary(
     outputs = heads * number("mamba_d_head", head_size)
     num_groups = number("mamba_n_groups", number("n_groups", 1))
     convolved += (number("mamba_d_conv", number("conv_kernel", 1)) - 1) * (outputs + 2 * num_groups * state_size)
+    cached = 2 * ((num_attending + has_mtp) * num_kv_heads * head_dim + of_whole)
+    if rank := number("kv_lora_rank"):  # keys and values are one vector
+        cached = num_attending * (rank + number("qk_rope_head_dim"))
     return ModelSummary(
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else "",
         formats=tuple(sorted(sizes, key=lambda name: -sizes[name])),
         num_weights=num_weights,
         file_bytes=sum(file.stat().st_size for file in files),
         held_bytes=int(bits / 8),
-        token_bytes=2 * ((num_attending + has_mtp) * num_kv_heads * head_dim + of_whole) * float_bytes,
+        token_bytes=cached * float_bytes,
         state_bytes=4 * num_states * (convolved + values * number("linear_key_head_dim") + outputs * state_size)
         + 4 * has_mtp * number("hidden_size"),
         max_model_len=number("max_position_embeddings", _CACHED_TOKENS),

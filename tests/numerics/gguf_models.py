@@ -15,7 +15,10 @@ from tests.numerics.family_architectures import (
     DELTA_NETS,
     FAMILY_ARCHITECTURES,
     GRANITE,
+    GROUPS,
+    LATENT,
     MAMBA2,
+    MSCALES,
     NEMOTRON_H,
     SHORT_CONVS,
 )
@@ -26,9 +29,43 @@ SIZES = {"intermediate_size": 64}
 HYBRID = {**DELTA_NETS, "head_dim": 16}
 # Of a hidden size that is whole blocks.
 CONVS = {**SHORT_CONVS, "hidden_size": 64}
+# A latent cache whose maps are whole blocks; published models have one mscale for everything.
+LATENT_BLOCKS = {
+    **LATENT,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "moe_intermediate_size": 32,
+}
 EXPERTS_OF_HYBRID = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "ArceeForCausalLM": {},
+    "DeepseekV2ForCausalLM": {
+        **LATENT_BLOCKS,
+        **GROUPS,
+        "first_k_dense_replace": 1,
+        "topk_method": "group_limited_greedy",
+        "q_lora_rank": None,
+        "rope_parameters": {**MSCALES, "mscale": 0.9},
+    },
+    "DeepseekV3ForCausalLM": {
+        **LATENT_BLOCKS,
+        **GROUPS,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 32,
+        "rope_parameters": {**MSCALES, "mscale": 1.0, "mscale_all_dim": 1.0},
+    },
+    "Glm4MoeForCausalLM": {
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "moe_intermediate_size": 32,
+        "routed_scaling_factor": 1.5,
+        "n_shared_experts": 2,
+    },
     "GraniteForCausalLM": GRANITE,
     "Qwen2MoeForCausalLM": EXPERTS_OF_HYBRID,
     "SeedOssForCausalLM": {},
@@ -98,7 +135,9 @@ def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType
         "conv.conv.weight",
     )
     weights = {
-        each: values if values.ndim == 1 or each.endswith(kept) or kind == keep else _rounded(each, values, kind)
+        each: values
+        if values.ndim == 1 or each.endswith(kept) or kind == keep
+        else _rounded(each, values, kind, settings)
         for each, values in load_file(path).items()
     }
     for each, values in weights.items():
@@ -108,8 +147,16 @@ def save(directory: Path, name: str, settings: Mapping[str, Any], kind: FileType
     return directory
 
 
-def _rounded(name: str, values: npt.NDArray[Any], kind: FileType) -> npt.NDArray[Any]:
-    """Return a matrix as a type has it; of the stacked experts of gpt-oss inputs come before outputs."""
+def _rounded(name: str, values: npt.NDArray[Any], kind: FileType, settings: Mapping[str, Any]) -> npt.NDArray[Any]:
+    """Return a matrix as a type has it.
+
+    Of the stacked experts of gpt-oss inputs come before outputs; the maps of a latent cache to keys are transposed.
+    """
+    if name.endswith(".kv_b_proj.weight"):
+        heads = values.reshape(settings["num_attention_heads"], -1, values.shape[1])
+        keys, values_of = np.split(heads, [settings["qk_nope_head_dim"]], 1)
+        keys = _rounded("", keys.swapaxes(1, 2), kind, settings).swapaxes(1, 2)
+        return np.concatenate([keys, _rounded("", values_of, kind, settings)], 1).reshape(values.shape)
     is_transposed = values.ndim == 3 and ".mlp.experts." in name and not name.endswith(".weight")
     rows = values.swapaxes(-1, -2) if is_transposed else values
     rounded = dequantize(quantize(np.ascontiguousarray(rows), kind), kind)

@@ -1,10 +1,11 @@
 """A model that several ranks share gives the tokens and logits of the model in one process, whatever the family."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from scheduler_svc.request.parameters import StopConditions
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
+from tests.numerics.gguf_models import FAMILIES
 from tests.numerics.native import SETTINGS
 from tests.numerics.reference import assert_close, random_prompt
 from tests.numerics.threaded_group import ThreadedGroup, ThreadedRanks
@@ -107,13 +109,28 @@ def test_ranks_that_share_a_kv_head_give_the_tokens_of_one_process(
     assert outputs == expected
 
 
-@each_row(FileType.Q8_0, FileType.Q5_1, FileType.Q4_K)
+# Each rank has whole blocks of 256 inputs.
+LLAMA_OF_BLOCKS = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 8}
+DEEPSEEK_OF_BLOCKS = {**FAMILIES["DeepseekV3ForCausalLM"], "intermediate_size": 64, "moe_intermediate_size": 64}
+
+
+@each_row(
+    ("LlamaForCausalLM", LLAMA_OF_BLOCKS, FileType.Q8_0),
+    ("LlamaForCausalLM", LLAMA_OF_BLOCKS, FileType.Q5_1),
+    ("LlamaForCausalLM", LLAMA_OF_BLOCKS, FileType.Q4_K),
+    ("DeepseekV3ForCausalLM", DEEPSEEK_OF_BLOCKS, FileType.Q8_0),
+)
 def test_ranks_that_share_a_gguf_file_give_the_tokens_of_one_process(
-    kind: FileType, *, cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str,
+    sizes: Mapping[str, Any],
+    kind: FileType,
+    *,
+    cleanup: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setattr("executor_svc.worker.assembly.Sampler", RecordingSampler)
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_attention_heads": 8}
-    save_tiny_architecture(tmp_path / kind.name, "LlamaForCausalLM", sizes)  # each rank has whole blocks of 256 inputs
+    save_tiny_architecture(tmp_path / kind.name, name, sizes)
     file = write_gguf_of(tmp_path / kind.name, tmp_path / f"{kind.name}.gguf", of_type(kind))
     alone = load_worker(config_of(file))
     assert isinstance(alone, TorchWorker)

@@ -23,6 +23,10 @@ TypeOf = Callable[[str, Array], GGMLQuantizationType]
 
 ARCHITECTURES = {
     "ArceeForCausalLM": "arcee",
+    "DeepseekV2ForCausalLM": "deepseek2",
+    "DeepseekV3ForCausalLM": "deepseek2",
+    "Glm4MoeForCausalLM": "glm4moe",
+    "Glm4MoeLiteForCausalLM": "deepseek2",
     "GraniteForCausalLM": "granite",
     "Qwen2MoeForCausalLM": "qwen2moe",
     "SeedOssForCausalLM": "seed_oss",
@@ -120,6 +124,14 @@ _NAMES_OF_LFM2 = {
     "feed_forward.experts.w3": "ffn_up_exps",
     "feed_forward.experts.w2": "ffn_down_exps",
 }
+_NAMES_OF_DEEPSEEK = {
+    "mlp.gate.e_score_correction": "exp_probs_b",
+    **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in ("q_a", "q_b", "k_b", "v_b")},
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+}
 _NAMES_OF_GPT_OSS = {"post_attention_layernorm": "post_attention_norm"}
 _NAMES_OF_GEMMA = {
     "post_attention_layernorm": "post_attention_norm",
@@ -157,7 +169,7 @@ def write_gguf_of(
     type_of: TypeOf,
     *,
     changes: Mapping[str, Any] | None = None,
-    more_tensors: Mapping[str, Array] | None = None,
+    more_tensors: Mapping[str, Array | None] | None = None,
     split_after: int | None = None,
 ) -> Path:
     """Write the model of a directory as a GGUF file; return its path, or that of the first of two.
@@ -167,7 +179,7 @@ def write_gguf_of(
         path: Of the file.
         type_of: The type of a tensor by its name in the file.
         changes: Values of the header that are other ones; None leaves one out.
-        more_tensors: What the file has beside.
+        more_tensors: What the file has beside; None leaves one out.
         split_after: How many tensors the first of two files has; None: there is one.
     """
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -176,7 +188,9 @@ def write_gguf_of(
         kinds = config["layers_block_type"]
         config |= {"num_hidden_layers": len(kinds), "rms_norm_eps": config["layer_norm_epsilon"]}
         architecture += "_moe" * ("moe" in kinds)
-    tensors = _tensors(config, architecture, load_file(directory / "model.safetensors")) | dict(more_tensors or {})
+    tensors = _tensors(config, architecture, load_file(directory / "model.safetensors"))
+    merged = {**tensors, **(more_tensors or {})}
+    tensors = {name: tensor for name, tensor in merged.items() if tensor is not None}
     values = _values(config, architecture) | dict(changes or {})
     if split_after is None:
         _write(path, architecture, values, tensors, type_of)
@@ -304,6 +318,8 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
         }
     if architecture == "gemma4":
         values |= _values_of_gemma4(config)
+    if architecture in ("deepseek2", "glm4moe"):
+        values |= _values_of_deepseek(config, architecture, head_dim, rope)
     if architecture == "qwen2moe":
         values["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
     if architecture.startswith("nemotron_h"):
@@ -325,6 +341,52 @@ def _values(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
         }
     return {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
+
+
+def _values_of_deepseek(
+    config: Mapping[str, Any], architecture: str, head_dim: int, rope: Mapping[str, Any]
+) -> dict[str, Any]:
+    kinds = config.get("mlp_layer_types") or []
+    is_sigmoid = config["architectures"] != ["DeepseekV2ForCausalLM"]
+    values = {
+        "expert_count": config["n_routed_experts"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+        "expert_gating_func": 1 + is_sigmoid,
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": config["norm_topk_prob"] or None if is_sigmoid else None,
+        "leading_dense_block_count": kinds.count("dense") or config.get("first_k_dense_replace"),
+    }
+    if architecture == "glm4moe":
+        return {**values, "rope.dimension_count": int(head_dim * rope["partial_rotary_factor"])}
+    rank, rotary_dim = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    return {
+        **values,
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rotary_dim,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotary_dim,
+        "attention.value_length_mla": config["v_head_dim"],
+        "rope.dimension_count": rotary_dim,
+        "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"] if "mscale_all_dim" in rope else None,
+    }
+
+
+def _of_deepseek(config: Mapping[str, Any], weights: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of a DeepSeek with experts, and the maps to keys, transposed, and to values, apart."""
+    found: dict[str, Array] = {}
+    for name, values in weights.items():
+        if name.endswith(".kv_b_proj.weight"):
+            heads = values.reshape(config["num_attention_heads"], -1, values.shape[-1])
+            keys, values_of = np.split(heads, [config["qk_nope_head_dim"]], 1)
+            found[name.replace("kv_b_proj", "k_b_proj")] = np.ascontiguousarray(keys.swapaxes(1, 2))
+            found[name.replace("kv_b_proj", "v_b_proj")] = values_of
+        else:
+            found[name.replace("e_score_correction_bias", "e_score_correction.bias")] = values
+    return found
 
 
 def _values_of_gemma4(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -453,6 +515,9 @@ def _tensors(config: Mapping[str, Any], architecture: str, weights: Mapping[str,
     if architecture == "gemma4":
         names |= {**_NAMES_OF_GEMMA4, "rope_freqs": "rope_freqs"}
         weights = _of_gemma4(config, weights)
+    if architecture in ("deepseek2", "glm4moe"):
+        names |= _NAMES_OF_DEEPSEEK | (_NAMES_OF_GPT_OSS if architecture == "glm4moe" else {})
+        weights = _of_deepseek(config, weights)
     if architecture == "seed_oss":
         names |= _NAMES_OF_GPT_OSS
     if architecture == "qwen2moe":

@@ -4,6 +4,7 @@ A file names an architecture of llama.cpp, and some numbers of it stand in llama
 Source: https://github.com/ggml-org/llama.cpp/blob/master/src/llama-model.cpp.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -102,6 +103,94 @@ def _granite(metadata: Metadata, tensors: Tensors) -> Config:
     config = decoder_config(metadata, tensors, "GraniteForCausalLM")
     metadata.flag(metadata.key("rope.scaling.finetuned"), True)
     return config | _factors_of_granite(metadata, config)
+
+
+def _deepseek2(metadata: Metadata, tensors: Tensors) -> Config:
+    """DeepSeek-V2 and V3, Kimi K2, GLM-4.7-Flash; files without sizes of MLA have one map to keys and values."""
+    rank, rotary_dim = metadata.integer("attention.kv_lora_rank"), metadata.integer("rope.dimension_count")
+    is_apart = metadata.has("attention.key_length_mla")
+    key_dim, value_dim = (metadata.integer(f"attention.{name}_length{'_mla' * is_apart}") for name in ("key", "value"))
+    if key_dim <= rotary_dim:
+        key = metadata.key("attention.key_length" + "_mla" * is_apart)
+        raise metadata.wrong(key, key_dim, f"above rope.dimension_count, {rotary_dim}")
+    sizes = {"head_count_kv": metadata.integer("attention.head_count")}
+    if is_apart:
+        sizes = {"head_count_kv": 1, "key_length": rank + rotary_dim, "value_length": rank}
+    for name, wanted in sizes.items():
+        if (found := metadata.integer(f"attention.{name}", wanted)) != wanted:
+            raise metadata.wrong(metadata.key(f"attention.{name}"), found, f"{wanted}, beside its other sizes")
+    # The first files of GLM-4.7-Flash do not say it, but have a bias.
+    is_sigmoid = _is_sigmoid(metadata, any(name.endswith(".exp_probs_b.bias") for name in tensors))
+    config = decoder_config(
+        metadata,
+        tensors,
+        f"DeepseekV{2 + is_sigmoid}ForCausalLM",
+        num_kv_heads=1,
+        head_dim=rotary_dim,
+        q_lora_rank=metadata.integer("attention.q_lora_rank") if "blk.0.attn_q_a.weight" in tensors else None,
+        kv_lora_rank=rank,
+        qk_rope_head_dim=rotary_dim,
+        qk_nope_head_dim=key_dim - rotary_dim,
+        v_head_dim=value_dim,
+        has_latent_maps_apart=is_apart,
+    )
+    config |= _experts_in_groups(metadata)
+    if not is_sigmoid and config["n_group"] != 1:
+        config["topk_method"] = "group_limited_greedy"
+    return config | {"rope_parameters": _with_log_multiplier(metadata, config["rope_parameters"])}
+
+
+def _with_log_multiplier(metadata: Metadata, rope: object) -> Config:
+    """Return a rotary embedding whose YaRN may scale queries too, by a tenth of mscale_all_dim, which mscale equals."""
+    assert isinstance(rope, dict)
+    key = "rope.scaling.yarn_log_multiplier"
+    if rope["rope_type"] != "yarn" or not metadata.has(key) or not metadata.values[metadata.key(key)]:
+        return rope
+    more = rope["attention_factor"] / (1 + 0.1 * math.log(max(1.0, rope["factor"])))
+    if more != 1:
+        raise metadata.wrong(metadata.key("rope.scaling.attn_factor"), more, "1 beside a yarn_log_multiplier")
+    return rope | {"attention_factor": 1.0, "mscale_all_dim": round(10 * metadata.number(key), 6)}
+
+
+def _glm4_moe(metadata: Metadata, tensors: Tensors) -> Config:
+    if not _is_sigmoid(metadata, True):
+        raise metadata.wrong(metadata.key("expert_gating_func"), metadata.integer("expert_gating_func"), "2 (sigmoid)")
+    config = decoder_config(
+        metadata,
+        tensors,
+        "Glm4MoeForCausalLM",
+        attention_bias="blk.0.attn_q.bias" in tensors,
+        use_qk_norm="blk.0.attn_q_norm.weight" in tensors,
+    )
+    rope = config["rope_parameters"]
+    assert isinstance(rope, dict)
+    rope = {"rotary_dim": config["head_dim"], **rope}
+    return config | {"rope_parameters": rope} | _experts_in_groups(metadata)
+
+
+def _is_sigmoid(metadata: Metadata, default: bool) -> bool:
+    """Whether experts are chosen by sigmoids, and not by a softmax."""
+    kinds = (ExpertGatingFuncType.SOFTMAX, ExpertGatingFuncType.SIGMOID)
+    kind = metadata.integer("expert_gating_func", 0) or kinds[default]
+    if kind not in kinds:
+        raise metadata.wrong(metadata.key("expert_gating_func"), kind, "1 (softmax) or 2 (sigmoid)")
+    return kind == ExpertGatingFuncType.SIGMOID
+
+
+def _experts_in_groups(metadata: Metadata) -> Config:
+    """Return experts behind the first layers; the last layers predict further tokens, and are not read."""
+    return {
+        "num_hidden_layers": metadata.integer("block_count") - metadata.integer("nextn_predict_layers", 0),
+        "first_k_dense_replace": metadata.integer("leading_dense_block_count", 0),
+        "n_routed_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "n_shared_experts": metadata.integer("expert_shared_count"),
+        "n_group": metadata.integer("expert_group_count", 1),
+        "topk_group": metadata.integer("expert_group_used_count", 1),
+        "norm_topk_prob": metadata.flag(metadata.key("expert_weights_norm"), False),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+    }
 
 
 def _seed_oss(metadata: Metadata, tensors: Tensors) -> Config:
@@ -403,7 +492,7 @@ def _nemotron_h(metadata: Metadata, tensors: Tensors) -> Config:
         key = metadata.key("attention.head_count_kv")
         raise metadata.wrong(key, lists[0], f"0 or one number for each layer, beside {lists[1]} of feed_forward_length")
     num_heads = metadata.integer("ssm.time_step_rank")
-    return decoder_config(
+    config = decoder_config(
         metadata,
         tensors,
         "NemotronHForCausalLM",
@@ -417,8 +506,8 @@ def _nemotron_h(metadata: Metadata, tensors: Tensors) -> Config:
         ssm_state_size=metadata.integer("ssm.state_size"),
         conv_kernel=metadata.integer("ssm.conv_kernel"),
         use_conv_bias=any(name.endswith(".ssm_conv1d.bias") for name in tensors),
-        **experts,
     )
+    return config | experts
 
 
 def _phi3(metadata: Metadata, tensors: Tensors) -> Config:
@@ -430,10 +519,12 @@ def _phi3(metadata: Metadata, tensors: Tensors) -> Config:
 ARCHITECTURES: Final[Mapping[str, Callable[[Metadata, Tensors], Config]]] = MappingProxyType(
     {
         "arcee": _arcee,
+        "deepseek2": _deepseek2,
         "gemma": _gemma,
         "gemma2": _gemma2,
         "gemma3": _gemma3,
         "gemma4": _gemma4,
+        "glm4moe": _glm4_moe,
         "gpt-oss": _gpt_oss,
         "granite": _granite,
         "granitehybrid": _granite_hybrid,

@@ -29,15 +29,17 @@ def decoder_config(
     architecture: str,
     *,
     num_kv_heads: int | None = None,
+    head_dim: int | None = None,
     intermediate_size: int | None = None,
     **more: object,
 ) -> Config:
-    """Return what all architectures share, and more. A size that is None is the same in all layers."""
+    """Return what all architectures share, and more. A size that is None is the same in all layers, and values."""
     hidden_size, num_heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
-    head_dim = metadata.integer("attention.key_length", hidden_size // max(1, num_heads))
-    if metadata.integer("attention.value_length", head_dim) != head_dim:
-        key = "attention.value_length"
-        raise metadata.wrong(metadata.key(key), metadata.integer(key), f"the length of a key, {head_dim}")
+    if head_dim is None:
+        head_dim = metadata.integer("attention.key_length", hidden_size // max(1, num_heads))
+        if metadata.integer("attention.value_length", head_dim) != head_dim:
+            key = "attention.value_length"
+            raise metadata.wrong(metadata.key(key), metadata.integer(key), f"the length of a key, {head_dim}")
     if num_kv_heads is None:
         num_kv_heads = metadata.integer("attention.head_count_kv", num_heads)
     if intermediate_size is None:

@@ -34,14 +34,57 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # of tokenizer.ggml.token_type
 # Cuts that transformers' converter does not know, or that equal its cut of GPT-2.
 _DIGITS_APART = {"type": "Digits", "individual_digits": True}
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+# Letters of scripts that have cases, as the first tokenizers of DeepSeek have them.
+_CASED: Final = (
+    "A-Za-z"
+    "\xb5\xc0-\xd6\xd8-\xf6\xf8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377\u037b-"
+    "\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556"
+    "\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a"
+    "\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-"
+    "\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4"
+    "\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134"
+    "\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3"
+    "\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17"
+    "\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-"
+    "\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_OF_DEEPSEEK = (
+    *("[\r\n]", rf"\s?[{_CASED}]+", "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"),
+    *(r"\s+$", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}+"),
+)
+_OF_DEEPSEEK3 = (
+    *(r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_OF_KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _split(*patterns: str) -> dict[str, object]:
+    """Return a cut by one pattern after the other."""
+    splits = [
+        {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False} for each in patterns
+    ]
+    return {"type": "Sequence", "pretokenizers": [*splits, {**_BYTE_LEVEL, "use_regex": False}]}
+
+
 _OWN_CUTS: Final[Mapping[str, object]] = {
+    "deepseek-llm": _split(*_OF_DEEPSEEK),
+    "deepseek-v3": _split(*_OF_DEEPSEEK3),
     "gpt-2": _BYTE_LEVEL,
+    "kimi-k2": _split(_OF_KIMI),
     "smollm": {"type": "Sequence", "pretokenizers": [_DIGITS_APART, _BYTE_LEVEL]},
 }
 # These take a word that is a token whole, whatever their merges say, and begin with a token.
 _LLAMA3: Final = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken")
 )
+_GLM4: Final = "glm4"  # the same cut, and whole words; it begins with no token
 # What llama.cpp takes for these where the file does not say.
 _SENTENCEPIECE_IDS: Final[Mapping[str, int]] = {"bos": 1, "eos": 2, "unknown": 0}
 
@@ -129,12 +172,15 @@ def _tokenizer(metadata: Metadata) -> dict[str, object]:
     given: dict[str, object] = {"tokenizer_type": kind, "tokens": tokens}
     cut = metadata.text(f"{_TOKENIZER}pre", "default")
     if kind == "gpt2":
-        if cut not in _OWN_CUTS and cut not in GGUF_PRE_TOKENIZER_SPLITS:
-            supported = ", ".join(sorted({*_OWN_CUTS, *GGUF_PRE_TOKENIZER_SPLITS}))
+        if cut not in (known := {_GLM4, *_OWN_CUTS, *GGUF_PRE_TOKENIZER_SPLITS}):
+            supported = ", ".join(sorted(known))
             raise ModelLoadError(
                 f"{metadata.path} has {_TOKENIZER}pre {shown(cut)}, which is not supported; supported are {supported}"
             )
-        given |= {"pre_tokenizer_type": cut, "merges": metadata.texts(f"{_TOKENIZER}merges")}
+        given |= {
+            "pre_tokenizer_type": "llama3" if cut == _GLM4 else cut,
+            "merges": metadata.texts(f"{_TOKENIZER}merges"),
+        }
     elif kind == "gemma4":
         given["merges"] = metadata.texts(f"{_TOKENIZER}merges")
     elif kind == "llama":
@@ -163,7 +209,7 @@ def _tokenizer(metadata: Metadata) -> dict[str, object]:
         steps = [{"type": "Prepend", "prepend": "\u2581"}] if has_prefix else []
         replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
         tokenizer |= {"normalizer": {"type": "Sequence", "normalizers": [*steps, replace]}, "pre_tokenizer": None}
-    if cut in _LLAMA3:
+    if cut in {*_LLAMA3, _GLM4}:
         tokenizer["model"]["ignore_merges"] = True
     tokenizer["post_processor"] = _around_texts(metadata, tokens, has_first=kind != "gpt2" or cut in _LLAMA3)
     return tokenizer

@@ -66,6 +66,8 @@ class _Place:
         shape = self.tensor.shape if self.expert is None else self.tensor.shape[1:]
         if self.tensor.name.endswith(".ssm_norm.weight"):  # of Mamba-2 group by group
             shape = (math.prod(shape),)
+        if self.tensor.name.endswith((".attn_k_b.weight", ".attn_v_b.weight")):  # one map of a head behind the other
+            shape = (math.prod(shape[:-1]), shape[-1])
         return shape if self.rows is None else (len(self.rows), *shape[1:])
 
     def fits(self, shape: tuple[int, ...]) -> bool:

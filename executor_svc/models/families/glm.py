@@ -30,11 +30,12 @@ def read_glm(fields: ConfigFields) -> ModelConfig:
 
 def read_glm4(fields: ConfigFields) -> ModelConfig:
     """Read a config.json of GLM-4-0414: GLM-4 with norms behind attention and MLP too."""
-    output_norms = {
-        "attention_output_norm": "model.layers.{layer}.post_self_attn_layernorm",
-        "mlp_output_norm": "model.layers.{layer}.post_mlp_layernorm",
-    }
-    return replace(read_glm(fields), names=replace(_MERGED, **output_norms), has_output_norms=True)
+    names = replace(
+        _MERGED,
+        attention_output_norm="model.layers.{layer}.post_self_attn_layernorm",
+        mlp_output_norm="model.layers.{layer}.post_mlp_layernorm",
+    )
+    return replace(read_glm(fields), names=names, has_output_norms=True)
 
 
 def _with_defaults(fields: ConfigFields, more: Mapping[str, object]) -> ConfigFields:

@@ -74,6 +74,56 @@ def test_what_config_json_would_say(architecture: str, changes: dict[str, Any], 
     assert {key: config[key] for key in expected} == expected
 
 
+OF_EXPERTS: dict[str, Any] = {
+    "expert_count": 8,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 50,
+    "expert_shared_count": 1,
+    "rope.dimension_count": 16,
+}
+OF_DEEPSEEK: dict[str, Any] = {
+    **OF_EXPERTS,
+    "attention.kv_lora_rank": 30,
+    "attention.key_length_mla": 40,
+    "attention.value_length_mla": 20,
+    "attention.key_length": 46,
+    "attention.value_length": 30,
+    "attention.head_count_kv": 1,
+}
+STRETCHED = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_log_multiplier": 0.0707}
+
+
+@each_row(
+    ("deepseek2", {}, {"architectures": ["DeepseekV2ForCausalLM"], "qk_nope_head_dim": 24, "q_lora_rank": None}),
+    ("deepseek2", {"expert_gating_func": 2}, {"architectures": ["DeepseekV3ForCausalLM"], "routed_scaling_factor": 1}),
+    ("deepseek2", {"expert_group_count": 4}, {"n_group": 4, "topk_method": "group_limited_greedy"}),
+    ("deepseek2", {"nextn_predict_layers": 1}, {"num_hidden_layers": 1}),
+    ("deepseek2", STRETCHED, "'attention_factor': 1.0, 'mscale_all_dim': 0.707}"),
+    ("deepseek2", STRETCHED | {"rope.scaling.attn_factor": 0.5}, "attn_factor 0.5; it must be 1 beside a yarn_log"),
+    ("deepseek2", {"expert_gating_func": 3}, "expert_gating_func 3; it must be 1 (softmax) or 2 (sigmoid)"),
+    ("deepseek2", {"attention.key_length_mla": 16}, "key_length_mla 16; it must be above rope.dimension_count, 16"),
+    ("deepseek2", {"attention.key_length": 40}, "deepseek2.attention.key_length 40; it must be 46, beside its other"),
+    ("deepseek2", {"attention.head_count_kv": 6}, "deepseek2.attention.head_count_kv 6; it must be 1, beside its"),
+    ("deepseek2", {"attention.key_length_mla": None}, "head_count_kv 1; it must be 6, beside its other sizes"),
+    ("deepseek2", {"attention.temperature_scale": 0.1}, "temperature_scale 0.1, which is not supported"),
+    ("glm4moe", {"attention.key_length": 16}, "'rotary_dim': 16"),
+    ("glm4moe", {"expert_gating_func": 1}, "expert_gating_func 1; it must be 2 (sigmoid)"),
+)
+def test_experts_in_groups(architecture: str, changes: dict[str, Any], expected: dict[str, object] | str) -> None:
+    sizes = VALUES | (OF_DEEPSEEK if architecture == "deepseek2" else OF_EXPERTS) | changes
+    given = {f"{architecture}.{key}": value for key, value in sizes.items() if value is not None}
+    try:
+        config = build_config(Metadata(PATH, {"general.architecture": architecture, **given}), TENSORS)
+        told = str(config["rope_parameters"])
+    except ModelLoadError as error:
+        config, told = {}, str(error)
+
+    if isinstance(expected, str):
+        assert expected in told
+    else:
+        assert {key: config[key] for key in expected} == expected
+
+
 OF_GEMMA4: dict[str, Any] = {
     "block_count": 4,
     "attention.key_length": 32,

@@ -16,7 +16,8 @@ from tests.support.each_row import each_row
 from tests.support.gguf_tokenizers import BYTE_LEVEL, MERGES, SPECIAL, TOKENS, write_tokenizer
 
 # What llama.cpp (build 11549) makes of texts with a small vocabulary, by the names of its cuts. Where it departs from
-# a model's own tokenizer.json, with marks behind letters in GPT-4o's and Tekken's cut, there is no text.
+# a model's own tokenizer, with marks behind letters in GPT-4o's and Tekken's cut, there is no text, and null for Kimi's
+# where it leaves a lower and an upper case letter together.
 RECORDED = json.loads(Path(__file__).with_name("llama_cpp_ids.json").read_text(encoding="utf-8"))
 TEXTS = (
     "hello he 12 1212\n\n\n12. x",
@@ -161,7 +162,7 @@ def test_gemma_4_merges_on_spaces_that_are_written_and_always_begins(says_so: bo
 
 @each_row(*((pre, row["settings"], row["ids"]) for row in RECORDED["rows"] for pre in row["pre"]))
 def test_ids_are_those_of_llama_cpp(
-    pre: str, settings: dict[str, Any], ids: list[list[int]], *, tmp_path: Path
+    pre: str, settings: dict[str, Any], ids: list[list[int] | None], *, tmp_path: Path
 ) -> None:
     tokens = RECORDED["tokens"]
     values = {
@@ -176,7 +177,8 @@ def test_ids_are_those_of_llama_cpp(
     }
     made = tokenizer_of(tmp_path / "m.gguf", {f"tokenizer.ggml.{key}": value for key, value in values.items()})
 
-    assert [made.encode(text).ids for text in RECORDED["texts"]] == ids
+    made_ids = [made.encode(text).ids for text in RECORDED["texts"]]
+    assert [of_text and own for own, of_text in zip(made_ids, ids, strict=True)] == ids
     assert made.get_vocab_size() == len(tokens)
 
 
