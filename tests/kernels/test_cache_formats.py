@@ -37,7 +37,7 @@ CASES = [
 ]
 
 
-@each_row(*product(["splits", "invariant"], CACHE_DTYPES, [torch.float16]))
+@each_row(*product(["splits"], CACHE_DTYPES, [torch.float16]), ("invariant", "int8", torch.float16))
 def test_attention_on_a_latent_cache(backend: str, cache_format: str, dtype: torch.dtype) -> None:
     cache_dtype = CACHE_DTYPES[cache_format]
     scale, _ = SCALES[cache_dtype]

@@ -28,7 +28,7 @@ def decode_batch(step: Step) -> DecodeBatch:
 
 
 @pytest.mark.parametrize(
-    ("num_multiprocessors", "window", "value_begin"), [(1, None, 0), (1, 20, 0), (8, None, 0), (8, 20, 0), (8, 20, 5)]
+    ("num_multiprocessors", "window", "value_begin"), [(1, None, 0), (1, 20, 0), (8, None, 0), (8, 20, 0), (2, 20, 5)]
 )
 def test_a_decode_plan_equals_a_plan(num_multiprocessors: int, window: int | None, value_begin: int) -> None:
     step = Step([(0, 1), (40, 1), (69, 1)], 16, window, DEVICE)
