@@ -35,7 +35,9 @@ _LIMITS: Final = {
         *("moe_shared_expert_intermediate_size", "hidden_size_per_layer_input", "block_ff_dim", "block_multiple_of"),
         *("vocab_size", "type_vocab_size", "num_labels"),
     ),
-    100_000_000: ("max_position_embeddings", "max_seq_len", "seq_length", "n_positions"),
+    100_000_000: (
+        *("max_position_embeddings", "max_seq_len", "seq_length", "n_positions", "original_max_position_embeddings"),
+    ),
 }
 MOST: Final[Mapping[str, int]] = MappingProxyType({name: most for most, names in _LIMITS.items() for name in names})
 

@@ -144,7 +144,7 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
 
 def is_converted(name: str, weight: torch.Tensor) -> bool:
     """Whether publishers store a weight in codes: the linear maps of layers, without routers."""
-    others = ("embed", "wte", "lm_head", "embeddings", "gate.weight", "router.layer")
+    others = ("embed", "wte", "lm_head", "embeddings", "gate.weight", "router.layer", "router.proj")
     return weight.ndim == 2 and not any(other in name for other in others)
 
 
