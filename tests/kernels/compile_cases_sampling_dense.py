@@ -102,6 +102,7 @@ def _route(*, has_correction_bias: bool) -> Case:
     types = {"scores": "*bf16", "weights": "*bf16", "chosen": "*i32"}
     constants: dict[str, Any] = {"NUM_EXPERTS": 60, "EXPERTS_PADDED": 64, "NUM_CHOSEN": 8, "CHOSEN_PADDED": 8}
     constants |= {"IS_NORMALIZED": True, "IS_SIGMOID": has_correction_bias, "SUM_EPSILON": 1e-6, "SCALE": 1.0}
+    constants |= {"NUM_GROUPS": 6, "NUM_CHOSEN_GROUPS": 4 if has_correction_bias else 6, "expert_scales": None}
     if has_correction_bias:
         types["correction_bias"] = "*fp32"
     else:

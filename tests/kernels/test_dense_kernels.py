@@ -171,13 +171,15 @@ class Doubling(SingleRank):
 
 def attended_size(layer: LayerConfig) -> int:
     """Return how many numbers a layer attends for a token, or returns with its state."""
+    if layer.latent is not None:
+        return layer.num_heads * layer.latent.value_dim
     return layer.num_heads * layer.head_dim if layer.state is None else layer.state.output_dim
 
 
 def run_segments(
     config: ModelConfig, kernels: TorchDense | TritonDense, group: SingleRank, rows: slice = slice(None)
 ) -> list[torch.Tensor]:
-    """Return what each segment of a model gives, and the residual stream after it; weights are random, of one seed.
+    """Return what each segment and latent of a model gives, and the residual stream; weights are random, of one seed.
 
     Of `NUM_ROWS` tokens some are in the step.
     """
@@ -194,6 +196,9 @@ def run_segments(
         attended = random(NUM_ROWS, sizes[index - 1], dtype=kernels.dtype, seed=index)[rows]
         result = segment(attended if index else None, residual)
         results += [residual.clone() if result is None else result, residual.clone()]
+        if (latent := weights.latents[index]) is not None:
+            queries = latent.queries(result)
+            results += [queries, latent.values(queries[:, :-1, config.layers[index].value_begin :].flatten(1))]
     weights.last_segment(random(NUM_ROWS, sizes[-1], dtype=kernels.dtype, seed=99)[rows], residual)
     return [*results, residual.clone(), weights.head(None, residual)]
 
@@ -208,7 +213,7 @@ def check_segments(
     ours = run_segments(config, TritonDense(dtype, DEVICE, number_format=number_format, group=groups[0]), groups[0])
 
     theirs = run_segments(config, TorchDense(dtype, DEVICE, number_format=number_format, group=groups[1]), groups[1])
-    assert len(ours) == len(theirs) == 2 * config.num_hidden_layers + 2
+    assert len(ours) == len(theirs) >= 2 * config.num_hidden_layers + 2
     for our, their in zip(ours, theirs, strict=True):
         assert our.dtype == dtype
         # Errors add up over the layers; relative to the largest, for what is near 0 is a sum of large parts.
