@@ -27,6 +27,7 @@ _TEXT_MODELS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = MappingPro
     {
         "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", _GEMMA3),
         "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", {}),
+        "Gemma4UnifiedForConditionalGeneration": ("Gemma4UnifiedForCausalLM", {}),
         "Mistral3ForConditionalGeneration": ("MistralForCausalLM", {}),
         "Qwen2VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),
         "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", {}),

@@ -41,8 +41,8 @@ class RopeConfig:
     max_positions: int | None = None
     # In a checkpoint pairs that turn are neighbours; else half of the rotary dimensions apart, as in the model.
     is_interleaved: bool = False
-    # A query at position p is multiplied by 1 + query_growth * log(1 + p // query_interval).
-    # Source: Meta 2025, "Llama 4".
+    # A query at position p is multiplied by 1 + query_growth * log(1 + p // query_interval): attention temperature
+    # tuning, `llama_4_scaling_beta`. Source: Meta 2025, "Llama 4".
     query_growth: float = 0.0
     query_interval: int = 1
 
@@ -153,10 +153,10 @@ def activation_of(mlp: MlpConfig | ExpertsConfig) -> Activation:
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Keys and values of all heads as one vector of a token, which is all that the cache has (MLA).
+    """Multi-head latent attention (MLA): the cache has one vector of each token, for all heads.
 
-    It has numbers of a key that all heads share and that are rotated, then the latent, of which each head makes the
-    rest of its key, and its value. Source: DeepSeek-AI 2024, "DeepSeek-V2".
+    The vector is the rotary part of a key, which all heads share, then the latent. Each head makes the rest of its key
+    of the latent, and its value. Source: DeepSeek-AI 2024, "DeepSeek-V2".
     """
 
     rank: int  # numbers of the latent

@@ -27,7 +27,7 @@ from executor_svc.models.dense import (
     Segment,
 )
 from executor_svc.models.latent_weights import LatentLayers
-from executor_svc.models.sharding import Rows, Shard, rows_by_pairs, rows_by_turns, scaled
+from executor_svc.models.sharding import Rows, Shard, rotary_rows, rows_by_turns, scaled
 from executor_svc.models.state_weights import StateLayers
 from executor_svc.native.structs import FLOAT_INPUTS, NumberFormat
 from executor_svc.states.interface import StateWeights
@@ -267,7 +267,7 @@ class DecoderWeights(Generic[MatrixT]):
             parts = zip(tensors, counts, ours, strict=True)
             query, key, value = (Rows(tensor, count * dim, (scaled(heads, dim),)) for tensor, count, heads in parts)
             if layer.rope is not None and layer.rope.is_interleaved:
-                query, key = (self._by_pairs(layer, part) for part in (query, key))
+                query, key = (self._in_rotary_order(layer, part) for part in (query, key))
             if not layer.has_output_gate:
                 return [query, key, value]
             query, gate = rows_by_turns(tensors[0], counts[0], (dim, dim), [ours[0]] * 2)
@@ -281,10 +281,10 @@ class DecoderWeights(Generic[MatrixT]):
             ]
         return rows_by_turns(tensors[0], layer.num_heads, (dim, dim, dim), ours)
 
-    def _by_pairs(self, layer: LayerConfig, rows: Rows) -> Rows:
-        """Return the rows of whole heads in the order of `rows_by_pairs`."""
+    def _in_rotary_order(self, layer: LayerConfig, rows: Rows) -> Rows:
+        """Return the rows of whole heads in the order of `rotary_rows`."""
         ((begin, end),), dim = rows.ranges, layer.head_dim
-        ranges = [pair for head in range(begin, end, dim) for pair in rows_by_pairs(layer, head, dim)]
+        ranges = [pair for head in range(begin, end, dim) for pair in rotary_rows(layer, head, dim)]
         return replace(rows, ranges=tuple(ranges))
 
     def _columns_of_vector(self, parts: Sequence[Rows], num_inputs: int) -> MatrixT:

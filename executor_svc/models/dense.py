@@ -135,7 +135,7 @@ class HeadNorms:
 
 
 class HeadMaps(Protocol):
-    """A linear map for each head, all of one shape."""
+    """A linear map for each head, all of one shape: of DeepSeek's paper the absorbed W_UK and W_UV, from kv_b_proj."""
 
     @property
     def weights(self) -> Sequence[WeightTarget]:

@@ -36,6 +36,7 @@ _LIMITS: Final = {
         *("vocab_size", "type_vocab_size", "num_labels"),
     ),
     100_000_000: (
+        "sliding_window",
         *("max_position_embeddings", "max_seq_len", "seq_length", "n_positions", "original_max_position_embeddings"),
     ),
 }
@@ -78,6 +79,13 @@ class ConfigFields:
         if not isinstance(architectures, list) or not architectures:
             raise ModelLoadError(f"{self.source} has no architecture")
         return str(architectures[0])
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> "ConfigFields":
+        """Return the same with values where there are none, as transformers' configuration of the family has them."""
+        known = {name: value for name, value in self.values.items() if value is not None}
+        if known.keys() & {"rope_parameters", "rope_scaling", "rope_theta"}:
+            defaults = {name: value for name, value in defaults.items() if name != "rope_parameters"}
+        return ConfigFields({**self.values, **defaults, **known}, self.source, self._prefix)
 
     def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         """Return a whole number of at least `least`."""

@@ -11,7 +11,7 @@ from executor_svc.checkpoint.gguf.rounding import restore_rows
 from executor_svc.checkpoint.weight_map import BlockTarget, Range, RoundingTarget, WeightMap, WeightTarget
 from executor_svc.models.config import LatentConfig, LayerConfig, ModelConfig
 from executor_svc.models.dense import DenseKernels, HeadMaps, Latent, LatentWeights, MatrixT, Norm
-from executor_svc.models.sharding import Rows, Shard, rows_by_pairs, scaled
+from executor_svc.models.sharding import Rows, Shard, rotary_rows, scaled
 from executor_svc.native.structs import NumberFormat
 
 MakeColumns = Callable[[Sequence[Rows], int], MatrixT]
@@ -55,7 +55,7 @@ class LatentLayers(Generic[MatrixT]):
         latent, names = _latent_of(layer), self._names
         name = names.latent.format(layer=index)
         num_rows = latent.rank + latent.rotary_dim
-        of_key = Rows(name, num_rows, rows_by_pairs(layer, latent.rank, latent.rotary_dim))
+        of_key = Rows(name, num_rows, rotary_rows(layer, latent.rank, latent.rotary_dim))
         vector = [of_key, Rows(name, num_rows, ((0, latent.rank),))]
         if latent.query_rank is None:
             return [*self._query_rows(names.qkv[0].format(layer=index), layer), *vector]
@@ -79,7 +79,7 @@ class LatentLayers(Generic[MatrixT]):
         width = latent.key_dim + latent.rotary_dim
         kept = tuple((head * width, head * width + latent.key_dim) for head in ours)
         begins = [head * width + latent.key_dim for head in ours]
-        turning = tuple(rows for begin in begins for rows in rows_by_pairs(layer, begin, latent.rotary_dim))
+        turning = tuple(rows for begin in begins for rows in rotary_rows(layer, begin, latent.rotary_dim))
         return [Rows(name, layer.num_heads * width, rows) for rows in (kept, turning)]
 
     def _maps(self, index: int, layer: LayerConfig, num_heads: int) -> tuple[HeadMaps, HeadMaps]:
@@ -134,7 +134,7 @@ class _MapRows:
         self._rows = rows
         self._is_transposed = is_transposed
         self.shape = torch.Size((rows * len(weights), num_inputs))
-        self._whole = torch.empty(0)
+        self._whole: torch.Tensor | None = None  # what is rounded, until all of it is there
 
     @property
     def nbytes(self) -> int:
@@ -161,9 +161,12 @@ class _MapRows:
     def round_rows(self, first_row: int, source: torch.Tensor) -> torch.Tensor:
         """Quantize some rows, which follow the last ones; see `RoundingTarget`."""
         if self._is_transposed:
-            self._whole = source if not first_row else torch.cat((self._whole, source))
-            if len(self._whole) == self.shape[0]:
+            if self._whole is None:
+                self._whole = torch.empty(self.shape)
+            self._whole[first_row : first_row + len(source)] = source
+            if first_row + len(source) == self.shape[0]:
                 self.copy_(self._whole)
+                self._whole = None
             return source
         held: list[torch.Tensor] = []
         for begin, end in _heads_of(first_row, first_row + len(source), self._rows):

@@ -139,6 +139,11 @@ def _read_factors(rope: ConfigFields, name: str, num_pairs: int) -> FrequencyFac
     return FrequencyFactors(tuple(map(float, factors)))
 
 
+def rope_fields(fields: ConfigFields) -> ConfigFields:
+    """Return the fields of the one rotary embedding, by either of its names."""
+    return fields.nested("rope_parameters" if fields.values.get("rope_parameters") else "rope_scaling")
+
+
 def query_factors(rope: RopeConfig, max_positions: int) -> torch.Tensor:
     """Return what queries of each interval of positions are multiplied by, float32; empty: they do not grow."""
     if not rope.query_growth:

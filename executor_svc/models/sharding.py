@@ -82,7 +82,7 @@ def scaled(heads: Range, head_dim: int) -> Range:
     return heads[0] * head_dim, heads[1] * head_dim
 
 
-def rows_by_pairs(layer: LayerConfig, begin: int, size: int) -> tuple[Range, ...]:
+def rotary_rows(layer: LayerConfig, begin: int, size: int) -> tuple[Range, ...]:
     """Return the rows of a head from `begin` on, first those that turn, so that pairs are as the model has them."""
     if layer.rope is None or not layer.rope.is_interleaved:
         return ((begin, begin + size),)

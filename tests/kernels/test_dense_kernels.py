@@ -197,6 +197,7 @@ def run_segments(
         result = segment(attended if index else None, residual)
         results += [residual.clone() if result is None else result, residual.clone()]
         if (latent := weights.latents[index]) is not None:
+            assert result is not None, "it attends"
             queries = latent.queries(result)
             results += [queries, latent.values(queries[:, :-1, config.layers[index].value_begin :].flatten(1))]
     weights.last_segment(random(NUM_ROWS, sizes[-1], dtype=kernels.dtype, seed=99)[rows], residual)

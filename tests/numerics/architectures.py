@@ -100,6 +100,13 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
     "Exaone4ForCausalLM": ONE_WINDOW,
     "ExaoneMoeForCausalLM": ONE_WINDOW,
     "FlexOlmoForCausalLM": {},
+    "Gemma4UnifiedForCausalLM": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 9,
+        "global_head_dim": 16,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    },
     "GPT2LMHeadModel": {"scale_attn_by_inverse_layer_idx": True},
     "GPTBigCodeForCausalLM": {},
     "GPTNeoXForCausalLM": {"rope_parameters": PARTIAL_ROPE},

@@ -120,6 +120,7 @@ FAMILY_ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 2,
         "hidden_size_per_layer_input": 12,
         "use_double_wide_mlp": True,
+        "use_bidirectional_attention": "vision",
         "enable_moe_block": True,
         "num_experts": 5,
         "top_k_experts": 2,

@@ -10,11 +10,18 @@ from executor_svc.checkpoint.model_files import refuse_quantized
 from executor_svc.checkpoint.scaled_codes import read_codes
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_dots1, read_glm4_moe_lite
-from executor_svc.models.families.gemma import read_gemma, read_gemma2, read_gemma3, read_gemma4
+from executor_svc.models.families.gemma import (
+    read_gemma,
+    read_gemma2,
+    read_gemma3,
+    read_gemma4,
+    read_gemma4_unified,
+)
 from executor_svc.models.families.glm import read_glm, read_glm4, read_glm4_moe
 from executor_svc.models.families.gpt_oss import read_gpt_oss
 from executor_svc.models.families.granite import read_granite, read_granite_hybrid
 from executor_svc.models.families.layer_norm import read_bloom, read_mpt, read_opt
+from executor_svc.models.families.layer_norm_rotary import read_nemotron, read_stablelm, read_starcoder2
 from executor_svc.models.families.lfm2 import read_lfm2, read_lfm2_moe
 from executor_svc.models.families.llama import (
     read_arcee,
@@ -34,7 +41,6 @@ from executor_svc.models.families.llama import (
     read_smollm3,
 )
 from executor_svc.models.families.nemotron import read_nemotron_h
-from executor_svc.models.families.norms_with_mean import read_nemotron, read_stablelm, read_starcoder2
 from executor_svc.models.families.qwen_hybrid import read_qwen3_5, read_qwen3_5_moe, read_qwen3_next
 from executor_svc.models.fields import ConfigFields, refuse_absurd_numbers
 from octavo_shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
@@ -52,6 +58,7 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "Gemma2ForCausalLM": read_gemma2,
         "Gemma3ForCausalLM": read_gemma3,
         "Gemma4ForCausalLM": read_gemma4,
+        "Gemma4UnifiedForCausalLM": read_gemma4_unified,
         "GlmForCausalLM": read_glm,
         "Glm4ForCausalLM": read_glm4,
         "Glm4MoeForCausalLM": read_glm4_moe,

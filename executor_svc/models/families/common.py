@@ -73,7 +73,7 @@ def read_decoder(
     )
 
 
-def with_pairs_side_by_side(config: ModelConfig) -> ModelConfig:
+def with_interleaved_rotary(config: ModelConfig) -> ModelConfig:
     """Return a decoder whose checkpoints have members of pairs that turn as neighbours."""
     layers = (
         layer if layer.rope is None else replace(layer, rope=replace(layer.rope, is_interleaved=True))
@@ -132,8 +132,8 @@ def read_groups(fields: ConfigFields, experts: ExpertsConfig) -> ExpertsConfig:
     least = max(2 if experts.scoring == "sigmoid" and num_groups > 1 else 1, -(-experts.num_chosen // num_chosen))
     if num_groups * size != experts.num_experts or num_chosen > num_groups or size < least:
         raise ModelLoadError(
-            f"{fields.source} chooses {experts.num_chosen} of {experts.num_experts} experts, in {num_chosen} of "
-            f"{num_groups} groups; groups must be equal, and of at least {least}"
+            f"{fields.source} has n_group {num_groups} and topk_group {num_chosen}, but chooses {experts.num_chosen} "
+            f"of {experts.num_experts} experts; groups must be equal, of at least {least}, and no fewer than chosen"
         )
     return replace(experts, num_groups=num_groups, num_chosen_groups=num_chosen)
 

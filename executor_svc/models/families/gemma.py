@@ -48,6 +48,10 @@ _DEFAULTS_OF_GEMMA4: Mapping[str, object] = MappingProxyType(
 def read_gemma(fields: ConfigFields) -> ModelConfig:
     """Read a Gemma config.json, whose `hidden_act` says gelu and means its tanh approximation."""
     fields.refuse({"use_bidirectional_attention": False})
+    return _read_base(fields)
+
+
+def _read_base(fields: ConfigFields) -> ModelConfig:
     config = read_decoder(fields, activation="gelu_tanh", is_tied=True)
     has_bias = fields.flag("attention_bias")
     return replace(
@@ -69,6 +73,7 @@ def read_gemma2(fields: ConfigFields) -> ModelConfig:
 
 def read_gemma3(fields: ConfigFields) -> ModelConfig:
     """Read the config.json of a Gemma 3 text model: five layers with a window, then one without."""
+    fields.refuse({"use_bidirectional_attention": False})
     num_layers = fields.integer("num_hidden_layers")
     pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     by_default = [(layer + 1) % pattern > 0 for layer in range(num_layers)]
@@ -85,8 +90,8 @@ def read_gemma4(fields: ConfigFields) -> ModelConfig:
     num_layers, num_shared = fields.integer("num_hidden_layers"), fields.integer("num_kv_shared_layers", 0, least=0)
     by_default = [(layer + 1) % 6 > 0 for layer in range(num_layers)]
     windows = read_windows(fields, fields.integer("sliding_window", 512), by_default)
-    known = {name: value for name, value in fields.values.items() if value is not None}
-    fields = ConfigFields({**_DEFAULTS_OF_GEMMA4, **known}, fields.source)
+    windows[-1] = None  # whatever config.json says
+    fields = fields.with_defaults(_DEFAULTS_OF_GEMMA4)
     base = _base_of_gemma3(fields)
     of_window, of_whole = _layers_of_gemma4(fields, base)
     layers: list[LayerConfig] = []
@@ -148,6 +153,11 @@ def _with_cache_of(layer: LayerConfig, fields: ConfigFields, windows: Sequence[i
     return replace(layer, cache_of=last, mlp=mlp, attention=replace(layer.attention, reads_only=True))
 
 
+def read_gemma4_unified(fields: ConfigFields) -> ModelConfig:
+    """Read the config.json of the text model of Gemma 4 12B: without embeddings for each layer, and without experts."""
+    return read_gemma4(fields.with_defaults({"sliding_window": 1024, "hidden_size_per_layer_input": 0}))
+
+
 def _with_experts(layer: LayerConfig, fields: ConfigFields) -> LayerConfig:
     """Return a layer with experts beside its MLP."""
     assert isinstance(layer.mlp, MlpConfig), "experts come now"
@@ -159,7 +169,7 @@ def _with_experts(layer: LayerConfig, fields: ConfigFields) -> LayerConfig:
 
 def _base_of_gemma3(fields: ConfigFields) -> ModelConfig:
     """Read what Gemma 3 shares with Gemma; its rotary embeddings are per kind of layer, and read apart."""
-    return read_gemma(ConfigFields({**fields.values, "rope_parameters": None, "rope_scaling": None}, fields.source))
+    return _read_base(ConfigFields({**fields.values, "rope_parameters": None, "rope_scaling": None}, fields.source))
 
 
 def _read_ropes(fields: ConfigFields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:

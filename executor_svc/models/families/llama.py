@@ -6,8 +6,9 @@ Sources: Touvron et al. 2023, "LLaMA"; Jiang et al. 2023, "Mistral 7B"; 2024, "M
 "CWM"; Mistral AI 2025, "Ministral 3".
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from executor_svc.models.config import ModelConfig, WeightNames
 from executor_svc.models.families.common import (
@@ -16,11 +17,46 @@ from executor_svc.models.families.common import (
     read_experts,
     read_windows,
     with_experts,
-    with_pairs_side_by_side,
+    with_interleaved_rotary,
 )
 from executor_svc.models.fields import ConfigFields
+from executor_svc.models.rotary_embedding import rope_fields
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
+
+# Where config.json is silent, as in transformers.
+_DEFAULTS_OF_CWM: Mapping[str, object] = MappingProxyType(
+    {
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131_072,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    }
+)
+_DEFAULTS_OF_MINISTRAL3: Mapping[str, object] = MappingProxyType(
+    {
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 262_144,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16_384,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    }
+)
 
 
 def read_llama(fields: ConfigFields) -> ModelConfig:
@@ -75,28 +111,32 @@ def read_cwm(fields: ConfigFields) -> ModelConfig:
     """Read a CWM config.json: Llama where three of four layers have a window."""
     window = fields.integer("sliding_window", 8192)
     windows = read_windows(fields, window, [index % 4 > 0 for index in range(fields.integer("num_hidden_layers"))])
-    config = read_decoder(ConfigFields({"head_dim": 128, **fields.values}, fields.source), windows=windows)
+    config = read_decoder(fields.with_defaults(_DEFAULTS_OF_CWM), windows=windows)
     return config.with_layers(mlp=replace(mlp_of(config), has_bias=fields.flag("mlp_bias")))
 
 
 def read_ernie4_5(fields: ConfigFields) -> ModelConfig:
     """Read an ERNIE 4.5 config.json: Llama with pairs that turn side by side."""
-    fields = ConfigFields({"head_dim": 128, "rms_norm_eps": 1e-5, **fields.values}, fields.source)
+    rope = {"rope_type": "default", "rope_theta": 500_000.0}
+    defaults = {"head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072, "rope_parameters": rope}
+    fields = fields.with_defaults(defaults)
     config, has_bias = read_decoder(fields, is_tied=True), fields.flag("use_bias")
     config = config.with_layers(mlp=replace(mlp_of(config), has_bias=has_bias))
-    return replace(with_pairs_side_by_side(config), qkv_bias=has_bias, attention_output_bias=has_bias)
+    return replace(with_interleaved_rotary(config), qkv_bias=has_bias, attention_output_bias=has_bias)
 
 
 def read_ministral(fields: ConfigFields) -> ModelConfig:
     """Read a Ministral config.json: Mistral with a window in some layers."""
+    fields = ConfigFields({"sliding_window": 4096, "max_position_embeddings": 131_072, **fields.values}, fields.source)
     window, num_layers = fields.optional_integer("sliding_window"), fields.integer("num_hidden_layers")
     return read_decoder(fields, windows=read_windows(fields, window, [window is not None] * num_layers))
 
 
 def read_ministral3(fields: ConfigFields) -> ModelConfig:
     """Read a Ministral 3 config.json: Mistral whose queries grow with their position."""
+    fields = fields.with_defaults(_DEFAULTS_OF_MINISTRAL3)
     config = read_mistral(fields)
-    rope, parameters = config.layers[0].rope, fields.nested("rope_parameters")
+    rope, parameters = config.layers[0].rope, rope_fields(fields)
     growth = parameters.optional_number("llama_4_scaling_beta")
     if rope is None or growth is None:
         return config

@@ -91,7 +91,7 @@ def why_unusable(groups: Sequence[CacheGroup]) -> str:
     layers = sorted(layer for group in groups for layer in group.layers)
     largest = max((group.block_size_tokens for group in groups), default=0)
     for index, group in enumerate(groups):
-        if group.kind is CacheKind.ENCODER:
+        if group.kind not in (CacheKind.FULL, CacheKind.WINDOW, CacheKind.LATENT, CacheKind.STATE):
             return f"cache group {index} is of kind {group.kind.name}, which this scheduler does not know how to fill"
         if group.block_size_tokens < 1 or largest % group.block_size_tokens:
             return f"cache group {index} has blocks of {group.block_size_tokens} tokens, which do not divide {largest}"

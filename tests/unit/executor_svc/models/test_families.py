@@ -1,10 +1,13 @@
 """What a family does not read and would have to ignore is refused by name."""
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import transformers
 
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.models.config import ExpertsConfig, MlpConfig
@@ -30,6 +33,7 @@ SIZES = {
     "moe_intermediate_size": 16,
     "num_experts_per_tok": 2,
 }
+LATENT = {"kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8, "n_routed_experts": 32}
 
 REFUSED: list[tuple[str, dict[str, object], str]] = [
     (
@@ -134,6 +138,23 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
         "selects 5 of 4 experts",
     ),
     ("Gemma4ForCausalLM", {"num_kv_shared_layers": 3}, "num_kv_shared_layers 3, which leaves no layer with"),
+    (
+        "DeepseekV3ForCausalLM",
+        {**LATENT, "n_routed_experts": 12},
+        "n_group 8 and topk_group 4, but chooses 2 of 12 experts",
+    ),
+    ("DeepseekV3ForCausalLM", {**LATENT, "qk_rope_head_dim": 5}, "qk_rope_head_dim 5; it must be even"),
+    (
+        "DeepseekV3ForCausalLM",
+        {**LATENT, "rope_scaling": {"type": "yarn", "factor": 4, "mscale_all_dim": 1e300}},
+        "mscale_all_dim 1e.300; at most 1000 is supported",
+    ),
+    (
+        "Glm4MoeLiteForCausalLM",
+        {**LATENT, "mlp_layer_types": ["dense"]},
+        "mlp_layer_types .'dense'.; supported are 2, first dense",
+    ),
+    ("MistralForCausalLM", {"sliding_window": 10**15}, "sliding_window 1000000000000000; at most 100000000 are"),
     ("Qwen2ForCausalLM", {"max_window_layers": -1}, "max_window_layers -1; it must be a whole number of at least 0"),
     ("Qwen2ForCausalLM", {"use_sliding_window": "yes"}, "use_sliding_window 'yes'; it must be true or false"),
 ]
@@ -142,9 +163,61 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
 # What a family reads as a whole number and makes nothing of: every so many layers, a window, which layer, an id.
 NO_SIZES = {
     *("decoder_sparse_step", "first_k_dense_replace", "full_attention_interval", "no_rope_layer_interval"),
-    *("num_dense_layers", "num_kv_shared_layers", "sliding_window", "sliding_window_pattern"),
+    *("num_dense_layers", "num_kv_shared_layers", "sliding_window_pattern"),
     *("_sliding_window_pattern", "pad_token_id"),
 }
+
+
+# Families whose configuration classes of transformers can be made with these settings alone.
+SILENT: Mapping[str, Mapping[str, object]] = {
+    "CwmForCausalLM": {},
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
+    "DeepseekV3ForCausalLM": {},
+    "Dots1ForCausalLM": {"n_shared_experts": 2, "n_routed_experts": 128, "num_experts_per_tok": 6},
+    "Ernie4_5ForCausalLM": {},
+    "GlmForCausalLM": {},
+    "Glm4ForCausalLM": {},
+    "Glm4MoeForCausalLM": {"head_dim": 128},
+    "Glm4MoeLiteForCausalLM": {},
+    "MinistralForCausalLM": {},
+    "Ministral3ForCausalLM": {},
+    "NemotronForCausalLM": {},
+    "StableLmForCausalLM": {},
+    "Starcoder2ForCausalLM": {},
+}
+# Tensors have other shapes or names without them, so that a checkpoint is refused.
+IN_TENSORS = {"q_lora_rank", "num_key_value_heads", "head_dim", "num_nextn_predict_layers"}
+
+
+@each_row(*SILENT.items())
+def test_what_config_json_leaves_out_is_as_in_transformers(architecture: str, settings: Mapping[str, object]) -> None:
+    """Of each field alone: it is refused, or the model is the same."""
+    config = getattr(transformers, architecture).config_class(**settings)
+    values = {**json.loads(config.to_json_string(use_diff=False)), "architectures": [architecture]}
+    whole = parse_config(values, SOURCE)
+    different: list[str] = []
+    for name in sorted(values.keys() - IN_TENSORS - settings.keys()):
+        rest = {other: value for other, value in values.items() if other != name}
+        try:
+            if parse_config(rest, SOURCE) != whole:
+                different.append(name)
+        except ModelLoadError:
+            continue
+    assert not different
+
+
+def test_queries_of_ministral_3_grow_by_either_name_of_its_rotary_embedding() -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384}
+    for name in ("rope_parameters", "rope_scaling"):
+        values = {
+            "architectures": ["Ministral3ForCausalLM"],
+            **SIZES,
+            "num_key_value_heads": 2,
+            name: {**rope, "llama_4_scaling_beta": 0.1},
+        }
+        read = parse_config(values, SOURCE).layers[0].rope
+        assert read is not None
+        assert (read.query_growth, read.query_interval) == (0.1, 16384)
 
 
 def test_each_size_that_is_read_has_a_limit() -> None:

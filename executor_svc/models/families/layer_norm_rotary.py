@@ -16,6 +16,7 @@ _MLP: Final = "model.layers.{layer}.mlp"
 
 def read_starcoder2(fields: ConfigFields) -> ModelConfig:
     """Read a StarCoder2 config.json: biases, an MLP without a gate, and a window in every layer, or in none."""
+    fields = fields.with_defaults({"max_position_embeddings": 4096})
     window, has_bias = fields.optional_integer("sliding_window"), fields.flag("use_bias", True)
     windows = [window] * fields.integer("num_hidden_layers")
     config = read_decoder(fields, activation="gelu_tanh", is_tied=True, windows=windows)
@@ -32,14 +33,15 @@ def read_starcoder2(fields: ConfigFields) -> ModelConfig:
 def read_stablelm(fields: ConfigFields) -> ModelConfig:
     """Read a StableLM config.json; a part of each head turns."""
     fields.refuse({"use_parallel_residual": False, "qk_layernorm": False})
-    fields = ConfigFields({"partial_rotary_factor": 0.25, **fields.values}, fields.source)
+    fields = fields.with_defaults({"partial_rotary_factor": 0.25, "max_position_embeddings": 4096})
     config = read_decoder(fields, has_partial_rotary=True)
     return replace(config, norm=_norm(fields, "layer_norm_eps"), qkv_bias=fields.flag("use_qkv_bias"))
 
 
 def read_nemotron(fields: ConfigFields) -> ModelConfig:
     """Read a Nemotron or Minitron config.json: half of each head turns; an MLP without a gate, of squares of ReLU."""
-    fields = ConfigFields({"partial_rotary_factor": 0.5, "hidden_act": "relu2", **fields.values}, fields.source)
+    defaults = {"partial_rotary_factor": 0.5, "hidden_act": "relu2", "max_position_embeddings": 4096}
+    fields = fields.with_defaults(defaults)
     config, has_bias = read_decoder(fields, has_partial_rotary=True), fields.flag("attention_bias")
     mlp = replace(mlp_of(config), is_gated=False, has_bias=fields.flag("mlp_bias"))
     return replace(
