@@ -118,3 +118,31 @@ def _yarn(metadata: Metadata) -> Config:
 def _original(metadata: Metadata, attention_factor: float) -> Config:
     original = metadata.integer("rope.scaling.original_context_length", metadata.integer("context_length"))
     return {"original_max_position_embeddings": original, "attention_factor": attention_factor}
+
+
+def experts_of(metadata: Metadata) -> Config:
+    """Return how many experts there are, how many a token goes to, and their size."""
+    return {
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
+    }
+
+
+def shared_experts_of(metadata: Metadata) -> Config:
+    """Return the same, and the size of the one that every token goes to."""
+    return experts_of(metadata) | {
+        "shared_expert_intermediate_size": metadata.integer("expert_shared_feed_forward_length"),
+    }
+
+
+def factors_of_granite(metadata: Metadata, config: Config) -> Config:
+    """Return what multiplies scores, embeddings, the residual stream and logits."""
+    head_dim = config["head_dim"]
+    assert isinstance(head_dim, int)
+    return {
+        "attention_multiplier": metadata.number("attention.scale", max(1, head_dim) ** -0.5),
+        "embedding_multiplier": metadata.number("embedding_scale", 1.0),
+        "residual_multiplier": metadata.number("residual_scale", 1.0),
+        "logits_scaling": metadata.number("logit_scale", 1.0),
+    }
