@@ -86,6 +86,10 @@ class TensorSource(Protocol):
         """Return a part; of a quantized tensor where it lies."""
 
 
+# More ranges of rows are one read of all that is between them: a read takes as long as that of 100 KB.
+_MANY_RANGES = 32
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of a tensor and its place."""
@@ -101,6 +105,9 @@ class Piece:
     def copy_from(self, source: TensorSource) -> None:
         """Read the part and put it to its place."""
         columns = () if self.columns is None else (slice(*self.columns),)
+        if len(self.rows) > _MANY_RANGES:
+            self._copy_rows_of(source[slice(self._first, max(end for _, end in self.rows)), *columns])
+            return
         parts: list[torch.Tensor] = []
         codes: list[BlockRows] = []
         for rows in self.rows:
@@ -114,7 +121,22 @@ class Piece:
             joined = codes[0].blocks if len(codes) == 1 else torch.cat([each.blocks for each in codes])
             replace(codes[0], blocks=joined).copy_to(self.destination)
             return
-        values = parts[0] if len(parts) == 1 else torch.cat(parts)
+        self._copy_values(parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    @property
+    def _first(self) -> int:
+        return min(begin for begin, _ in self.rows)
+
+    def _copy_rows_of(self, part: torch.Tensor | BlockRows) -> None:
+        """Put the rows of a part that begins with the first of them to their place, in their order."""
+        rows = torch.cat([torch.arange(*each) for each in self.rows]) - self._first
+        if isinstance(part, BlockRows):
+            assert part.order is None, "no family with an order takes rows from several ranges"
+            replace(part, blocks=part.blocks[rows]).copy_to(self.destination)
+        else:
+            self._copy_values(part[rows])
+
+    def _copy_values(self, values: torch.Tensor) -> None:
         is_changed = self.offset or self.factor != 1
         self.destination.copy_(values.float() * self.factor + self.offset if is_changed else values)
 

@@ -324,16 +324,8 @@ class DenseKernels(Protocol[MatrixT]):
         `frequencies` are [rotary_dim / 2] float32; cos and sin are multiplied by `factor`.
         """
 
-    def head_maps(
-        self,
-        num_heads: int,
-        num_inputs: int,
-        num_outputs: int,
-        *,
-        role: MatrixRole = "layer",
-        stored: Sequence[NumberFormat] = (),
-    ) -> HeadMaps:
-        """Return a linear map for each head with uninitialised weights; arguments as of `matrix`."""
+    def joined_maps(self, num_heads: int, num_inputs: int, num_outputs: int) -> HeadMaps | None:
+        """Return a linear map for each head, in no codes of a file; None: each is a matrix of its own."""
 
     def latent(self, weights: LatentWeights[MatrixT]) -> Latent:
         """Join weights, filled by now or later, to what is before and behind an attention on a latent cache."""

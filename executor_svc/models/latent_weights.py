@@ -10,7 +10,16 @@ import torch
 from executor_svc.checkpoint.gguf.rounding import restore_rows
 from executor_svc.checkpoint.weight_map import BlockTarget, Range, RoundingTarget, WeightMap, WeightTarget
 from executor_svc.models.config import LatentConfig, LayerConfig, ModelConfig
-from executor_svc.models.dense import DenseKernels, HeadMaps, Latent, LatentWeights, MatrixT, Norm
+from executor_svc.models.dense import (
+    DenseKernels,
+    HeadMaps,
+    Latent,
+    LatentWeights,
+    MapsApart,
+    MatrixRole,
+    MatrixT,
+    Norm,
+)
 from executor_svc.models.sharding import Rows, Shard, rotary_rows, scaled
 from executor_svc.native.structs import NumberFormat
 
@@ -85,12 +94,12 @@ class LatentLayers(Generic[MatrixT]):
     def _maps(self, index: int, layer: LayerConfig, num_heads: int) -> tuple[HeadMaps, HeadMaps]:
         """Return the maps of this rank's heads to keys and to values."""
         latent, names = _latent_of(layer), self._names
-        head_maps, ours = self._kernels.head_maps, self._shard.even_part(layer.num_heads)
+        ours = self._shard.even_part(layer.num_heads)
         sizes = (latent.key_dim, latent.rank), (latent.rank, latent.value_dim)
         if latent.has_maps_apart:
             apart = [name.format(layer=index) for name in names.latent_maps_apart]
-            keys = head_maps(num_heads, *sizes[0], stored=self._stored(apart[:1]))
-            values = head_maps(num_heads, *sizes[1], role="values", stored=self._stored(apart[1:]))
+            keys = self._head_maps(num_heads, *sizes[0], stored=self._stored(apart[:1]))
+            values = self._head_maps(num_heads, *sizes[1], role="values", stored=self._stored(apart[1:]))
             for name, maps, (num_inputs, num_outputs) in zip(apart, (keys, values), sizes, strict=True):
                 shape, rows = (layer.num_heads * num_outputs, num_inputs), (scaled(ours, num_outputs),)
                 self._map.add(f"{name}.weight", shape, _MapRows(maps.weights, num_outputs, num_inputs), rows=rows)
@@ -99,8 +108,8 @@ class LatentLayers(Generic[MatrixT]):
         stored = self._stored([name])
         # Codes lie in blocks of inputs, which are outputs here.
         of_keys = [each if each == NumberFormat.BFLOAT16 else NumberFormat.FLOAT32 for each in stored]
-        keys = head_maps(num_heads, *sizes[0], stored=of_keys)
-        values = head_maps(num_heads, *sizes[1], role="values", stored=stored)
+        keys = self._head_maps(num_heads, *sizes[0], stored=of_keys)
+        values = self._head_maps(num_heads, *sizes[1], role="values", stored=stored)
         width = latent.key_dim + latent.value_dim
         shape = (layer.num_heads * width, latent.rank)
         begins = [(head * width, head * width + latent.key_dim) for head in range(*ours)]
@@ -109,6 +118,25 @@ class LatentLayers(Generic[MatrixT]):
         self._map.add(f"{name}.weight", shape, to_keys, rows=[(begin, end) for begin, end in begins])
         self._map.add(f"{name}.weight", shape, to_values, rows=[(end, end + latent.value_dim) for _, end in begins])
         return keys, values
+
+    def _head_maps(
+        self,
+        num_heads: int,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        role: MatrixRole = "layer",
+        stored: Sequence[NumberFormat] = (),
+    ) -> HeadMaps:
+        """Return a linear map for each head with uninitialised weights."""
+        kernels, joined = self._kernels, None
+        if all(each in (NumberFormat.FLOAT32, NumberFormat.BFLOAT16) for each in stored):
+            joined = kernels.joined_maps(num_heads, num_inputs, num_outputs)
+        if joined is not None:
+            return joined
+        return MapsApart(
+            [kernels.matrix(num_inputs, [num_outputs], role=role, stored=stored) for _ in range(num_heads)]
+        )
 
 
 def _latent_of(layer: LayerConfig) -> LatentConfig:

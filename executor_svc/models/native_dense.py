@@ -17,7 +17,6 @@ from executor_svc.models.dense import (
     LastSegment,
     LatentWeights,
     LayerEnd,
-    MapsApart,
     MatrixRole,
     Mlp,
     Norm,
@@ -107,18 +106,9 @@ class NativeDense:
         self._library.rotations(positions.long(), frequencies, factor, rotation.cos, rotation.signed_sin)
         return rotation
 
-    def head_maps(
-        self,
-        num_heads: int,
-        num_inputs: int,
-        num_outputs: int,
-        *,
-        role: MatrixRole = "layer",
-        stored: Sequence[NumberFormat] = (),
-    ) -> HeadMaps:
-        """Return a linear map for each head with uninitialised weights; see `DenseKernels`."""
-        matrices = [self.matrix(num_inputs, [num_outputs], role=role, stored=stored) for _ in range(num_heads)]
-        return MapsApart(matrices)
+    def joined_maps(self, num_heads: int, num_inputs: int, num_outputs: int) -> HeadMaps | None:
+        """Return None: panels hold outputs of one map."""
+        return None
 
     def latent(self, weights: LatentWeights[PackedMatrix]) -> NativeLatent:
         """Join weights to what is before and behind an attention on a latent cache; see `DenseKernels`."""

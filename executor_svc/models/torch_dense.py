@@ -18,7 +18,6 @@ from executor_svc.models.dense import (
     Latent,
     LatentWeights,
     LayerEnd,
-    MapsApart,
     Matrix,
     MatrixRole,
     Norm,
@@ -119,20 +118,11 @@ class TorchDense:
         """Return the rotary embedding of tokens; see `DenseKernels`."""
         return rotations(positions, frequencies, factor, self.dtype)
 
-    def head_maps(
-        self,
-        num_heads: int,
-        num_inputs: int,
-        num_outputs: int,
-        *,
-        role: MatrixRole = "layer",
-        stored: Sequence[NumberFormat] = (),
-    ) -> HeadMaps:
-        """Return a linear map for each head with uninitialised weights; see `DenseKernels`."""
-        if self._uses_torchao or (self._number_format == NumberFormat.FLOAT32 and not stored):
-            return JoinedMaps(num_heads, num_inputs, num_outputs, self.dtype, self.device)
-        matrices = [self.matrix(num_inputs, [num_outputs], role=role, stored=stored) for _ in range(num_heads)]
-        return MapsApart(matrices)
+    def joined_maps(self, num_heads: int, num_inputs: int, num_outputs: int) -> HeadMaps | None:
+        """Return a linear map for each head; see `DenseKernels`. None: they are quantized here."""
+        if self._number_format != NumberFormat.FLOAT32 and not self._uses_torchao:
+            return None
+        return JoinedMaps(num_heads, num_inputs, num_outputs, self.dtype, self.device)
 
     def latent(self, weights: LatentWeights[TorchMatrix]) -> Latent:
         """Join weights to what is before and behind an attention on a latent cache; see `DenseKernels`."""

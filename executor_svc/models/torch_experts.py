@@ -44,9 +44,18 @@ def run_mlp(mlp: Mlp[MatrixT], x: torch.Tensor) -> torch.Tensor:
 
 def run_experts(mixture: Experts[MatrixT], x: torch.Tensor) -> torch.Tensor:
     """Map [num_rows, hidden_size] to the same shape by the experts of each row, and by the shared one."""
-    result = run_chosen(mixture, x, x)
+    return add_shared(mixture, x, run_chosen(mixture, x, x), run_mlp)
+
+
+def add_shared(
+    mixture: Experts[MatrixT],
+    x: torch.Tensor,
+    result: torch.Tensor,
+    run: Callable[[Mlp[MatrixT], torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return `result` with what the expert for every row gives, if there is one; `run` runs an MLP."""
     if mixture.shared is not None:
-        shared = run_mlp(mixture.shared, x)
+        shared = run(mixture.shared, x)
         result += shared if mixture.shared_gate is None else mixture.shared_gate(x).sigmoid() * shared
     return result
 

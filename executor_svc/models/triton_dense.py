@@ -19,7 +19,6 @@ from executor_svc.models.dense import (
     HeadMaps,
     HeadNorms,
     LayerEnd,
-    MapsApart,
     MatrixRole,
     Mlp,
     Norm,
@@ -33,7 +32,7 @@ from executor_svc.models.torch_dense import (
     parts_to_norm,
     scale_residual,
 )
-from executor_svc.models.torch_experts import gate_and_up
+from executor_svc.models.torch_experts import add_shared, gate_and_up
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation
@@ -79,19 +78,9 @@ class TritonDense(TorchDense):
             return InvariantLinear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
         return super().matrix(num_inputs, sizes, has_bias=has_bias, role=role, stored=stored)
 
-    def head_maps(
-        self,
-        num_heads: int,
-        num_inputs: int,
-        num_outputs: int,
-        *,
-        role: MatrixRole = "layer",
-        stored: Sequence[NumberFormat] = (),
-    ) -> HeadMaps:
-        """Return a linear map for each head with uninitialised weights; see `DenseKernels`."""
-        if self._is_invariant:
-            return MapsApart([self.matrix(num_inputs, [num_outputs]) for _ in range(num_heads)])
-        return super().head_maps(num_heads, num_inputs, num_outputs, role=role, stored=stored)
+    def joined_maps(self, num_heads: int, num_inputs: int, num_outputs: int) -> HeadMaps | None:
+        """Return a linear map for each head; see `DenseKernels`. None: products are ours."""
+        return None if self._is_invariant else super().joined_maps(num_heads, num_inputs, num_outputs)
 
     def embedding(self, weights: EmbeddingWeights[TorchMatrix]) -> Embedding:
         """Join the weights to an embedding; see `DenseKernels`."""
@@ -224,11 +213,7 @@ def _run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
 
 def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
     """Map [num_rows, hidden_size] to the same shape by the experts of each row, and by the shared one."""
-    result = _run_chosen(mixture, x, x)
-    if mixture.shared is not None:
-        shared = _run_mlp(mixture.shared, x)
-        result += shared if mixture.shared_gate is None else mixture.shared_gate(x).sigmoid() * shared
-    return result
+    return add_shared(mixture, x, _run_chosen(mixture, x, x), _run_mlp)
 
 
 def _run_chosen(mixture: Experts[TorchMatrix], scored: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
