@@ -85,6 +85,7 @@ def processed_scores(scores: Float32Array, rows: SampleRows) -> Float32Array:
     scores -= sampling["frequency_penalty"][:, None] * counts
     scores -= sampling["presence_penalty"][:, None] * (counts > 0)
     scores[_places(rows.forbidden_tokens())] = -np.inf
+    scores[_places(rows.completed_tokens())] = -np.inf
     asking, masks = rows.allowed_masks()
     for row, mask in zip(asking.tolist(), masks, strict=True):
         scores[row, np.unpackbits(mask, count=VOCAB_SIZE, bitorder="little") == 0] = -np.inf

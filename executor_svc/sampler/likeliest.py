@@ -4,11 +4,13 @@ The largest `count` values of a row lie in the `count` blocks with the largest m
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from executor_svc.device.transfer import index_to_device
 from executor_svc.sampler.interface import Alternatives, Float32Array
 from octavo_shared.step_wire.step import Int32Array
 
@@ -82,19 +84,30 @@ def largest(values: torch.Tensor, count: int, maxima: torch.Tensor | None = None
 def likeliest(
     values: torch.Tensor, count: int, maxima: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `largest` does, but equal ones by index, and if not all of them fit, the first."""
+    """Return what `largest` does, but equal ones by index, and if not all of them fit, the first.
+
+    The order is that of numbers in which no two are equal, so that nothing has to be looked at on the way. Blocks are
+    found alike: of those with equal maxima the first ones have the first of the equal values.
+    """
     num_values = values.shape[1]
-    wider, indices = largest(values, min(count + 1, num_values), maxima)
-    top, order = wider[:, :count], indices[:, :count].sort(dim=-1)
-    top, by_value = top.gather(1, order.indices).sort(dim=-1, descending=True, stable=True)
-    indices = order.values.gather(1, by_value)
-    if count < num_values:
-        cut_between_equals = torch.nonzero(wider[:, count - 1] == wider[:, count])[:, 0]
-        if len(cut_between_equals):
-            ordered = values[cut_between_equals].sort(dim=-1, descending=True, stable=True)
-            top[cut_between_equals] = ordered.values[:, :count]
-            indices[cut_between_equals] = ordered.indices[:, :count]
-    return top, indices
+    if count * BLOCK + num_values // BLOCK > num_values // 2:
+        found = _keys(values).topk(count, dim=-1).indices
+        return values.gather(1, found), found
+    maxima = block_maxima(values) if maxima is None else maxima
+    blocks = _keys(maxima).topk(count, dim=-1).indices.sort(dim=-1).values
+    inside, indices = _look_into(values, blocks)
+    found = _keys(inside).topk(count, dim=-1).indices
+    return inside.gather(1, found), indices.gather(1, found)
+
+
+def _keys(values: torch.Tensor) -> torch.Tensor:
+    """Return int64 that order as [num_rows, num_values] float32, of equal ones the first is the largest.
+
+    NaN counts as infinity.
+    """
+    bits = torch.where(values.isnan(), torch.inf, values + 0.0).view(torch.int32).long()
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (ordered << 32) - torch.arange(values.shape[1], device=values.device)
 
 
 def _look_into(values: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,51 +153,50 @@ def log_softmax(scores: torch.Tensor) -> torch.Tensor:
     return (scores - totals_of_rows(scores)).float()
 
 
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The likeliest tokens of some rows where the logits are, each row with as many as the most that one wants."""
+
+    token_ids: torch.Tensor  # [num_rows, most] int64, likeliest first, equal ones by token id
+    logprobs: torch.Tensor  # the same, float32
+    counts: Int32Array  # how many each row wants, [num_rows]
+
+
 def logprobs_of(
-    logits: torch.Tensor,
-    rows: Int32Array,
-    token_ids: Int32Array,
-    num_alternatives: Int32Array,
-) -> tuple[Float32Array, Alternatives | None]:
-    """Return the log-probability of one token in each of some rows of logits, [num_rows], and of the likeliest.
+    logits: torch.Tensor, rows: Int32Array, token_ids: torch.Tensor, num_alternatives: Int32Array
+) -> tuple[torch.Tensor, Ranked | None]:
+    """Return the log-probability of one token in each of some rows of logits, and of the likeliest, without waiting.
 
     Args:
         logits: Raw, [num_logit_rows, vocab_size] float32.
         rows: Row of `logits`, [num_rows].
-        token_ids: The token, [num_rows].
+        token_ids: The token, [num_rows] int64, where the logits are.
         num_alternatives: How many of the likeliest each row wants, [num_rows], at most vocab_size. None is
             returned for them if no row wants any.
+
+    Returns:
+        [num_rows] float32, and the likeliest; NaN where a row is not finite.
     """
     distinct, inverse = np.unique(rows, return_inverse=True)
-    selected = rows_of(logits, distinct)
+    selected, of_rows = rows_of(logits, distinct), index_to_device(inverse, logits.device)
     maxima = block_maxima(selected)
     totals = totals_of_rows(selected, maxima)
-    chosen = logits[_index(rows, logits.device), _index(token_ids, logits.device)].cpu().numpy()
-    logprobs = (chosen - totals[:, 0].cpu().numpy()[inverse]).astype(np.float32)
+    logprobs = (selected[of_rows, token_ids].double() - totals[of_rows, 0]).float()
     most = int(num_alternatives.max())
     if most <= 0:
         return logprobs, None
     values, likeliest_ids = likeliest(selected, most, maxima)
-    likeliest_logprobs = (values - totals).float()
-    return logprobs, take_first(
-        likeliest_ids[_index(inverse, logits.device)],
-        likeliest_logprobs[_index(inverse, logits.device)],
-        num_alternatives,
-    )
+    return logprobs, Ranked(likeliest_ids[of_rows], (values - totals).float()[of_rows], num_alternatives)
 
 
-def take_first(token_ids: torch.Tensor, logprobs: torch.Tensor, counts: Int32Array) -> Alternatives:
-    """Return the first so many of each row, [num_rows, most] tensors and [num_rows] counts, joined."""
+def take_wanted(token_ids: npt.NDArray[np.integer], logprobs: Float32Array, counts: Int32Array) -> Alternatives:
+    """Return the first so many of each row, joined; on the host, shapes as in `Ranked`."""
     wanted = np.arange(token_ids.shape[1]) < counts[:, None]
-    return Alternatives(token_ids.cpu().numpy()[wanted].astype(np.int32), logprobs.cpu().numpy()[wanted])
+    return Alternatives(token_ids[wanted].astype(np.int32), logprobs[wanted])
 
 
 def rows_of(logits: torch.Tensor, rows: npt.NDArray[np.integer]) -> torch.Tensor:
     """Return some rows of a matrix; without a copy if they lie side by side."""
     if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
         return logits[rows[0] : rows[0] + len(rows)]
-    return logits.index_select(0, _index(rows, logits.device))
-
-
-def _index(values: npt.NDArray[np.integer], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.int64)).to(device)
+    return logits.index_select(0, index_to_device(rows, logits.device))

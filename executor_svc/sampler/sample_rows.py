@@ -21,6 +21,9 @@ from octavo_shared.step_wire.table_columns import NO_GRAMMAR
 from octavo_shared.step_wire.token_rules import NO_TOKEN, TokenRules
 
 Int64Array = npt.NDArray[np.int64]
+IndexArray = npt.NDArray[np.integer]
+# In place of a token in front of a sequence: neither a token nor an unknown one.
+BEFORE_BEGINNING = np.int32(-2)
 # Which tokens a grammar allows, in the form of `TokenRules.allowed_mask`, [num_bytes].
 GrammarMask = npt.NDArray[np.uint8]
 
@@ -38,6 +41,22 @@ class FlatTokens:
 
     rows: Int64Array
     token_ids: Int64Array
+
+
+@dataclass(slots=True)
+class History(FlatTokens):
+    """Tokens of sequences so far, and the position of each, [num_tokens] int64."""
+
+    positions: Int64Array
+
+
+@dataclass(slots=True)
+class BannedWords:
+    """The words of several sample rows that must not be completed."""
+
+    rows: Int64Array  # the row of each, [num_words]
+    words: Int32Array  # [num_words, longest], `NO_TOKEN` in front of shorter ones
+    positions: Int64Array  # [num_words, longest - 1] of the row's tokens before the next one; below 0: there is none
 
 
 @dataclass(slots=True)
@@ -116,29 +135,55 @@ class SampleRows:
                 processed[row] = rules.always_apply or sampling["min_tokens"][row] > self.num_output_tokens[row]
         return processed
 
-    def history(self, rows: Int64Array, *, output_only: bool) -> FlatTokens:
+    def history(self, rows: Int64Array, *, output_only: bool) -> History:
         """Return the tokens of some rows so far: prompt and output, or the output alone."""
         begins = self.num_prompt_tokens[rows] if output_only else np.zeros_like(rows)
         ends = self.num_tokens[rows]
         spans = zip(self.slots[rows].tolist(), begins.tolist(), ends.tolist(), strict=True)
         pieces = [self.token_ids[slot, begin:end] for slot, begin, end in spans]
         token_ids = np.concatenate(pieces).astype(np.int64) if pieces else np.empty(0, np.int64)
-        return FlatTokens(np.repeat(rows, ends - begins), token_ids)
+        lengths = ends - begins
+        positions = np.arange(len(token_ids)) - (lengths.cumsum() - lengths - begins).repeat(lengths)
+        return History(np.repeat(rows, lengths), token_ids, positions)
 
     def forbidden_tokens(self) -> FlatTokens:
-        """Return the tokens that their rules keep from the rows now, but for allow-lists.
+        """Return the tokens that their rules keep from the rows now, but for banned words and allow-lists.
 
-        These are banned tokens, the last tokens of banned words that the history completes up to there, and before
-        `min_tokens` the tokens that would end the output.
+        These are banned tokens, and before `min_tokens` the tokens that would end the output.
         """
         banned = self._tokens_of_rules(lambda rules: rules.banned_token_ids)
-        words = self._last_tokens_of_words()
         is_short = self.sampling["min_tokens"] > self.num_output_tokens
         stops = self._tokens_of_rules(lambda rules: rules.stop_token_ids, is_short)
         return FlatTokens(
-            np.concatenate((banned.rows, words.rows, stops.rows)),
-            np.concatenate((banned.token_ids, words.token_ids, stops.token_ids)),
+            np.concatenate((banned.rows, stops.rows)), np.concatenate((banned.token_ids, stops.token_ids))
         )
+
+    def banned_words(self) -> BannedWords | None:
+        """Return the words of several tokens that the rows must not complete; None: there is none."""
+        with_words = [
+            (row, rules.banned_words) for row, rules in enumerate(self.rules) if rules and len(rules.banned_words)
+        ]
+        if not with_words:
+            return None
+        longest = max(words.shape[1] for _, words in with_words)
+        words = np.concatenate([_widened(words, longest) for _, words in with_words])
+        rows = np.repeat(np.array([row for row, _ in with_words], np.int64), [len(words) for _, words in with_words])
+        ends = self.num_tokens[rows].astype(np.int64)
+        return BannedWords(rows, words, ends[:, None] - np.arange(longest - 1, 0, -1))
+
+    def tails_of(self, banned: BannedWords) -> Int32Array:
+        """Return the tokens at the positions of banned words; before the beginning one that no word has."""
+        tokens = self.token_ids[self.slots[banned.rows][:, None], np.maximum(banned.positions, 0)]
+        return np.where(banned.positions >= 0, tokens, BEFORE_BEGINNING)
+
+    def completed_tokens(self) -> FlatTokens:
+        """Return the last token of each banned word that the next token would complete; all tokens are known."""
+        banned = self.banned_words()
+        if banned is None:
+            return FlatTokens(np.empty(0, np.int64), np.empty(0, np.int64))
+        prefixes = banned.words[:, :-1]
+        completes = ((prefixes == NO_TOKEN) | (prefixes == self.tails_of(banned))).all(axis=1)
+        return FlatTokens(banned.rows[completes], banned.words[completes, -1].astype(np.int64))
 
     def biased_tokens(self) -> tuple[FlatTokens, npt.NDArray[np.float32]]:
         """Return the tokens that have a bias, each once a row, and their biases, [num_tokens]."""
@@ -172,23 +217,6 @@ class SampleRows:
             return FlatTokens(np.empty(0, np.int64), np.empty(0, np.int64))
         lengths = [len(piece) for piece in pieces]
         return FlatTokens(np.repeat(np.array(rows, np.int64), lengths), np.concatenate(pieces).astype(np.int64))
-
-    def _last_tokens_of_words(self) -> FlatTokens:
-        """Return the last token of each banned word that the next token would complete."""
-        with_words = [
-            (row, rules.banned_words) for row, rules in enumerate(self.rules) if rules and len(rules.banned_words)
-        ]
-        if not with_words:
-            return FlatTokens(np.empty(0, np.int64), np.empty(0, np.int64))
-        longest = max(words.shape[1] for _, words in with_words)
-        words = np.concatenate([_widened(words, longest) for _, words in with_words])
-        rows = np.repeat(np.array([row for row, _ in with_words], np.int64), [len(words) for _, words in with_words])
-        # The token `distance` places before the next one; NO_TOKEN before the beginning matches nothing but padding.
-        positions = self.num_tokens[rows][:, None] - np.arange(longest - 1, 0, -1)
-        tails = np.where(positions >= 0, self.token_ids[self.slots[rows][:, None], np.maximum(positions, 0)], NO_TOKEN)
-        prefixes = words[:, :-1]
-        completes = ((prefixes == NO_TOKEN) | (prefixes == tails)).all(axis=1)
-        return FlatTokens(rows[completes], words[completes, -1].astype(np.int64))
 
 
 class RowLookup:

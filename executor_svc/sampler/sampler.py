@@ -11,7 +11,6 @@ from executor_svc.native.sampling import NO_MASK, NO_PROCESSING, PROCESSING, PRO
 from executor_svc.sampler.interface import (
     NOT_FINITE,
     Alternatives,
-    DrawOnDevice,
     Float32Array,
     SamplingBackend,
     join_alternatives,
@@ -43,35 +42,12 @@ class Sampler:
     """Draws one token for each sample row, or lists candidates. Rows carry their parameters; nothing is kept.
 
     Args:
-        native: The C library, for logits on a CPU; None: torch does it all, on any device. The two give the same
-            tokens, but where a draw falls on the edge between two, up to rounding.
-        draw_on_device: What samples on a GPU: without the host where nothing but tokens is asked for, and in all
-            other steps too, so that a row's token does not depend on what others ask for. None: torch does it.
+        native: The C library, for logits on a CPU; None: torch does it all. The two give the same tokens, but where a
+            draw falls on the edge between two, up to rounding.
     """
 
-    def __init__(self, native: NativeSampling | None = None, draw_on_device: DrawOnDevice | None = None) -> None:
-        self._backend: SamplingBackend = TorchBackend(draw_on_device) if native is None else NativeBackend(native)
-        self._draw_on_device = draw_on_device
-
-    @property
-    def samples_on_device(self) -> bool:
-        """Whether there is `sample_on_device`."""
-        return self._draw_on_device is not None
-
-    def sample_on_device(self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows) -> torch.Tensor:
-        """Return the tokens that `sample` does and which rows are not finite, [2, num_samples] int64, without waiting.
-
-        Args:
-            logits: Raw, [num_logit_rows, vocab_size] float32; unchanged.
-            logit_rows: The row of `logits` that each sample row uses, [num_samples].
-            rows: The sample rows, without penalties and rules.
-        """
-        assert self._draw_on_device is not None
-        sampling = rows.sampling
-        draws = uniforms(sampling["seed"], sampling["output_index"], rows.num_output_tokens)
-        if logits.stride(1) != 1:
-            logits = logits.contiguous()
-        return self._draw_on_device(logits, logit_rows, sampling, draws)
+    def __init__(self, native: NativeSampling | None = None) -> None:
+        self._backend: SamplingBackend = TorchBackend() if native is None else NativeBackend(native)
 
     def sample(
         self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, likeliest: Int32Array | None = None
@@ -209,7 +185,7 @@ def _processors(rows: SampleRows) -> Processors | None:
     records["history_begin"] = rows.slots.astype(np.int64) * histories.shape[1]
     records["num_tokens"], records["num_prompt_tokens"] = rows.num_tokens, rows.num_prompt_tokens
     biased, biases = rows.biased_tokens()
-    forbidden = _row_by_row(rows.forbidden_tokens())
+    forbidden = _row_by_row(rows.forbidden_tokens(), rows.completed_tokens())
     records["biases_begin"], records["num_biases"] = _parts(biased, len(rows))
     records["forbidden_begin"], records["num_forbidden"] = _parts(forbidden, len(rows))
     with_mask, masks = rows.allowed_masks()
@@ -226,9 +202,12 @@ def _processors(rows: SampleRows) -> Processors | None:
     )
 
 
-def _row_by_row(tokens: FlatTokens) -> FlatTokens:
-    order = np.argsort(tokens.rows, kind="stable")
-    return FlatTokens(tokens.rows[order], tokens.token_ids[order])
+def _row_by_row(*lists: FlatTokens) -> FlatTokens:
+    rows, token_ids = (
+        np.concatenate(parts) for parts in zip(*((each.rows, each.token_ids) for each in lists), strict=True)
+    )
+    order = np.argsort(rows, kind="stable")
+    return FlatTokens(rows[order], token_ids[order])
 
 
 def _parts(tokens: FlatTokens, num_rows: int) -> tuple[Int64Array, Int64Array]:

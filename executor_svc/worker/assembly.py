@@ -40,6 +40,7 @@ from executor_svc.models.native_forward import native_forward
 from executor_svc.models.pooling import DecoderTexts, EmbeddingHead, NormedHead, Pooler
 from executor_svc.native.sampling import load_sampling
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
+from executor_svc.sampler.device_sampler import DeviceSampler
 from executor_svc.sampler.interface import DrawOnDevice
 from executor_svc.sampler.sampler import Sampler
 from executor_svc.states.live_states import LiveStates
@@ -237,10 +238,11 @@ class _Parts:
         grammars, pooler = self._grammar_support(), self._pooler()
         last_tokens = self._last_tokens()
         native = load_sampling(torch.get_num_threads()) if isinstance(backend, NativeAttentionBackend) else None
-        sampler = Sampler(native, device_sampling(self.device))
+        draw = device_sampling(self.device)
+        sampler = Sampler(native) if draw is None else DeviceSampler(draw)
         has_masks = grammars.num_slots and self.group.rank == 0
         masks = GrammarMasks(grammars.load_tokenizer, has_threads=True) if has_masks else None
-        drafting = self._drafting(sampler, masks, states)
+        drafting = None if draw is not None else self._drafting(masks, states)
         most_drafts = 0 if drafting is None else config.max_draft_tokens
         info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
@@ -288,7 +290,7 @@ class _Parts:
                 sizes = {"num_blocks": group.num_device_blocks, "num_host_blocks": group.num_host_blocks}
                 _logger.info(Event("cache_group", kind=group.kind.name, layers=len(group.layers), **sizes))
             forward = native_forward(model, backend, chosen.library, caches.layers, states.layers if states else ())
-            if forward is not None and not sampler.samples_on_device:  # it reads all tokens from the batch table
+            if forward is not None and draw is None:  # it reads all tokens from the batch table
                 own = caches.layers[-1:]
                 mtp = None if self._mtp is None else native_forward(self._mtp, backend, chosen.library, own)
                 return NativeRunner(model, forward, config.max_num_seqs, mtp), caches
@@ -349,15 +351,10 @@ class _Parts:
         _logger.info(Event("cuda_graphs", sizes=len(self.graph_sizes), seconds=num_seconds))
         return graphs
 
-    def _drafting(self, sampler: Sampler, masks: GrammarMasks | None, states: LiveStates | None) -> Drafting | None:
-        """Return what drafts; None: no row gets more than one token in a step."""
+    def _drafting(self, masks: GrammarMasks | None, states: LiveStates | None) -> Drafting | None:
+        """Return what drafts on a CPU; None: no row gets more than one token in a step."""
         library, config = self.chosen.library, self.config
-        if (
-            library is None
-            or sampler.samples_on_device
-            or not config.max_draft_tokens
-            or not self.identity.is_generative
-        ):
+        if library is None or not config.max_draft_tokens or not self.identity.is_generative:
             return None
         proposer = PromptLookup(library.path)
         mtp = None

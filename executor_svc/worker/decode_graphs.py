@@ -151,7 +151,7 @@ class DecodeGraphs:
         self._first_caches = first_caches(caches)
         self._spare_block_ids = [len(cache.keys) - 1 for cache in self._first_caches]
         self._rows = torch.arange(largest, device=device)
-        # Token id, slot in the batch table, position, slot of the cache of each group; a padding row in each column.
+        # Token id, its place in `LastTokens`, position, slot of the cache of each group; a padding row in each column.
         spare = [len(cache.keys) * cache.block_size - cache.block_size for cache in self._first_caches]
         padding = np.array([0, 0, 0, *spare], np.int64)
         self._padding = np.repeat(padding[:, None], largest, axis=1)
@@ -177,7 +177,8 @@ class DecodeGraphs:
         size = next(size for size in self._sizes if size >= num_rows)
         slots, positions = layout.slots, layout.starts
         inputs = self._padding.copy()
-        inputs[:3, :num_rows] = table.token_ids[slots, positions], slots, positions
+        places = self._last_tokens.places_of(slots, positions)
+        inputs[:3, :num_rows] = table.token_ids[slots, positions], places, positions
         for row, group in enumerate(table.groups, 3):
             inputs[row, :num_rows] = group.places_of(slots, positions)
         self._inputs.copy_(to_device(inputs, self._inputs.device))
@@ -190,7 +191,7 @@ class DecodeGraphs:
 
     def _forward(self, size: int) -> torch.Tensor:
         """Run the model on the first `size` rows of the tensors that stay; return [size, hidden_size]."""
-        token_ids, slots, positions, *slot_mappings = self._inputs[:, :size]
+        token_ids, places, positions, *slot_mappings = self._inputs[:, :size]
         num_visible = (positions + 1).int()
         groups = zip(self._block_tables, slot_mappings, self._first_caches, strict=True)
         plan = join_plans(
@@ -199,5 +200,5 @@ class DecodeGraphs:
                 for tables, slot_mapping, cache in groups
             ]
         )
-        known = self._last_tokens.choose(token_ids, slots)
+        known = self._last_tokens.choose(token_ids, places)
         return self._model.forward(known, positions, self._caches, plan, self._rows[:size])

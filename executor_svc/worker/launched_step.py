@@ -6,20 +6,22 @@ import numpy as np
 import torch
 
 from executor_svc.device.probe import DeviceProbe, step_error
+from executor_svc.sampler.device_sampler import Arrivals
 from executor_svc.worker.step_timer import HostTimer
 from octavo_shared.step_wire.batch_table import StepLayout
-from octavo_shared.step_wire.step import Int32Array, RowFlag, StepResult
+from octavo_shared.step_wire.step import Int32Array, StepResult
 
 
 class LaunchedStep:
     """See `executor_svc.worker.interface.RunningStep`. Made when all its work has been launched.
 
     Args:
-        answer: All but the sampled tokens and the duration, and but for the row flags where the host took no part.
+        answer: All but the sampled tokens, the row flags and the duration, and but for what arrives.
         layout: Of the step.
-        sampled: On the device, [2, num_samples] int64: the sampled tokens, and 1 for each row that is not finite.
+        sampled: On the device, [2, num_samples] int64: the sampled tokens, and the flags of the rows.
+        arrivals: What else is on its way, and goes behind tokens and flags.
         timer: Started before the step's work.
-        record: Writes the tokens of this step, and of all before it, into the table; called with this step.
+        record: Waits, then writes the tokens of this step, and of all before it, into the table; called with this step.
         probe: Of the device.
     """
 
@@ -28,6 +30,7 @@ class LaunchedStep:
         answer: StepResult,
         layout: StepLayout,
         sampled: torch.Tensor,
+        arrivals: Arrivals,
         timer: HostTimer,
         record: Callable[["LaunchedStep"], None],
         probe: DeviceProbe,
@@ -36,6 +39,7 @@ class LaunchedStep:
         self.is_recorded = False
         self._answer = answer
         self._sampled = sampled.to("cpu", non_blocking=True)  # from a GPU into pinned memory
+        self._arrivals = arrivals
         self._timer = timer
         self._record = record
         self._probe = probe
@@ -53,16 +57,18 @@ class LaunchedStep:
         """Wait, record the sampled tokens, return the answer; see `RunningStep.finish`."""
         try:
             self._record(self)
-            self._answer.sampled_token_ids = self.token_ids_on_host()
-            is_not_finite = self._sampled[1].numpy()
-            if self._answer.row_flags is None and is_not_finite.any():
-                self._answer.row_flags = (is_not_finite * RowFlag.NOT_FINITE).astype(np.uint8)
-            self._answer.execute_duration_us = self._timer.duration_us()
+            answer = self._answer
+            answer.sampled_token_ids = self.token_ids
+            answer.row_flags = self._sampled[1].numpy().astype(np.uint8)
+            self._arrivals.take()
+            if not answer.row_flags.any():
+                answer.row_flags = None
+            answer.execute_duration_us = self._timer.duration_us()
         except RuntimeError as error:  # a kernel's error shows when it is waited for
             raise step_error(self._answer.step_id, error, self._probe) from error
         return self._answer
 
-    def token_ids_on_host(self) -> Int32Array:
-        """Wait, then return the sampled tokens, [num_samples]."""
-        self._timer.wait()
+    @property
+    def token_ids(self) -> Int32Array:
+        """The sampled tokens, [num_samples]; the device is done with the step."""
         return self._sampled[0].numpy().astype(np.int32)

@@ -222,7 +222,7 @@ def prepare_input(table: BatchTable, layout: StepLayout | MtpRows, last_tokens: 
     slots = np.repeat(layout.slots, lengths)
     longest = int((layout.starts + lengths).max())
     return ModelInput(
-        token_ids=last_tokens.fill_in(table.token_ids[slots, positions], slots),
+        token_ids=last_tokens.fill_in(table.token_ids[slots, positions], slots, positions),
         positions=index_to_device(positions, device),
         attention=[
             AttentionMetadata(

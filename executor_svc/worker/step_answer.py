@@ -1,4 +1,7 @@
-"""From logits to the answer of a step: sampled tokens, beam candidates, log-probabilities."""
+"""From logits to the answer of a step: sampled tokens, beam candidates, log-probabilities.
+
+`launched_answer.py` does the same on a device that the host is ahead of.
+"""
 
 import numpy as np
 import torch
@@ -9,7 +12,6 @@ from executor_svc.sampler.sampler import Sampled, Sampler, flags_of_candidates, 
 from executor_svc.worker.model_runner import SampleLogits
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import (
-    NO_LOGPROBS,
     UNKNOWN_TOKEN,
     Int32Array,
     RowFlag,
@@ -17,13 +19,6 @@ from octavo_shared.step_wire.step import (
     Step,
     StepResult,
 )
-
-
-def is_sampled_alone(layout: StepLayout, rows: SampleRows, computed: SampleLogits) -> bool:
-    """Return whether a step is asked for tokens alone, drawn from the logits as they are."""
-    if layout.num_candidates is not None or computed.prompt_hidden is not None:
-        return False
-    return not (rows.sampling["num_logprobs"] != NO_LOGPROBS).any() and not rows.are_processed().any()
 
 
 def no_answer(step: Step, layout: StepLayout) -> StepResult:
@@ -75,7 +70,12 @@ def flag_guided_rows(
             if not (row_logits.isnan() | row_logits.isposinf()).any() and not row_logits.isneginf().all():
                 result.row_flags[row] = RowFlag.NO_TOKEN_ALLOWED
     if flags is not None:
-        result.row_flags = flags if result.row_flags is None else np.where(flags, flags, result.row_flags)
+        flag_ended_rows(result, flags)
+
+
+def flag_ended_rows(result: StepResult, flags: RowFlags) -> None:
+    """Add the flags of rows without a mask, [num_samples], which go before others."""
+    result.row_flags = flags if result.row_flags is None else np.where(flags, flags, result.row_flags)
 
 
 def _answer_beams(
@@ -106,12 +106,11 @@ def _add_alternatives(result: StepResult, sampled: Sampled) -> None:
         result.alternative_logprobs = sampled.alternatives.logprobs
 
 
-def follow_answer(step: Step, layout: StepLayout, computed: SampleLogits, model: LanguageModel) -> StepResult:
-    """Do, on a rank that has no logits, its part of what rank 0 does in `answer_step`; return an empty answer."""
+def follow_answer(computed: SampleLogits, model: LanguageModel) -> None:
+    """Do, on a rank that has no logits, its part of what rank 0 does in `answer_step`."""
     if computed.prompt_hidden is not None:
         for span in prompt_spans(len(computed.prompt_hidden)):
             model.logits(computed.prompt_hidden[span])
-    return no_answer(step, layout)
 
 
 def _answer_prompt(
@@ -123,20 +122,24 @@ def _answer_prompt(
     sampler: Sampler,
 ) -> None:
     """Add the log-probabilities of prompt tokens; `hidden` has the states of the tokens before them."""
-    counts, num_alternatives = layout.num_prompt_logprobs, layout.num_prompt_alternatives
-    assert counts is not None
-    assert num_alternatives is not None
-    spans = zip(layout.slots.tolist(), layout.starts.tolist(), counts.tolist(), strict=True)
-    token_ids = [table.token_ids[slot, start + 1 : start + 1 + count] for slot, start, count in spans]
+    token_ids, num_alternatives = prompt_tokens(table, layout)
 
     def to_logits(some_hidden: torch.Tensor) -> torch.Tensor:
         logits = model.logits(some_hidden)
         assert logits is not None, "this is rank 0"
         return logits
 
-    result.prompt_logprobs, alternatives = sampler.prompt_logprobs(
-        hidden, to_logits, np.concatenate(token_ids), np.repeat(num_alternatives, counts)
-    )
+    result.prompt_logprobs, alternatives = sampler.prompt_logprobs(hidden, to_logits, token_ids, num_alternatives)
     if alternatives is not None:
         result.prompt_alternative_token_ids = alternatives.token_ids
         result.prompt_alternative_logprobs = alternatives.logprobs
+
+
+def prompt_tokens(table: BatchTable, layout: StepLayout) -> tuple[Int32Array, Int32Array]:
+    """Return the prompt tokens with wanted log-probabilities, [num_tokens], and how many of the likeliest of each."""
+    counts, num_alternatives = layout.num_prompt_logprobs, layout.num_prompt_alternatives
+    assert counts is not None
+    assert num_alternatives is not None
+    spans = zip(layout.slots.tolist(), layout.starts.tolist(), counts.tolist(), strict=True)
+    token_ids = [table.token_ids[slot, start + 1 : start + 1 + count] for slot, start, count in spans]
+    return np.concatenate(token_ids), np.repeat(num_alternatives, counts)

@@ -10,6 +10,7 @@ be launched before they have reached the host, feeds them to the model (`LastTok
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -17,24 +18,25 @@ import torch
 
 from executor_svc.attention.interface import LayerCache
 from executor_svc.device.probe import DeviceProbe, step_error
-from executor_svc.device.transfer import index_to_device
 from executor_svc.drafts.drafting import Drafting, without_drafts
 from executor_svc.models.pooling import Pooler
 from executor_svc.parallel.group import TensorParallelGroup
+from executor_svc.sampler.device_sampler import Arrivals, DeviceSampler
 from executor_svc.sampler.sample_rows import RowLookup, SampleRows
 from executor_svc.sampler.sampler import Sampler
 from executor_svc.states.live_states import LiveStates
 from executor_svc.worker.grammar_masks import FinishMasks, GrammarMasks
 from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_states, check_step, table_of
-from executor_svc.worker.last_tokens import LastTokens
+from executor_svc.worker.last_tokens import MAX_UNKNOWN_TOKENS, LastTokens
+from executor_svc.worker.launched_answer import launch_answer
 from executor_svc.worker.launched_step import LaunchedStep
 from executor_svc.worker.model_runner import Runner, SampleLogits
-from executor_svc.worker.step_answer import answer_step, flag_guided_rows, follow_answer, is_sampled_alone, no_answer
+from executor_svc.worker.step_answer import answer_step, flag_ended_rows, flag_guided_rows, follow_answer, no_answer
 from executor_svc.worker.step_timer import HostTimer, start_timer
 from octavo_shared.errors import DeviceLostError, InvalidStepError, StepFailedError
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
-from octavo_shared.step_wire.step import GrammarLoaded, RowFlag, Step, StepResult
+from octavo_shared.step_wire.step import GrammarLoaded, Step, StepResult
 
 
 class MovesBlocks(Protocol):
@@ -64,7 +66,7 @@ class TorchWorker:
         info: ExecutorInfo,
         lay_out: LayOut,
         last_tokens: LastTokens,
-        sampler: Sampler,
+        sampler: Sampler | DeviceSampler,
         tokenizer_files: tuple[TokenizerFile, ...],
         group: TensorParallelGroup,
         probe: DeviceProbe,
@@ -138,7 +140,7 @@ class TorchWorker:
         self._cache_engine.move(step)
         if self._states is not None:
             self._states.fork(step.delta.beam_forks)
-        run = self._launch_on_device if self._sampler.samples_on_device else self._run_on_host
+        run = self._launch_on_device if isinstance(self._sampler, DeviceSampler) else self._run_on_host
         running = run(step, layout, digest, timer)
         if self._states is not None:
             self._states.fork(step.delta.forks)  # these branch off behind the tokens of this step
@@ -146,13 +148,15 @@ class TorchWorker:
 
     @torch.inference_mode()
     def _launch_on_device(self, step: Step, layout: StepLayout, digest: int | None, timer: HostTimer) -> LaunchedStep:
-        answer = no_answer(step, layout)
+        if len(self._unrecorded) >= MAX_UNKNOWN_TOKENS:
+            self._record(self._unrecorded[0])
+        answer, arrivals = no_answer(step, layout), Arrivals()
         sampled = torch.empty((2, 0), dtype=torch.int64, device=self._runner.model.device)
         if layout.num_tokens:
-            answer, sampled = self._compute(step, layout)
+            sampled, arrivals = self._compute(answer, layout)
         self._pool(step, answer)
         answer.table_digest, answer.grammars_loaded = digest, self._take_loaded()
-        launched = LaunchedStep(answer, layout, sampled, timer, self._record, self._probe)
+        launched = LaunchedStep(answer, layout, sampled, arrivals, timer, self._record, self._probe)
         self._unrecorded.append(launched)
         return launched
 
@@ -207,33 +211,40 @@ class TorchWorker:
             assert self._pooler is not None, "else they are refused"
             answer.pooling_outputs = self._pooler.pool(step.pooling_inputs)
 
-    def _compute(self, step: Step, layout: StepLayout) -> tuple[StepResult, torch.Tensor]:
-        """Run the model and sample, on a device that is ahead of the host.
+    def _compute(self, answer: StepResult, layout: StepLayout) -> tuple[torch.Tensor, Arrivals]:
+        """Run the model and sample, on a device that is ahead of the host, for an answer without tokens yet.
 
         Returns:
-            The answer but for the sampled tokens and the row flags, and these on the device, [2, num_samples] int64;
-            both of rank 0, on the other ranks the latter alone.
+            The sampled tokens and the row flags, on the device, [2, num_samples] int64, of rank 0 everywhere; what else
+            is on its way.
         """
         computed = self._runner.run(self.table, layout, finds_likeliest=False)
-        answer, sampled = self._sample(step, layout, computed)
-        sampled = self._group.broadcast(sampled)
-        self._last_tokens.store(layout.sample_slots, sampled[0])
-        return answer, sampled
-
-    def _sample(self, step: Step, layout: StepLayout, computed: SampleLogits) -> tuple[StepResult, torch.Tensor]:
-        """Sample on the device if nothing else is asked for; else the host takes part, and has to wait."""
-        rows, device = SampleRows.of_step(self.table, layout), self._runner.model.device
         if self._group.rank == 0:
-            if is_sampled_alone(layout, rows, computed):
-                assert computed.logits is not None, "this is rank 0"
-                sampled = self._sampler.sample_on_device(computed.logits, computed.logit_rows, rows)
-                return no_answer(step, layout), sampled
-            while self._unrecorded:
-                self._record(self._unrecorded[0])  # penalties, rules and grammars look at them
-        answer = self._answer(step, layout, rows, computed, self._begin_masks(rows))
-        flags = answer.row_flags
-        is_not_finite = np.zeros(len(rows), np.bool_) if flags is None else flags == RowFlag.NOT_FINITE
-        return answer, index_to_device(np.stack((answer.sampled_token_ids, is_not_finite)), device)
+            sampled, arrivals = self._sample(answer, layout, computed)
+        else:
+            follow_answer(computed, self._runner.model)
+            sampled = torch.empty((2, len(layout.sample_slots)), dtype=torch.int64, device=self._runner.model.device)
+            arrivals = Arrivals()
+        sampled = self._group.broadcast(sampled)
+        self._last_tokens.store(layout.sample_slots, layout.sample_positions, sampled[0])
+        return sampled, arrivals
+
+    def _sample(self, answer: StepResult, layout: StepLayout, computed: SampleLogits) -> tuple[torch.Tensor, Arrivals]:
+        """Sample on the device, behind the forward pass; rows with a grammar wait for the tokens before theirs."""
+        assert isinstance(self._sampler, DeviceSampler)
+        rows, flags = SampleRows.of_step(self.table, layout), None
+        if rows.is_guided is not None and self._unrecorded:
+            self._record(self._unrecorded[-1])
+        finish_masks = self._begin_masks(rows)
+        if finish_masks is not None:
+            flags = finish_masks()
+        known = self._last_tokens.fill_in
+        sampled, arrivals = launch_answer(
+            answer, self.table, layout, rows, computed, self._runner.model, self._sampler, known
+        )
+        if flags is not None:
+            arrivals.send(partial(flag_ended_rows, answer, flags))
+        return sampled, arrivals
 
     def _begin_masks(self, rows: SampleRows) -> FinishMasks | None:
         """Begin to make the masks of rows that follow a grammar; all tokens before this step are in the table."""
@@ -252,7 +263,9 @@ class TorchWorker:
         """Return what rank 0 answers; the others do their part of it."""
         model = self._runner.model
         if self._group.rank:
-            return follow_answer(step, layout, computed, model)
+            follow_answer(computed, model)
+            return no_answer(step, layout)
+        assert isinstance(self._sampler, Sampler)
         flags = None if finish_masks is None else finish_masks()
         answer = answer_step(step, self.table, layout, rows, computed, model, self._sampler)
         if finish_masks is not None:
@@ -261,8 +274,9 @@ class TorchWorker:
         return answer
 
     def _record(self, launched: LaunchedStep) -> None:
-        """Write the tokens of a step, and of earlier ones, into the table, if they are not there yet."""
+        """Wait for a step, and write its tokens, and those of earlier ones, into the table, if they are not there."""
+        launched.wait()
         while self._unrecorded and not launched.is_recorded:
             first = self._unrecorded.popleft()
             first.is_recorded = True
-            self.table.resolve(first.layout, first.token_ids_on_host())
+            self.table.resolve(first.layout, first.token_ids)

@@ -7,7 +7,6 @@ from transformers import LlamaForCausalLM
 
 from executor_svc.checkpoint.gguf import tokenizer_cache
 from executor_svc.config import ExecutorConfig
-from executor_svc.sampler.sampler import Sampler
 from executor_svc.worker.loading import load_worker
 from tests.numerics.driver import PoisonedCacheEngine, RecordingSampler, StepDriver
 from tests.numerics.launch_ahead import draw_in_torch
@@ -70,4 +69,4 @@ def make_driver(monkeypatch: pytest.MonkeyPatch) -> Callable[..., StepDriver]:
 @pytest.fixture
 def device_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every worker of this test sample as on a GPU."""
-    monkeypatch.setattr("executor_svc.worker.assembly.Sampler", lambda native, _: Sampler(native, draw_in_torch))
+    monkeypatch.setattr("executor_svc.worker.assembly.device_sampling", lambda _: draw_in_torch)

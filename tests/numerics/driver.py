@@ -10,7 +10,6 @@ import torch
 
 from executor_svc.cache.cache_engine import CacheEngine, CacheShape
 from executor_svc.native.sampling import NativeSampling
-from executor_svc.sampler.interface import DrawOnDevice
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.sampler.sampler import Sampled, Sampler
 from executor_svc.worker.interface import Worker, execute
@@ -124,8 +123,8 @@ MOST_HOST_BLOCKS = 64
 class RecordingSampler(Sampler):
     """Keeps the logits of the last step, [num_samples, vocab_size]."""
 
-    def __init__(self, native: NativeSampling | None = None, draw_on_device: DrawOnDevice | None = None) -> None:
-        super().__init__(native, draw_on_device)
+    def __init__(self, native: NativeSampling | None = None) -> None:
+        super().__init__(native)
         self.logits = torch.empty(0)
         self.num_logit_rows = 0
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher
 
@@ -19,9 +21,10 @@ from executor_svc.drafts.drafting import RowCost
 from executor_svc.drafts.proposer import PromptLookup
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
 from executor_svc.fake.worker import FakeWorker
-from executor_svc.sampler.sampler import Sampler
+from executor_svc.models.decoder import Decoder
 from executor_svc.worker.interface import RunningStep, Worker
 from executor_svc.worker.loading import load_worker
+from executor_svc.worker.step_timer import HostTimer
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar import matcher as matcher_module
 from octavo_shared.grammar.grammar import Grammar
@@ -69,7 +72,7 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         yield FakeWorker(has_grammar_threads=request.param != "fake", eos_probability=0.01)
         return
     if request.param == "as on a GPU":
-        monkeypatch.setattr("executor_svc.worker.assembly.Sampler", lambda native, _: Sampler(native, draw_in_torch))
+        monkeypatch.setattr("executor_svc.worker.assembly.device_sampling", lambda _: draw_in_torch)
     save_tiny_model(tmp_path, vocab_size=VOCAB_SIZE + 6, eos_token_id=EOS_TOKEN_ID, max_position_embeddings=256)
     for file in fake_tokenizer_files():
         (tmp_path / file.name).write_bytes(file.content)
@@ -202,6 +205,33 @@ def eight(vocab_size: int) -> list[Output]:
         Output(b"plain with penalties", None, SamplingRow(frequency_penalty=0.5)),
         Output(b"two masks", LETTERS, SamplingRow(temperature=1.0, seed=9), rules=allowed),
     ]
+
+
+@pytest.mark.parametrize("worker", ["as on a GPU"], indirect=True)
+def test_a_guided_row_waits_once_when_the_forward_pass_is_launched(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play, events = Play(worker), list[str]()
+    play.finish()
+    forward, wait = Decoder.forward, HostTimer.wait
+
+    def watched_forward(*arguments: Any) -> torch.Tensor:
+        events.append("forward")
+        return forward(*arguments)
+
+    def watched_wait(timer: HostTimer) -> None:
+        events.append("wait")
+        wait(timer)
+
+    monkeypatch.setattr(Decoder, "forward", watched_forward)
+    monkeypatch.setattr(HostTimer, "wait", watched_wait)
+    play.admit([Output(b"plain"), Output(b"penalties", None, SamplingRow(frequency_penalty=0.5))])
+    play.launch(TableDelta(), play.decoding)
+    play.launch(TableDelta(), play.decoding)
+    assert events == ["forward"] * 3
+    play.admit([Output(b"guided", LETTERS)], first_slot=2)
+    play.launch(TableDelta(), play.decoding)
+    assert events[3:] == ["forward", "wait"] * 2
 
 
 def test_every_token_is_allowed_with_the_same_bits_alone_and_beside_others(worker: Worker) -> None:

@@ -1,15 +1,29 @@
 """Steps that are launched before the tokens that they feed are known give the tokens of steps one at a time."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from executor_svc.models.decoder import Decoder
+from executor_svc.worker.last_tokens import MAX_UNKNOWN_TOKENS
+from executor_svc.worker.step_timer import HostTimer
 from octavo_shared.errors import DeviceLostError, StepFailedError
-from octavo_shared.step_wire.step import UNKNOWN_TOKEN, Fork, SamplingRow, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.step import NO_LOGPROBS, UNKNOWN_TOKEN, Fork, SamplingRow, StepResult, TableDelta, pairs
+from octavo_shared.step_wire.token_rules import TokenRules, pack_mask, pad_words
 from tests.numerics.conftest import TinyModel
 from tests.numerics.driver import StepDriver
-from tests.numerics.launch_ahead import NUM_NEW_TOKENS, Ahead, admit, assert_same, one_at_a_time
+from tests.numerics.launch_ahead import (
+    NUM_NEW_TOKENS,
+    Ahead,
+    OnDevice,
+    admit,
+    assert_same,
+    draw_in_torch,
+    one_at_a_time,
+)
 from tests.numerics.reference import MakeDriver, random_prompt
 
 GREEDY = SamplingRow()
@@ -55,17 +69,81 @@ def test_nobody_waits_for_tokens_that_only_the_device_needs(
     assert ahead.driver.worker.table.tokens_of(0)[5:].tolist() == answers
 
 
-def test_a_penalty_sees_the_tokens_in_flight(
-    tiny_models: dict[str, TinyModel], make_driver: MakeDriver, device_sampling: None
-) -> None:
-    ahead = Ahead(make_driver(tiny_models["gqa"]))
-    ahead.launch(admit(ahead.driver, [random_prompt(5)], RANDOM))
-    ahead.launch(TableDelta())
-    ahead.launch(admit(ahead.driver, [random_prompt(6)], PENALIZED, first_slot=1))
+VOCAB_SIZE = 97
+RULES = TokenRules(
+    biased_token_ids=np.array([3, 9], np.int32),
+    biases=np.array([4.0, -7.0], np.float32),
+    stop_token_ids=np.array([5], np.int32),
+    banned_token_ids=np.array([11, 12], np.int32),
+    banned_words=pad_words([*([token, 7] for token in range(40)), *([first, 8, 9] for first in range(20))]),
+    allowed_mask=pack_mask(np.arange(0, 60, dtype=np.int32), VOCAB_SIZE),
+)
+# Whatever a row may ask for: how it is sampled, and what of its prompt is told.
+MIX: list[tuple[SamplingRow, TokenRules | None, int]] = [
+    (GREEDY, None, NO_LOGPROBS),
+    (RANDOM, None, 2),
+    (PENALIZED, None, NO_LOGPROBS),
+    (replace(PENALIZED, presence_penalty=1.5, num_logprobs=0), RULES, 0),
+    (SamplingRow(repetition_penalty=1.3, num_logprobs=4), None, 5),
+    (SamplingRow(temperature=0.7, typical_p=0.8, min_tokens=9, seed=8), RULES, NO_LOGPROBS),
+    (WITH_LOGPROBS, RULES, NO_LOGPROBS),
+]
 
-    tokens = ahead.driver.worker.table.tokens_of(0).tolist()
-    assert UNKNOWN_TOKEN not in tokens[5:7]  # of the steps before
-    assert len(ahead.finish()) == 3
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let logits be on a stand-in for a device; return what made the host wait."""
+    to_logits = Decoder.logits
+
+    def logits_on_device(self: Decoder, hidden: torch.Tensor) -> torch.Tensor:
+        logits = to_logits(self, hidden)
+        assert logits is not None
+        return logits.as_subclass(OnDevice)
+
+    monkeypatch.setattr(Decoder, "logits", logits_on_device)
+    monkeypatch.setattr(OnDevice, "waits", found := [])
+    monkeypatch.setattr(HostTimer, "wait", lambda _: found.append("wait"))
+    return found
+
+
+@pytest.mark.parametrize("num_candidates", [0, 3])
+@pytest.mark.parametrize("rows_at_once", [1, 100])
+def test_no_row_makes_a_launch_wait_and_all_get_what_the_host_answers(
+    rows_at_once: int,
+    num_candidates: int,
+    tiny_models: dict[str, TinyModel],
+    make_driver: MakeDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    waits: list[str],
+) -> None:
+    mix = list(MIX)
+    if num_candidates:
+        mix.append((SamplingRow(num_candidates=num_candidates, repetition_penalty=1.4), RULES, 1))
+    monkeypatch.setattr("executor_svc.sampler.device_sampler.VALUES_AT_ONCE", rows_at_once * VOCAB_SIZE)
+
+    def deltas(driver: StepDriver) -> list[TableDelta]:
+        prompts = [random_prompt(3 + 2 * slot, seed=slot) for slot in range(len(mix))]
+        admissions = []
+        for slot, (prompt, (sampling, rules, num_prompt_logprobs)) in enumerate(zip(prompts, mix, strict=True)):
+            admission = driver.admission(slot, prompt, 2 * NUM_NEW_TOKENS, sampling)
+            admission.token_rules, admission.num_prompt_logprobs = rules, num_prompt_logprobs
+            admissions.append(admission)
+        chunks = pairs(*[(slot, len(prompt)) for slot, prompt in enumerate(prompts)])
+        return [TableDelta(admissions=tuple(admissions), prefill_chunks=chunks), *[TableDelta()] * NUM_NEW_TOKENS]
+
+    with monkeypatch.context() as patch:  # the same logits to the last bit
+        patch.setattr("executor_svc.worker.assembly.native_forward", lambda *_: None)
+        patch.setattr("executor_svc.worker.assembly.load_sampling", lambda _: None)
+        expected = one_at_a_time(host := make_driver(tiny_models["gqa"]), deltas(host))
+    monkeypatch.setattr("executor_svc.worker.assembly.device_sampling", lambda _: draw_in_torch)
+    ahead = Ahead(make_driver(tiny_models["gqa"]))
+    waits.clear()
+    for index, delta in enumerate(deltas(ahead.driver)):
+        ahead.launch(delta)
+        # So many tokens are kept on the device; the oldest of more is waited for.
+        assert waits == ["wait"] * max(0, index + 1 - MAX_UNKNOWN_TOKENS)
+    assert UNKNOWN_TOKEN in ahead.driver.worker.table.tokens_of(2)
+    assert_same(ahead.finish(), expected)
 
 
 def test_sequences_come_and_go_while_tokens_are_in_flight(

@@ -128,7 +128,7 @@ def save_model_with_nan(directory: Path) -> None:
 def driver(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepDriver:
     """A model that is one call of C, one of torch's parts, and one whose steps are launched ahead."""
     if request.param == "as on a GPU":
-        monkeypatch.setattr("executor_svc.worker.assembly.Sampler", lambda native, _: Sampler(native, draw_in_torch))
+        monkeypatch.setattr("executor_svc.worker.assembly.device_sampling", lambda _: draw_in_torch)
     save_model_with_nan(tmp_path)
     kernels = "auto" if request.param == "one call" else "torch"
     config = ExecutorConfig(

@@ -17,9 +17,10 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.native_forward import NativeForward
-from executor_svc.sampler.interface import Alternatives
+from executor_svc.sampler.device_sampler import DeviceSampler
+from executor_svc.sampler.likeliest import Ranked
 from executor_svc.sampler.sample_rows import SampleRows
-from executor_svc.sampler.sampler import Sampled, Sampler
+from executor_svc.sampler.torch_backend import KnownTokens
 from executor_svc.worker.interface import RunningStep, Worker, execute
 from executor_svc.worker.largest_step import run_largest_steps
 from executor_svc.worker.loading import load_worker
@@ -277,27 +278,25 @@ def test_logprobs_are_those_of_the_raw_logits_for_rows_that_asked(model: TinyMod
     assert np.isnan(result.logprobs[1])
 
 
-class WatchedSampler(Sampler):
+class WatchedSampler(DeviceSampler):
     """Notes how many rows it samples, and gives candidates to, in each step."""
 
     def __init__(self) -> None:
-        super().__init__(draw_on_device=draw_in_torch)
+        super().__init__(draw_in_torch)
         self.num_sampled: list[int] = []
         self.num_beams: list[int] = []
 
     def sample(
-        self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, likeliest: Int32Array | None = None
-    ) -> Sampled:
+        self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, known: KnownTokens
+    ) -> torch.Tensor:
         assert rows.are_processed().all()
         assert (rows.sampling["num_logprobs"] > 0).all()
         self.num_sampled.append(len(logits))
-        return super().sample(logits, logit_rows, rows, likeliest)
+        return super().sample(logits, logit_rows, rows, known)
 
-    def candidates(
-        self, logits: torch.Tensor, logit_rows: Int32Array, rows: SampleRows, num_candidates: Int32Array
-    ) -> Alternatives:
+    def candidates(self, logits: torch.Tensor, *arguments: Any) -> Ranked:
         self.num_beams.append(len(logits))
-        return super().candidates(logits, logit_rows, rows, num_candidates)
+        return super().candidates(logits, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +312,8 @@ def test_the_largest_steps_have_all_the_tokens_and_rows_that_a_step_may_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sampler = WatchedSampler()
-    monkeypatch.setattr("executor_svc.worker.assembly.Sampler", lambda *_: sampler)
+    monkeypatch.setattr("executor_svc.worker.assembly.device_sampling", lambda _: draw_in_torch)
+    monkeypatch.setattr("executor_svc.worker.assembly.DeviceSampler", lambda _: sampler)
     worker = loaded(
         model.directory,
         cpu_kernels="torch",

@@ -70,26 +70,6 @@ def test_a_temperature_near_zero_is_greedy_instead_of_nan() -> None:
     assert token_ids.tolist() == logits.argmax(-1).tolist()
 
 
-def test_a_gpu_draws_a_row_alike_whether_a_neighbour_asks_for_log_probabilities_or_not() -> None:
-    """What samples on the device draws in both kinds of steps."""
-
-    def draw_on_device(
-        logits: torch.Tensor, logit_rows: Int32Array, sampling: npt.NDArray[np.void], draws: npt.NDArray[np.float64]
-    ) -> torch.Tensor:
-        del logits, sampling
-        token_ids = 100 + logit_rows + (1000 * draws).astype(np.int64)
-        return torch.from_numpy(np.stack((token_ids, np.zeros_like(token_ids))))
-
-    sampler, logits = Sampler(draw_on_device=draw_on_device), random_logits(2, 2000)
-    rows = rows_of(SamplingRow(temperature=0.9, seed=5), SamplingRow(temperature=0.9, seed=6, num_logprobs=1))
-    each = np.arange(2, dtype=np.int32)
-
-    sampled = sampler.sample(logits, each, sample_rows(rows))
-
-    assert sampled.alternatives is not None
-    assert sampled.token_ids.tolist() == sampler.sample_on_device(logits, each, sample_rows(rows))[0].tolist()
-
-
 def test_several_samples_may_share_a_logits_row() -> None:
     logits = random_logits(1)
     rows = [SamplingRow(temperature=2.0, seed=4, output_index=i, num_logprobs=0) for i in range(50)]
