@@ -111,7 +111,7 @@ class Decoder:
     def why_not_capturable(self) -> str | None:
         """Why a CUDA graph cannot hold `forward`, in a few words; None: it can."""
         if any(layer.state is not None for layer in self.config.layers):
-            return "a layer has a state, which is computed on the host's word"
+            return "a layer has a state, which is computed on the host"
         if self.weights.has_experts_apart:
             return "the host reads which experts are chosen"
         return self._group.why_not_capturable

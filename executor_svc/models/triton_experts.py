@@ -2,7 +2,7 @@
 
 Experts whose matrices lie in one tensor take eight launches, however many there are, and no number comes to the host:
 the router, the choice, two to put choices in tiles, gate and up, activation, down, and the weighted sum. Experts that
-torchao keeps in int8 run one after the other, and the host waits to know which.
+torchao keeps in int8 run one after the other, and the host waits to know which. A shared expert is added with the rest.
 """
 
 import numpy as np
@@ -26,13 +26,23 @@ def run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
 
 def run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
     """Map [num_rows, hidden_size] to the same shape by the experts of each row, and by the shared one."""
-    return add_shared(mixture, x, run_chosen(mixture, x, x), run_mlp)
+    if mixture.stacks is None or mixture.shared is None:
+        return add_shared(mixture, x, run_chosen(mixture, x, x), run_mlp)
+    gates = None if mixture.shared_gate is None else mixture.shared_gate(x)
+    return run_chosen(mixture, x, x, run_mlp(mixture.shared, x), gates)
 
 
-def run_chosen(mixture: Experts[TorchMatrix], scored: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def run_chosen(
+    mixture: Experts[TorchMatrix],
+    scored: torch.Tensor,
+    x: torch.Tensor,
+    shared: torch.Tensor | None = None,
+    shared_gates: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Send each row of `x` to the experts that the router chooses for that of `scored`; return their weighted sum.
 
-    All are [num_rows, hidden_size]. A row adds up its experts in their order, whichever other rows go to them.
+    All are [num_rows, hidden_size]. A row adds up its experts in their order, whichever other rows go to them. `shared`
+    and `shared_gates`: see `sum_chosen`; for experts in stacks alone.
     """
     config = mixture.config
     weights, chosen = route(
@@ -47,6 +57,7 @@ def run_chosen(mixture: Experts[TorchMatrix], scored: torch.Tensor, x: torch.Ten
         expert_scales=mixture.scales,
     )
     if mixture.stacks is None:
+        assert shared is None, "the caller adds it"
         return _run_one_by_one(mixture, x, weights, chosen)
     if not len(x):
         return torch.empty_like(x)
@@ -58,7 +69,7 @@ def run_chosen(mixture: Experts[TorchMatrix], scored: torch.Tensor, x: torch.Ten
     else:
         activated = plain_activation(up, activation)
     down = multiply_chosen(activated, down_weights, down_biases, groups, config.num_chosen)
-    return sum_chosen(down, weights, chosen)
+    return sum_chosen(down, weights, chosen, shared, shared_gates)
 
 
 def _run_one_by_one(

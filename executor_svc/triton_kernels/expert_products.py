@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from executor_svc.triton_kernels.common import dot
+from executor_svc.triton_kernels.dense import sigmoid
 
 # Choices that a program reads at once, to find those of its expert.
 SCAN_TILE: Final = 1024
@@ -196,18 +197,22 @@ def weighted_sum_kernel(
     outputs,
     weights,
     chosen,
+    shared,
+    shared_gates,
     result,
     NUM_CHOSEN: tl.constexpr,
     CHOSEN_PADDED: tl.constexpr,
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Add up what the experts of a row return, in the order of the experts; the grid is (rows, tiles of a row).
+    """Add up what the experts of a row return, in their order, then the shared one; the grid is (rows, tiles of a row).
 
     Args:
         outputs: Of each choice, [num_rows * NUM_CHOSEN, SIZE], contiguous.
         weights: Of each choice, [num_rows, NUM_CHOSEN].
         chosen: Its expert, [num_rows, NUM_CHOSEN] int32.
+        shared: What the shared expert returns, [num_rows, SIZE], or None.
+        shared_gates: Its weight is the sigmoid, [num_rows], or None: the weight is 1.
         result: [num_rows, SIZE], contiguous, written.
         NUM_CHOSEN: Experts of a row.
         CHOSEN_PADDED: The next power of two.
@@ -229,6 +234,11 @@ def weighted_sum_kernel(
         left = tl.where(left == first, NONE, left)
         part = tl.load(outputs + choice * SIZE + columns, mask=is_inside, other=0.0).to(tl.float32)
         sums += part * tl.load(weights + choice).to(tl.float32)
+    if shared is not None:
+        part = tl.load(shared + row * SIZE + columns, mask=is_inside, other=0.0).to(tl.float32)
+        if shared_gates is not None:
+            part *= sigmoid(tl.load(shared_gates + row).to(tl.float32))
+        sums += part
     tl.store(result + row * SIZE + columns, sums.to(result.dtype.element_ty), mask=is_inside)
 
 
@@ -301,13 +311,21 @@ def multiply_chosen(
     return output
 
 
-def sum_chosen(outputs: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def sum_chosen(
+    outputs: torch.Tensor,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    shared: torch.Tensor | None = None,
+    shared_gates: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Return the weighted sums of what the experts of each row return, [num_rows, size]; rounded once.
 
     Args:
         outputs: Of each choice, [num_rows * num_chosen, size], contiguous.
         weights: [num_rows, num_chosen], contiguous.
         chosen: The experts, [num_rows, num_chosen] int32, contiguous.
+        shared: What the expert for every row returns, [num_rows, size]; None: there is none.
+        shared_gates: Of which the sigmoid weighs it, [num_rows, 1]; None: it has weight 1.
     """
     (num_rows, num_chosen), size = chosen.shape, outputs.shape[1]
     result = torch.empty((num_rows, size), dtype=outputs.dtype, device=outputs.device)
@@ -315,6 +333,8 @@ def sum_chosen(outputs: torch.Tensor, weights: torch.Tensor, chosen: torch.Tenso
         outputs,
         weights,
         chosen,
+        None if shared is None else shared.contiguous(),
+        shared_gates,
         result,
         NUM_CHOSEN=num_chosen,
         CHOSEN_PADDED=triton.next_power_of_2(num_chosen),

@@ -144,7 +144,7 @@ def _expert_product(num_outputs: int, num_inputs: int, num_chosen: int, dtype: s
 
 
 def _weighted_sum() -> Case:
-    types = {"outputs": "*bf16", "weights": "*bf16", "chosen": "*i32", "result": "*bf16"}
+    types = dict.fromkeys(("outputs", "weights", "shared", "shared_gates", "result"), "*bf16") | {"chosen": "*i32"}
     return weighted_sum_kernel, types, {"NUM_CHOSEN": 6, "CHOSEN_PADDED": 8, "SIZE": 2048, "TILE": SUM_TILE}, 4, 3
 
 
