@@ -98,7 +98,7 @@ class Mlp(Generic[MatrixT]):
 
 @dataclass(slots=True)
 class MatrixStack:
-    """Matrices of one shape, one of each expert, that kernels may lay one behind the other, to multiply by many at once.
+    """Matrices of one shape, one of each expert, that kernels may lay one behind the other and multiply by at once.
 
     `weights` are [count, num_outputs, num_inputs], and `biases`, if there are any, [count, num_outputs]. Both are made
     with the first matrix; None: kernels give each matrix memory of its own.

@@ -59,9 +59,9 @@ class LanguageModel(Protocol):
 
     @property
     def why_not_capturable(self) -> str | None:
-        """Why a CUDA graph cannot hold `forward`; None: it launches the same for every batch of a size, and never waits.
+        """Why a CUDA graph cannot hold `forward`, in a few words; all ranks of a group say the same.
 
-        All ranks of a group say the same.
+        None: it launches the same work for every batch of a size and waits for nothing.
         """
 
     def forward(

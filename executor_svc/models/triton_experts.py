@@ -65,7 +65,8 @@ def run_chosen(
     groups = group_choices(chosen, config.num_experts, x.dtype.itemsize)
     up, activation = multiply_chosen(x, up_weights, up_biases, groups, config.num_chosen), config.mlp.activation
     if config.mlp.is_gated:
-        activated = gated_activation(*up.chunk(2, -1), activation)
+        gate, up = up.chunk(2, -1)
+        activated = gated_activation(gate, up, activation)
     else:
         activated = plain_activation(up, activation)
     down = multiply_chosen(activated, down_weights, down_biases, groups, config.num_chosen)

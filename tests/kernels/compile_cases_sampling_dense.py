@@ -134,7 +134,7 @@ def _group() -> Case:
 
 def _expert_product(num_outputs: int, num_inputs: int, num_chosen: int, dtype: str, *, has_bias: bool = False) -> Case:
     tile = expert_tile(num_outputs, num_chosen, 4 if dtype == "fp32" else 2)
-    types = {name: f"*{dtype}" for name in ("x", "weights", "output", *(("biases",) if has_bias else ()))}
+    types = dict.fromkeys(("x", "weights", "output", *(("biases",) if has_bias else ())), f"*{dtype}")
     types |= {"tile_experts": "*i32", "tile_choices": "*i32", "num_tiles": "i32"}
     constants: dict[str, Any] = {"CHOICES_OF_ROW": num_chosen, "NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs}
     constants |= {"TILE_ROWS": tile.num_rows, "TILE_COLUMNS": tile.num_columns, "TILE_INPUTS": tile.num_inputs}

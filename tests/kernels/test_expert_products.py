@@ -166,8 +166,8 @@ def test_a_layer_is_few_launches_and_brings_nothing_to_the_host(
     kernels = TritonDense(torch.float32, DEVICE)
     mixture = experts_of(num_experts, 2, has_shared=True)
     output, projection = kernels.matrix(HIDDEN, [HIDDEN]), kernels.matrix(HIDDEN, [3 * HIDDEN])
-    for matrix in (output, projection):
-        matrix.weights[0].copy_(random(*matrix.weights[0].shape))
+    output.weights[0].copy_(random(HIDDEN, HIDDEN))
+    projection.weights[0].copy_(random(3 * HIDDEN, HIDDEN))
     norm = Norm(random(HIDDEN), None, 1e-5)
     segment = kernels.segment(LayerEnd(output, None, norm, mixture, None, 1.0), norm, projection)
     attended, residual = random(5, HIDDEN), random(5, HIDDEN, seed=1)

@@ -25,6 +25,7 @@ from tests.numerics.strict_capture import StrictCapture
 from tests.numerics.threaded_group import Exchange, ThreadedGroup, ThreadedRanks
 from tests.numerics.torch_decode import TorchDecodePlanner
 
+
 @pytest.fixture
 def capture(monkeypatch: pytest.MonkeyPatch) -> StrictCapture:
     made = StrictCapture()
@@ -61,6 +62,8 @@ ON_THE_HOST = {
     **dict.fromkeys(
         [
             *(name for name in FAMILY_ARCHITECTURES if "Moe" in name),
+            "DeepseekV2ForCausalLM",
+            "DeepseekV3ForCausalLM",
             "Gemma4ForCausalLM",
             "GptOssForCausalLM",
             "MixtralForCausalLM",
