@@ -16,7 +16,7 @@ import torch
 from executor_svc.attention.interface import AttentionPlan, CachedLayer, LayerCache
 from executor_svc.checkpoint.cache_scales import is_cache_scale
 from executor_svc.checkpoint.weight_map import WeightSource
-from executor_svc.models.config import ExpertsConfig, ModelConfig
+from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights, StoredFormats
 from executor_svc.models.dense import DenseKernels
 from executor_svc.models.language_model import ModelShape
@@ -108,14 +108,13 @@ class Decoder:
         return self.config.hidden_size
 
     @property
-    def is_capturable(self) -> bool:
-        """Whether a CUDA graph can hold `forward`.
-
-        Not where tokens choose experts, ranks wait for each other, or a layer has a state.
-        """
-        return self._group.size == 1 and not any(
-            isinstance(each.mlp, ExpertsConfig) or each.state is not None for each in self.config.layers
-        )
+    def why_not_capturable(self) -> str | None:
+        """Why a CUDA graph cannot hold `forward`, in a few words; None: it can."""
+        if any(layer.state is not None for layer in self.config.layers):
+            return "a layer has a state, which is computed on the host"
+        if self.weights.has_experts_apart:
+            return "the host reads which experts are chosen"
+        return self._group.why_not_capturable
 
     @torch.inference_mode()
     def forward(

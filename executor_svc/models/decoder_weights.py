@@ -20,6 +20,7 @@ from executor_svc.models.dense import (
     LayerEnd,
     LayerInputs,
     MatrixRole,
+    MatrixStack,
     MatrixT,
     Mlp,
     Norm,
@@ -85,6 +86,7 @@ class DecoderWeights(Generic[MatrixT]):
         self.token_inputs: tuple[Embedding, Segment] | None = None
         if config.per_layer_size:
             self.token_inputs = self._token_inputs()
+        self.has_experts_apart = False  # whether there are experts that lie in no stacks
         layer_end: LayerEnd[MatrixT] | None = None
         for index, layer in enumerate(config.layers):
             if layer.has_mixer:
@@ -178,8 +180,16 @@ class DecoderWeights(Generic[MatrixT]):
         scale = self._layer_scale(index) if config.has_layer_scales else None
         return LayerEnd(matrix, norm, mlp_norm, mlp, mlp_output_norm, config.residual_scale, per_layer, scale)
 
-    def _mlp(self, mlp: MlpConfig, gate_up: Sequence[str], down: str, **numbers: int) -> Mlp[MatrixT]:
-        """Return an MLP whose tensors have these names, with `numbers` in them."""
+    def _mlp(
+        self,
+        mlp: MlpConfig,
+        gate_up: Sequence[str],
+        down: str,
+        stacks: tuple[MatrixStack, MatrixStack] | None = None,
+        **numbers: int,
+    ) -> Mlp[MatrixT]:
+        """Return an MLP whose tensors have these names, with `numbers` in them; `stacks`: see `Experts`."""
+        up_stack, down_stack = stacks or (None, None)
         tensors = [name.format(**numbers) for name in gate_up]
         self._check_alike(tensors)
         size = mlp.intermediate_size
@@ -191,8 +201,8 @@ class DecoderWeights(Generic[MatrixT]):
             parts = [Rows(tensor, size, ((begin, end),)) for tensor in tensors]
         is_merged = mlp.is_gated and self._kernels.merges_gate_and_up
         matrices = [parts] if is_merged else [[part] for part in parts]
-        *gate, up = (self._columns(matrix, has_bias=mlp.has_bias) for matrix in matrices)
-        down_matrix = self._row_parallel(down.format(**numbers), size, (begin, end), mlp.has_bias)
+        *gate, up = (self._columns(matrix, has_bias=mlp.has_bias, stack=up_stack) for matrix in matrices)
+        down_matrix = self._row_parallel(down.format(**numbers), size, (begin, end), mlp.has_bias, down_stack)
         return Mlp(gate[0] if gate else None, up, down_matrix, mlp.activation, is_merged)
 
     def _experts(self, index: int, experts: ExpertsConfig) -> Experts[MatrixT]:
@@ -200,16 +210,21 @@ class DecoderWeights(Generic[MatrixT]):
         for name in (names.expert_gate_up[0], names.expert_down):
             self._check_alike([name.format(layer=index, expert=expert) for expert in range(experts.num_experts)])
         router = self._router(names.router.format(layer=index), experts.num_experts, experts.has_router_bias)
+        stacks = MatrixStack(experts.num_experts), MatrixStack(experts.num_experts)
         mlps = tuple(
-            self._mlp(experts.mlp, names.expert_gate_up, names.expert_down, layer=index, expert=expert)
+            self._mlp(experts.mlp, names.expert_gate_up, names.expert_down, stacks, layer=index, expert=expert)
             for expert in range(experts.num_experts)
         )
+        are_stacked = all(stack.weights is not None for stack in stacks)
+        self.has_experts_apart = self.has_experts_apart or not are_stacked
         correction_bias = (
             self._of_experts(names.correction_bias, index, experts) if experts.has_correction_bias else None
         )
         scales = self._of_experts(names.expert_scales, index, experts) if experts.has_expert_scales else None
         norms = self._expert_norms(index) if experts.has_norms else None
-        mixture = Experts(router, mlps, experts, correction_bias, scales=scales, norms=norms)
+        mixture = Experts(
+            router, mlps, experts, correction_bias, scales=scales, norms=norms, stacks=stacks if are_stacked else None
+        )
         if experts.shared is None:
             return mixture
         return replace(
@@ -291,13 +306,19 @@ class DecoderWeights(Generic[MatrixT]):
         return self._columns(parts, has_bias=False, num_inputs=num_inputs)
 
     def _columns(
-        self, parts: Sequence[Rows], *, has_bias: bool, role: MatrixRole = "layer", num_inputs: int | None = None
+        self,
+        parts: Sequence[Rows],
+        *,
+        has_bias: bool,
+        role: MatrixRole = "layer",
+        num_inputs: int | None = None,
+        stack: MatrixStack | None = None,
     ) -> MatrixT:
         """Return a matrix of this rank's outputs, from the hidden state or from so many inputs."""
         num_inputs = num_inputs or self._config.hidden_size
         stored = self._stored_formats([part.tensor for part in parts])
         sizes = [part.count for part in parts]
-        matrix = self._kernels.matrix(num_inputs, sizes, has_bias=has_bias, role=role, stored=stored)
+        matrix = self._kernels.matrix(num_inputs, sizes, has_bias=has_bias, role=role, stored=stored, stack=stack)
         for part, weight in zip(parts, matrix.weights, strict=True):
             self.map.add(f"{part.tensor}.weight", (part.tensor_rows, num_inputs), weight, rows=part.ranges)
         if has_bias:
@@ -305,11 +326,14 @@ class DecoderWeights(Generic[MatrixT]):
                 self.map.add(f"{part.tensor}.bias", (part.tensor_rows,), bias, rows=part.ranges)
         return matrix
 
-    def _row_parallel(self, name: str, num_inputs: int, ours: Range, has_bias: bool) -> MatrixT:
+    def _row_parallel(
+        self, name: str, num_inputs: int, ours: Range, has_bias: bool, stack: MatrixStack | None = None
+    ) -> MatrixT:
         """Return a matrix of this rank's inputs, to the hidden state; the results are summed, so one adds the bias."""
         num_outputs, adds_bias = self._config.hidden_size, has_bias and self._shard.rank == 0
         stored = self._stored_formats([name])
-        matrix = self._kernels.matrix(ours[1] - ours[0], [num_outputs], has_bias=adds_bias, stored=stored)
+        num_ours = ours[1] - ours[0]
+        matrix = self._kernels.matrix(num_ours, [num_outputs], has_bias=adds_bias, stored=stored, stack=stack)
         columns = None if ours == (0, num_inputs) else ours
         self.map.add(f"{name}.weight", (num_outputs, num_inputs), matrix.weights[0], columns=columns)
         if adds_bias:

@@ -96,6 +96,37 @@ class Mlp(Generic[MatrixT]):
     is_merged: bool = False  # `up` has two parts, the gate and what it was, and `gate` is None
 
 
+@dataclass(slots=True)
+class MatrixStack:
+    """Matrices of one shape, one of each expert, that kernels may lay one behind the other and multiply by at once.
+
+    `weights` are [count, num_outputs, num_inputs], and `biases`, if there are any, [count, num_outputs]. Both are made
+    with the first matrix; None: kernels give each matrix memory of its own.
+    """
+
+    count: int
+    weights: torch.Tensor | None = None
+    biases: torch.Tensor | None = None
+    num_taken: int = 0
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The weights, which are there, and the biases."""
+        assert self.weights is not None, "matrices lie here"
+        return self.weights, self.biases
+
+    def take(
+        self, shape: tuple[int, int], *, has_bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return memory for the next matrix, [num_outputs, num_inputs], and for its bias if it has one."""
+        if self.weights is None:
+            self.weights = torch.empty((self.count, *shape), dtype=dtype, device=device)
+            self.biases = torch.empty((self.count, shape[0]), dtype=dtype, device=device) if has_bias else None
+        assert self.weights.shape[1:] == shape, "they are alike"
+        index, self.num_taken = self.num_taken, self.num_taken + 1
+        return self.weights[index], None if self.biases is None else self.biases[index]
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertNorms:
     """Norms of the residual stream for a router and its experts, and of what experts and the shared one return.
@@ -121,6 +152,8 @@ class Experts(Generic[MatrixT]):
     shared_gate: MatrixT | None = None  # one output; None: the factor is 1
     scales: torch.Tensor | None = None  # [num_experts] float32, of the weight of each; None: 1
     norms: ExpertNorms | None = None  # None: all take the norm of the layer, and add what they return
+    # Of `up`, with the gate before it, and of `down`; None: the matrices of each expert lie on their own.
+    stacks: tuple[MatrixStack, MatrixStack] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +318,7 @@ class DenseKernels(Protocol[MatrixT]):
         has_bias: bool = False,
         role: MatrixRole = "layer",
         stored: Sequence[NumberFormat] = (),
+        stack: MatrixStack | None = None,
     ) -> MatrixT:
         """Return a linear map of `len(sizes)` parts with uninitialised weights.
 
@@ -294,6 +328,7 @@ class DenseKernels(Protocol[MatrixT]):
             has_bias: Whether a bias is added.
             role: What it is for; see `MatrixRole`.
             stored: The number format of each part where a file has decided it; empty: the kernels decide.
+            stack: Where it may lie among others of its shape; None: it is alone.
         """
 
     def embedding(self, weights: EmbeddingWeights[MatrixT]) -> Embedding:

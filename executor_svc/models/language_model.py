@@ -58,8 +58,11 @@ class LanguageModel(Protocol):
         """Numbers in a hidden state."""
 
     @property
-    def is_capturable(self) -> bool:
-        """Whether `forward` launches the same work for every batch of a size and waits for nothing: CUDA graphs."""
+    def why_not_capturable(self) -> str | None:
+        """Why a CUDA graph cannot hold `forward`, in a few words; all ranks of a group say the same.
+
+        None: it launches the same work for every batch of a size and waits for nothing.
+        """
 
     def forward(
         self,

@@ -18,6 +18,7 @@ from executor_svc.models.dense import (
     LatentWeights,
     LayerEnd,
     MatrixRole,
+    MatrixStack,
     Mlp,
     Norm,
     Segment,
@@ -70,8 +71,10 @@ class NativeDense:
         has_bias: bool = False,
         role: MatrixRole = "layer",
         stored: Sequence[NumberFormat] = (),
+        stack: MatrixStack | None = None,
     ) -> PackedMatrix:
-        """Return a map with uninitialised weights; see `DenseKernels`."""
+        """Return a map with uninitialised weights; see `DenseKernels`. Each has memory of its own."""
+        del stack
         formats = matrix_formats(self._number_format, role, sizes, stored)
         return PackedMatrix(self._library, num_inputs, formats, has_bias=has_bias, memory=self._memory)
 

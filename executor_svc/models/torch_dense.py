@@ -20,6 +20,7 @@ from executor_svc.models.dense import (
     LayerEnd,
     Matrix,
     MatrixRole,
+    MatrixStack,
     Norm,
     Segment,
 )
@@ -82,6 +83,7 @@ class TorchDense:
         has_bias: bool = False,
         role: MatrixRole = "layer",
         stored: Sequence[NumberFormat] = (),
+        stack: MatrixStack | None = None,
     ) -> TorchMatrix:
         """Return a map with uninitialised weights; see `DenseKernels`."""
         if all(each in (NumberFormat.FLOAT32, NumberFormat.BFLOAT16) for each in stored):
@@ -90,10 +92,15 @@ class TorchDense:
         if self._uses_torchao and role not in ("vocabulary", "router"):
             return TorchaoLinear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
         if self._uses_torchao or formats[0][0] == NumberFormat.FLOAT32:
-            return Linear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
+            return self._linear(num_inputs, sizes, has_bias, stack)
         if self._library is not None:
             return PackedMatrix(self._library, num_inputs, formats, has_bias=has_bias, memory=self._memory)
         return QuantizedLinear(num_inputs, formats, has_bias=has_bias, dtype=self.dtype, device=self.device)
+
+    def _linear(self, num_inputs: int, sizes: Sequence[int], has_bias: bool, stack: MatrixStack | None) -> "Linear":
+        """Return a map in floats; each has memory of its own."""
+        del stack
+        return Linear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
 
     def embedding(self, weights: EmbeddingWeights[TorchMatrix]) -> Embedding:
         """Join the weights to an embedding; see `DenseKernels`."""
@@ -264,13 +271,25 @@ MAX_ROWS_TRANSPOSED = 63
 
 
 class Linear:
-    """A linear map [sum of sizes, num_inputs] of parts that are merged; its weights are filled in by the loader."""
+    """A linear map [sum of sizes, num_inputs] of parts that are merged; its weights are filled in by the loader.
+
+    `memory` is for the weight and the bias; None: of its own.
+    """
 
     def __init__(
-        self, num_inputs: int, sizes: Sequence[int], *, has_bias: bool, dtype: torch.dtype, device: torch.device
+        self,
+        num_inputs: int,
+        sizes: Sequence[int],
+        *,
+        has_bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: tuple[torch.Tensor, torch.Tensor | None] | None = None,
     ) -> None:
-        self._weight = torch.empty((sum(sizes), num_inputs), dtype=dtype, device=device)
-        self._bias = torch.empty(sum(sizes), dtype=dtype, device=device) if has_bias else None
+        if memory is None:
+            weight = torch.empty((sum(sizes), num_inputs), dtype=dtype, device=device)
+            memory = weight, torch.empty(sum(sizes), dtype=dtype, device=device) if has_bias else None
+        self._weight, self._bias = memory
         self.weights = torch.split(self._weight, list(sizes))
         self.biases = () if self._bias is None else torch.split(self._bias, list(sizes))
 

@@ -55,9 +55,9 @@ class TransformersModel:
         self.hidden_size: int = model.config.hidden_size
 
     @property
-    def is_capturable(self) -> bool:
-        """False: it is not known what the code of a model does on the host."""
-        return False
+    def why_not_capturable(self) -> str:
+        """It is not known what the code of a model does on the host."""
+        return "the code of transformers may read its batch on the host"
 
     @torch.inference_mode()
     def forward(

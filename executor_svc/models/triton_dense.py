@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-import numpy as np
 import torch
 
 from executor_svc.models.dense import (
@@ -19,8 +18,7 @@ from executor_svc.models.dense import (
     HeadMaps,
     HeadNorms,
     LayerEnd,
-    MatrixRole,
-    Mlp,
+    MatrixStack,
     Norm,
 )
 from executor_svc.models.torch_dense import (
@@ -32,12 +30,11 @@ from executor_svc.models.torch_dense import (
     parts_to_norm,
     scale_residual,
 )
-from executor_svc.models.torch_experts import add_shared, gate_and_up
+from executor_svc.models.triton_experts import run_chosen, run_experts, run_mlp
 from executor_svc.native.structs import NumberFormat
 from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
-from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation, plain_activation
+from executor_svc.triton_kernels.dense import add_layer_norm, add_rms_norm, gated_activation
 from executor_svc.triton_kernels.matmul import matmul
-from executor_svc.triton_kernels.routing import route
 
 
 class TritonDense(TorchDense):
@@ -64,19 +61,14 @@ class TritonDense(TorchDense):
         super().__init__(dtype, device, number_format=number_format, group=group)
         self._is_invariant = is_invariant
 
-    def matrix(
-        self,
-        num_inputs: int,
-        sizes: Sequence[int],
-        *,
-        has_bias: bool = False,
-        role: MatrixRole = "layer",
-        stored: Sequence[NumberFormat] = (),
-    ) -> TorchMatrix:
-        """Return a map with uninitialised weights; see `DenseKernels`."""
-        if self._is_invariant:
-            return InvariantLinear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
-        return super().matrix(num_inputs, sizes, has_bias=has_bias, role=role, stored=stored)
+    def _linear(self, num_inputs: int, sizes: Sequence[int], has_bias: bool, stack: MatrixStack | None) -> Linear:
+        """Return a map in floats, in a stack if there is one."""
+        memory = None
+        if stack is not None:
+            shape = (sum(sizes), num_inputs)
+            memory = stack.take(shape, has_bias=has_bias, dtype=self.dtype, device=self.device)
+        make = InvariantLinear if self._is_invariant else Linear
+        return make(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device, memory=memory)
 
     def joined_maps(self, num_heads: int, num_inputs: int, num_outputs: int) -> HeadMaps | None:
         """Return a linear map for each head; see `DenseKernels`. None: products are ours."""
@@ -144,10 +136,10 @@ class TritonLastSegment:
         if isinstance(mlp, Experts) and (norms := mlp.norms) is not None:
             assert mlp.shared is not None, "the layer has both"
             scored, inputs = (_add_and_norm(residual, None, norm) for norm in (norms.router, norms.inputs))
-            output = _normed_output(self.add_up(_run_chosen(mlp, scored, inputs)), norms.outputs, 1.0)
-            output += _normed_output(self.add_up(_run_mlp(mlp.shared, normed)), norms.shared_outputs, 1.0)
+            output = _normed_output(self.add_up(run_chosen(mlp, scored, inputs)), norms.outputs, 1.0)
+            output += _normed_output(self.add_up(run_mlp(mlp.shared, normed)), norms.shared_outputs, 1.0)
         else:
-            output = self.add_up(_run_experts(mlp, normed) if isinstance(mlp, Experts) else _run_mlp(mlp, normed))
+            output = self.add_up(run_experts(mlp, normed) if isinstance(mlp, Experts) else run_mlp(mlp, normed))
         output = _normed_output(output, layer.mlp_output_norm, layer.residual_scale)
         if layer.per_layer is None and layer.layer_scale is None:
             return output
@@ -201,43 +193,6 @@ def _norm_heads(projected: torch.Tensor, norms: HeadNorms) -> torch.Tensor:
         aside = part.clone(memory_format=torch.contiguous_format)
         part.copy_(_add_and_norm(aside.flatten(0, 1), None, norm).view(part.shape))
     return heads.view(projected.shape)
-
-
-def _run_mlp(mlp: Mlp[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
-    """Map [num_rows, hidden_size] to the same shape."""
-    gate, up = gate_and_up(mlp, x)
-    if gate is None:
-        return mlp.down(plain_activation(up, mlp.activation))
-    return mlp.down(gated_activation(gate, up, mlp.activation))
-
-
-def _run_experts(mixture: Experts[TorchMatrix], x: torch.Tensor) -> torch.Tensor:
-    """Map [num_rows, hidden_size] to the same shape by the experts of each row, and by the shared one."""
-    return add_shared(mixture, x, _run_chosen(mixture, x, x), _run_mlp)
-
-
-def _run_chosen(mixture: Experts[TorchMatrix], scored: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Send each row of `x` to the experts that the router chooses for that of `scored`; return their weighted sum.
-
-    All are [num_rows, hidden_size]. A row adds up its experts in their order, whichever other rows go to them.
-    """
-    config = mixture.config
-    weights, chosen = route(
-        mixture.router(scored),
-        config.num_chosen,
-        is_normalized=config.is_normalized,
-        is_sigmoid=config.scoring == "sigmoid",
-        correction_bias=mixture.correction_bias,
-        sum_epsilon=config.sum_epsilon,
-        scale=config.scale,
-        groups=(config.num_groups, config.num_chosen_groups),
-        expert_scales=mixture.scales,
-    )
-    result = torch.zeros_like(x)
-    for expert in np.unique(chosen.cpu().numpy()).tolist():
-        rows, choices = (chosen == expert).nonzero(as_tuple=True)
-        result[rows] += _run_mlp(mixture.experts[expert], x[rows]) * weights[rows, choices, None]
-    return result
 
 
 def sum_in_rank_order(group: TensorParallelGroup, part: torch.Tensor) -> torch.Tensor:

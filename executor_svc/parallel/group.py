@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from typing import Final, Protocol
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,13 @@ from torch._C._distributed_c10d import Store
 
 _ARRIVED = "arrived"
 _AS_LONG_AS_IT_TAKES = timedelta(days=7)
+
+
+class Releasable(Protocol):
+    """Graphs that hold collectives."""
+
+    def release(self) -> None:
+        """Free them; they are not run any more."""
 
 
 class TensorParallelGroup(Protocol):
@@ -21,6 +29,10 @@ class TensorParallelGroup(Protocol):
     @property
     def size(self) -> int:
         """Number of ranks."""
+
+    @property
+    def why_not_capturable(self) -> str | None:
+        """Why a CUDA graph cannot hold the collectives, in a few words; None: it can. All ranks say the same."""
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, in place of `partial`; it is added in any order."""
@@ -40,12 +52,16 @@ class TensorParallelGroup(Protocol):
     def wait_for_all(self) -> None:
         """Return once all ranks have called this. It may take hours, unlike a collective."""
 
+    def release_at_end(self, graphs: Releasable) -> None:
+        """Release what holds collectives before the group ends, if it is still there then."""
+
 
 class SingleRank:
     """A group of one: nothing to exchange."""
 
     rank = 0
     size = 1
+    why_not_capturable = None
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         """Return `partial`."""
@@ -70,6 +86,9 @@ class SingleRank:
     def wait_for_all(self) -> None:
         """Return at once: there is no other rank."""
 
+    def release_at_end(self, graphs: Releasable) -> None:
+        """Do nothing: the group does not end."""
+
 
 SINGLE_RANK: Final = SingleRank()
 
@@ -90,7 +109,10 @@ class DistributedGroup:
         self._device = device
         self._store = store
         self._num_waits = 0
+        self._graphs = WeakSet[Releasable]()
         backend = "nccl" if device.type == "cuda" else "gloo"
+        # NCCL's are kernels in the stream that is captured. The threads of gloo exchange what is on the host.
+        self.why_not_capturable = None if backend == "nccl" else f"the ranks exchange by {backend}, on the host"
         if device.type == "cuda":
             torch.cuda.set_device(device)  # NCCL takes the current one
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
@@ -131,6 +153,12 @@ class DistributedGroup:
         self._store.set(arrived[self.rank], "")
         self._store.wait(arrived, _AS_LONG_AS_IT_TAKES)
 
+    def release_at_end(self, graphs: Releasable) -> None:
+        """Release what holds collectives before the group ends, if it is still there then."""
+        self._graphs.add(graphs)
+
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group. NCCL waits, without an end, until no graph holds its collectives any more."""
+        for graphs in list(self._graphs):
+            graphs.release()
         dist.destroy_process_group()

@@ -73,7 +73,7 @@ def norm_kernel(
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
     """Return 1 / (1 + exp(-x)); exp never overflows."""
     decay = tl.exp(-tl.abs(x))
     return tl.where(x < 0.0, decay, 1.0) / (1.0 + decay)
@@ -110,14 +110,14 @@ def activation_kernel(
     x = tl.load(gate + row * gate_stride + columns, mask=is_inside, other=0.0).to(tl.float32)
     if ACTIVATION == "swiglu_oai":
         x = tl.where(x > OAI_LIMIT, OAI_LIMIT, x)  # so a NaN stays
-        x = x * _sigmoid(x * OAI_ALPHA)
+        x = x * sigmoid(x * OAI_ALPHA)
     elif ACTIVATION == "silu":
-        x = x * _sigmoid(x)
+        x = x * sigmoid(x)
     elif ACTIVATION == "gelu":
         x = 0.5 * x * (1.0 + tl.erf(x * SQRT_HALF))
     elif ACTIVATION == "gelu_tanh":
         # 1 + tanh(y) is 2 sigmoid(2y).
-        x = x * _sigmoid((x + x * x * x * TANH_CUBE) * TANH_SCALE)
+        x = x * sigmoid((x + x * x * x * TANH_CUBE) * TANH_SCALE)
     else:
         tl.static_assert(ACTIVATION == "relu" or ACTIVATION == "relu2")
         x = tl.where(x < 0.0, 0.0, x)

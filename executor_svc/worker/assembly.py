@@ -347,6 +347,7 @@ class _Parts:
             return None
         begin_s = time.perf_counter()
         graphs = self._make_graphs(caches, last_tokens, self.graph_sizes, capture)
+        self.group.release_at_end(graphs)
         num_seconds = round(time.perf_counter() - begin_s, 1)
         _logger.info(Event("cuda_graphs", sizes=len(self.graph_sizes), seconds=num_seconds))
         return graphs

@@ -3,6 +3,9 @@
 A replay launches some hundred kernels at the price of one. The kernels read and write the same memory each time, so
 a step is first copied into tensors that stay. A batch is padded to the next size of the ladder with rows that are
 harmless because they are like any other: one token at position 0, in a block that no sequence has.
+
+With several ranks a graph holds their collectives. All ranks capture the same sizes in the same order, and replay the
+same ones: which one a step takes follows from its layout alone.
 """
 
 import logging
@@ -54,7 +57,8 @@ class CudaCapture:
             run()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Other threads may call CUDA meanwhile: that of NCCL asks whether collectives before this one have ended.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             output = run()
 
         def replay() -> torch.Tensor:
@@ -110,10 +114,8 @@ def measure_graph_bytes(
 
 def sizes_to_capture(model: LanguageModel, backend: AttentionBackend, max_num_seqs: int) -> list[int]:
     """Return the ladder; empty, with a line in the log, if the model or its attention cannot have graphs."""
-    reason: str | None = None
-    if not model.is_capturable:
-        reason = "the model reads its batch on the host"
-    elif not isinstance(backend, DecodePlanner):
+    reason = model.why_not_capturable
+    if reason is None and not isinstance(backend, DecodePlanner):
         reason = "the attention backend plans its steps on the host"
     if reason is None:
         return batch_sizes(max_num_seqs)
@@ -125,7 +127,7 @@ class DecodeGraphs:
     """Runs decode steps; see the top of this file. Making it captures all graphs, the largest first.
 
     Args:
-        model: With its weights; `is_capturable`.
+        model: With its weights; nothing keeps a graph from holding it.
         caches: One a layer, with one block more than sequences get: the last one.
         planner: Of the attention.
         last_tokens: The last sampled tokens.
@@ -188,6 +190,10 @@ class DecodeGraphs:
             block_tables[:num_rows] = group.block_ids[slots, :num_blocks]
             tables[:size, :num_blocks].copy_(to_device(block_tables, tables.device))
         return self._replays[size]()[:num_rows]
+
+    def release(self) -> None:
+        """Free the graphs; nothing is run any more."""
+        self._replays.clear()
 
     def _forward(self, size: int) -> torch.Tensor:
         """Run the model on the first `size` rows of the tensors that stay; return [size, hidden_size]."""

@@ -22,6 +22,15 @@ from triton.compiler import ASTSource
 from executor_svc.sampler.device_sampling import NUM_PIVOTS, NUM_WARPS, TILE
 from executor_svc.triton_kernels import log_total
 from executor_svc.triton_kernels.dense import ACTIVATION_TILE, activation_kernel, norm_kernel, num_warps_of_norm
+from executor_svc.triton_kernels.expert_products import (
+    SCAN_TILE,
+    SUM_TILE,
+    count_kernel,
+    expert_product_kernel,
+    expert_tile,
+    group_kernel,
+    weighted_sum_kernel,
+)
 from executor_svc.triton_kernels.log_total import log_total_kernel
 from executor_svc.triton_kernels.matmul import matmul_kernel, matmul_tile
 from executor_svc.triton_kernels.routing import route_kernel
@@ -46,6 +55,13 @@ def compile_cases() -> list[Case]:
         _route(has_correction_bias=False),
         _route(has_correction_bias=True),
         _log_total(),
+        (count_kernel, {"chosen": "*i32", "counts": "*i32", "num_choices": "i32"}, {"TILE": SCAN_TILE}, 4, 3),
+        _group(),
+        _expert_product(1536, 2048, 8, "bf16"),
+        _expert_product(28_672, 4096, 2, "fp16"),
+        _expert_product(5760, 2880, 4, "bf16", has_bias=True),
+        _expert_product(1536, 2000, 8, "fp32"),
+        _weighted_sum(),
     ]
 
 
@@ -108,6 +124,28 @@ def _route(*, has_correction_bias: bool) -> Case:
     else:
         constants["correction_bias"] = None
     return route_kernel, types, constants, 1, 3
+
+
+def _group() -> Case:
+    names = ("chosen", "counts", "tile_experts", "tile_choices")
+    constants = {"NUM_EXPERTS": 128, "EXPERTS_PADDED": 128, "TILE_ROWS": 64, "TILE": SCAN_TILE}
+    return group_kernel, {**dict.fromkeys(names, "*i32"), "num_choices": "i32", "num_tiles": "i32"}, constants, 4, 3
+
+
+def _expert_product(num_outputs: int, num_inputs: int, num_chosen: int, dtype: str, *, has_bias: bool = False) -> Case:
+    tile = expert_tile(num_outputs, num_chosen, 4 if dtype == "fp32" else 2)
+    types = dict.fromkeys(("x", "weights", "output", *(("biases",) if has_bias else ())), f"*{dtype}")
+    types |= {"tile_experts": "*i32", "tile_choices": "*i32", "num_tiles": "i32"}
+    constants: dict[str, Any] = {"CHOICES_OF_ROW": num_chosen, "NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs}
+    constants |= {"TILE_ROWS": tile.num_rows, "TILE_COLUMNS": tile.num_columns, "TILE_INPUTS": tile.num_inputs}
+    if not has_bias:
+        constants["biases"] = None
+    return expert_product_kernel, types, constants, tile.num_warps, tile.num_stages
+
+
+def _weighted_sum() -> Case:
+    types = dict.fromkeys(("outputs", "weights", "shared", "shared_gates", "result"), "*bf16") | {"chosen": "*i32"}
+    return weighted_sum_kernel, types, {"NUM_CHOSEN": 6, "CHOSEN_PADDED": 8, "SIZE": 2048, "TILE": SUM_TILE}, 4, 3
 
 
 def _log_total() -> Case:

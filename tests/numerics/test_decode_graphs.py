@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.config import ExecutorConfig
-from executor_svc.worker.decode_graphs import MAX_BATCH_SIZE, Replay, batch_sizes
+from executor_svc.worker.decode_graphs import MAX_BATCH_SIZE, batch_sizes
 from executor_svc.worker.loading import load_worker
 from octavo_shared.step_wire.step import SamplingRow, TableDelta
 from tests.numerics.architectures import save_tiny_architecture
@@ -22,48 +21,9 @@ from tests.numerics.driver import PoisonedCacheEngine, StepDriver
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES, WITH_STATES
 from tests.numerics.launch_ahead import Ahead, admit, assert_same, one_at_a_time
 from tests.numerics.reference import random_prompt
+from tests.numerics.strict_capture import StrictCapture
+from tests.numerics.threaded_group import Exchange, ThreadedGroup, ThreadedRanks
 from tests.numerics.torch_decode import TorchDecodePlanner
-
-# They make the host wait for values, or copy memory of the host.
-FORBIDDEN = {"_local_scalar_dense", "nonzero", "lift_fresh", "masked_select", "unique_dim", "_unique2"}
-
-
-class LaunchLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down every operation with the shapes of its tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.launches: list[tuple[Any, ...]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        assert name not in FORBIDDEN, f"{name} makes the host wait"
-        shapes = tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else None for value in args)
-        self.launches.append((name, *shapes))
-        return func(*args, **(kwargs or {}))
-
-
-class StrictCapture:
-    """Runs the function again for each replay, and expects it to do the same as when it was captured."""
-
-    def __init__(self) -> None:
-        self.num_replays: dict[int, int] = {}  # by batch size
-        self.sizes: list[int] = []  # of what was captured
-
-    def __call__(self, run: Callable[[], torch.Tensor]) -> Replay:
-        run()  # as before a capture
-        with LaunchLog() as captured:
-            size = len(run())
-        self.sizes.append(size)
-
-        def replay() -> torch.Tensor:
-            with LaunchLog() as log:
-                output = run()
-            assert log.launches == captured.launches
-            self.num_replays[size] = self.num_replays.get(size, 0) + 1
-            return output
-
-        return replay
 
 
 @pytest.fixture
@@ -75,16 +35,19 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> StrictCapture:
     return made
 
 
-def driver_of(directory: Path, cuda_graphs: str, max_num_seqs: int = 12) -> StepDriver:
-    config = ExecutorConfig(
+def driver_of(directory: Path, cuda_graphs: str) -> StepDriver:
+    return StepDriver(load_worker(config_of(directory, cuda_graphs)))
+
+
+def config_of(directory: Path, cuda_graphs: str) -> ExecutorConfig:
+    return ExecutorConfig(
         model=str(directory),
         cpu_kernels="torch",
         block_size_tokens=4,
         num_device_blocks=600,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=12,
         cuda_graphs=cuda_graphs,
     )
-    return StepDriver(load_worker(config))
 
 
 def generate(
@@ -94,12 +57,20 @@ def generate(
     return driver.generate(prompts, num_new_tokens, 30, sampling)
 
 
+# With plain torch, where the host sends rows to experts; in Triton: tests/kernels/test_expert_graphs.py.
 ON_THE_HOST = {
-    *(name for name in FAMILY_ARCHITECTURES if "Moe" in name),
-    "Gemma4ForCausalLM",
-    "GptOssForCausalLM",
-    "MixtralForCausalLM",
-    *WITH_STATES,
+    **dict.fromkeys(
+        [
+            *(name for name in FAMILY_ARCHITECTURES if "Moe" in name),
+            "DeepseekV2ForCausalLM",
+            "DeepseekV3ForCausalLM",
+            "Gemma4ForCausalLM",
+            "GptOssForCausalLM",
+            "MixtralForCausalLM",
+        ],
+        "the host reads which experts are chosen",
+    ),
+    **dict.fromkeys(WITH_STATES, "a layer has a state, which is computed on the host"),
 }
 DENSE = [name for name in FAMILY_ARCHITECTURES if name not in ON_THE_HOST]
 SAMPLINGS = {"greedy": SamplingRow(), "random": SamplingRow(temperature=0.9, top_p=0.9, seed=4)}
@@ -136,9 +107,68 @@ def test_experts_and_states_run_without_graphs(
     save_tiny_architecture(tmp_path, name, FAMILY_ARCHITECTURES[name])
     with caplog.at_level("INFO"):
         driver = driver_of(tmp_path, "auto")
-    assert "event=cuda_graphs sizes=0 reason='the model reads its batch on the host'" in caplog.text
+    assert f"event=cuda_graphs sizes=0 reason='{ON_THE_HOST[name]}'" in caplog.text
     assert len(generate(driver, (5, 6), SamplingRow())[0]) == 9
     assert not capture.num_replays
+
+
+class RecordingGroup(ThreadedGroup):
+    """A rank whose collectives a graph could hold, and which writes them down."""
+
+    why_not_capturable = None
+
+    def __init__(self, exchange: Exchange, rank: int) -> None:
+        super().__init__(exchange, rank)
+        self.collectives: list[tuple[str, tuple[int, ...]]] = []
+
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        self.collectives.append(("all_reduce", tuple(partial.shape)))
+        return super().all_reduce(partial)
+
+    def gather_columns(self, part: torch.Tensor) -> torch.Tensor | None:
+        self.collectives.append(("gather_columns", tuple(part.shape)))
+        return super().gather_columns(part)
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma2ForCausalLM"])
+def test_ranks_capture_and_replay_the_same_in_the_same_order(
+    name: str, tmp_path: Path, capture: StrictCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_architecture(tmp_path, name, FAMILY_ARCHITECTURES[name])
+    without = generate(driver_of(tmp_path, "off"), lengths := (1, 3, 5, 17, 40), SamplingRow())
+    captures: list[StrictCapture] = []
+    groups: list[RecordingGroup] = []
+
+    def one_more(_: torch.device) -> StrictCapture:
+        captures.append(StrictCapture())
+        return captures[-1]
+
+    def recording(exchange: Exchange, rank: int) -> RecordingGroup:
+        groups.append(RecordingGroup(exchange, rank))
+        return groups[-1]
+
+    monkeypatch.setattr("executor_svc.worker.assembly.graph_capture", one_more)
+    ranks = ThreadedRanks(config_of(tmp_path, "auto"), 2, recording)
+    tokens = generate(StepDriver(ranks), lengths, SamplingRow())
+    ranks.close()
+
+    assert tokens == without
+    first, second = (each for each in captures if each.sizes)
+    assert first.sizes == second.sizes == [12, 8, 4, 2, 1]
+    assert first.num_replays == second.num_replays
+    assert first.num_replays[8] > 0
+    assert groups[0].collectives == groups[1].collectives
+    assert set(first.sizes) <= {shape[0] for name, shape in groups[0].collectives if name == "all_reduce"}
+
+
+def test_ranks_that_exchange_on_the_host_have_no_graphs(
+    tmp_path: Path, capture: StrictCapture, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
+    with caplog.at_level("INFO"):
+        ThreadedRanks(config_of(tmp_path, "auto"), 2).close()
+    assert "event=cuda_graphs sizes=0 reason='the ranks are threads'" in caplog.text
+    assert not capture.sizes
 
 
 def test_plain_torch_has_no_graphs(

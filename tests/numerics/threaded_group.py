@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from executor_svc.config import ExecutorConfig
+from executor_svc.parallel.group import Releasable
 from executor_svc.worker.interface import DoneStep, execute
 from executor_svc.worker.loading import load_worker
 from executor_svc.worker.torch_worker import TorchWorker
@@ -44,6 +45,8 @@ class Exchange:
 class ThreadedGroup:
     """One rank; see `TensorParallelGroup`."""
 
+    why_not_capturable: str | None = "the ranks are threads"
+
     def __init__(self, exchange: Exchange, rank: int) -> None:
         self.rank = rank
         self.size = exchange.size
@@ -69,14 +72,19 @@ class ThreadedGroup:
     def wait_for_all(self) -> None:
         self._exchange.all_of(self.rank, None)
 
+    def release_at_end(self, graphs: Releasable) -> None:
+        pass
+
 
 class ThreadedRanks:
     """The workers of all ranks as one worker; see `executor_svc.worker.interface.Worker`."""
 
-    def __init__(self, config: ExecutorConfig, size: int) -> None:
+    def __init__(
+        self, config: ExecutorConfig, size: int, make_group: Callable[[Exchange, int], ThreadedGroup] = ThreadedGroup
+    ) -> None:
         self._exchange = Exchange(size)
         self._threads = ThreadPoolExecutor(size)
-        groups = [ThreadedGroup(self._exchange, rank) for rank in range(size)]
+        groups = [make_group(self._exchange, rank) for rank in range(size)]
         self.workers: list[TorchWorker] = self._on_all(lambda rank: load_worker(config, groups[rank]))
 
     @property
