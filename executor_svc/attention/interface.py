@@ -198,3 +198,33 @@ class DecodePlanner(Protocol):
         The plan's `attend` launches the same kernels with the same arguments whatever the tensors of `batch` hold,
         and waits for nothing.
         """
+
+
+class ReadPlan(AttentionPlan, Protocol):
+    """A plan whose second half can be launched alone."""
+
+    def read(self, query: torch.Tensor, cache: LayerCache, layer: AttentionLayer, output: torch.Tensor) -> None:
+        """Attend to what is in the cache, the tokens' own keys and values included.
+
+        Args:
+            query: After rotation, [num_tokens, num_heads, head_dim]; its last two dimensions are contiguous.
+            cache: The block pool that the layer reads.
+            layer: How this layer attends.
+            output: [num_tokens, num_heads * value_dim], contiguous; written.
+        """
+
+
+@runtime_checkable
+class CacheReader(Protocol):
+    """A backend that writes the cache and reads it in two halves: what is around the reads can be captured."""
+
+    def write(
+        self, qkv: torch.Tensor, rotation: Rotation | None, slot_mapping: torch.Tensor, cache: LayerCache
+    ) -> torch.Tensor:
+        """Do the first half of `AttentionPlan.attend`, which looks at nothing on the host; return rotated queries.
+
+        Shapes are those of `WriteKeysAndValues`; the queries are valid until `qkv` is written.
+        """
+
+    def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> ReadPlan:
+        """Prepare a step of one cache group; see `AttentionBackend.plan`."""

@@ -41,6 +41,13 @@ Replay = Callable[[], torch.Tensor]
 Capture = Callable[[Callable[[], torch.Tensor]], Replay]
 
 
+class GraphCapture(PieceCapture, Protocol):
+    """Records functions whole, as `Capture` does, or in pieces."""
+
+    def __call__(self, run: Callable[[], torch.Tensor]) -> Replay:
+        """See `Capture`."""
+
+
 class CudaCapture:
     """Captures CUDA graphs with their memory in one pool: they run in turn. See `Capture`."""
 
@@ -51,11 +58,7 @@ class CudaCapture:
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Replay:
         """Capture `run`."""
-        # Libraries choose their kernels and take their work space when they are first called.
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            run()
-        torch.cuda.current_stream().wait_stream(self._stream)
+        self._warm_up(run)
         graph = torch.cuda.CUDAGraph()
         # Other threads may call CUDA meanwhile: that of NCCL asks whether collectives before this one have ended.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
@@ -67,8 +70,37 @@ class CudaCapture:
 
         return replay
 
+    def in_pieces(self, run: Callable[[Cut], torch.Tensor]) -> tuple[list[Launch], torch.Tensor]:
+        """Capture `run` in pieces; see `PieceCapture`. A piece may reuse what the piece before it has freed."""
+        self._warm_up(lambda: run(lambda: None))
+        torch.cuda.synchronize()
+        graphs: list[torch.cuda.CUDAGraph] = []
 
-def graph_capture(device: torch.device) -> Capture | None:
+        def begin() -> None:
+            graphs.append(torch.cuda.CUDAGraph())
+            graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+        def cut() -> None:
+            graphs[-1].capture_end()
+            begin()
+
+        with torch.cuda.stream(self._stream):
+            begin()
+            try:
+                output = run(cut)
+            finally:
+                graphs[-1].capture_end()
+        return [graph.replay for graph in graphs], output
+
+    def _warm_up(self, run: Callable[[], object]) -> None:
+        """Run a function: libraries choose their kernels and take their work space when they are first called."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            run()
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+
+def graph_capture(device: torch.device) -> CudaCapture | None:
     """Return what captures graphs on a device, if anything does."""
     return CudaCapture() if device.type == "cuda" else None
 
