@@ -26,7 +26,7 @@ from benchmarks.gpu.sizes import (
 )
 from executor_svc.attention.cache_format import CACHE_DTYPES, FORMAT_NAMES
 from executor_svc.attention.interface import DecodePlanner
-from executor_svc.worker.decode_graphs import Capture, Replay, graph_capture
+from executor_svc.worker.graph_capture import Capture, Cut, Launch, PieceCapture, Replay, graph_capture
 from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
 
@@ -164,6 +164,10 @@ class TimedCapture:
         replay = self._capture(run)
         self.seconds.append(time.perf_counter() - begin_s)
         return replay
+
+    def in_pieces(self, run: Callable[[Cut], torch.Tensor]) -> tuple[list[Launch], torch.Tensor]:
+        assert isinstance(self._capture, PieceCapture), "a device captures both"
+        return self._capture.in_pieces(run)
 
 
 def steps_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:

@@ -43,6 +43,12 @@ class InvariantAttentionBackend:
         chunks = None if len(decodes) == len(starts) else Chunks(starts, lengths, first_tokens, tables)
         return InvariantAttentionPlan(metadata.slot_mapping, decode_tiles, chunks, self._split_memory(cache))
 
+    def write(
+        self, qkv: torch.Tensor, rotation: Rotation | None, slot_mapping: torch.Tensor, cache: LayerCache
+    ) -> torch.Tensor:
+        """Rotate, and write keys and values; see `CacheReader`."""
+        return write_in_triton(qkv, rotation, slot_mapping, cache).query
+
     def decode_plan(self, batch: DecodeBatch, cache: LayerCache) -> "InvariantAttentionPlan":
         """Prepare decodes that depend on nothing on the host; see `DecodePlanner`.
 
@@ -127,10 +133,15 @@ class InvariantAttentionPlan:
     ) -> torch.Tensor:
         """Rotate, write the keys and values of all tokens into the cache, then attend; see `AttentionPlan`."""
         query = write_in_triton(qkv, rotation, self._slot_mapping, cache).query
-        num_tokens, num_heads, _ = query.shape
+        output = query.new_empty(len(query), query.shape[1] * cache.value_dim)
+        self.read(query, cache, layer, output)
+        return output
+
+    def read(self, query: torch.Tensor, cache: LayerCache, layer: AttentionLayer, output: torch.Tensor) -> None:
+        """Attend to what is in the cache; see `ReadPlan`."""
+        num_heads = query.shape[1]
         num_groups, group = groups_of(num_heads, cache)
         shape = invariant_tile(cache.value_dim, group, max(query.dtype.itemsize, cache.keys.dtype.itemsize))
-        output = torch.empty(num_tokens, num_heads * cache.value_dim, dtype=query.dtype, device=query.device)
         slopes = None if layer.alibi_slopes is None else slopes_on(query.device, query.dtype, layer.alibi_slopes)
         if self._decodes is not None:
             num_positions = self._decodes.block_tables.shape[1] * cache.block_size
@@ -140,7 +151,6 @@ class InvariantAttentionPlan:
             if self._chunk_tiles is None:
                 self._chunk_tiles = tiles_of(self._chunks, shape.num_queries // group)
             attend(self._chunk_tiles, shape, query, cache, layer, slopes, self._memory.whole(), output)
-        return output
 
 
 def tiles_of(chunks: Chunks, num_tokens: int) -> QueryTiles:

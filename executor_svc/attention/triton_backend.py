@@ -94,6 +94,12 @@ class TritonAttentionBackend:
             chunks = Chunks(starts[rest], lengths[rest], first_tokens[rest], chunk_tables)
         return TritonAttentionPlan(metadata.slot_mapping, decodes, chunks, self._splits(num_decodes, cache))
 
+    def write(
+        self, qkv: torch.Tensor, rotation: Rotation | None, slot_mapping: torch.Tensor, cache: LayerCache
+    ) -> torch.Tensor:
+        """Rotate, and write keys and values; see `CacheReader`."""
+        return write_in_triton(qkv, rotation, slot_mapping, cache).query
+
     def decode_plan(self, batch: DecodeBatch, cache: LayerCache) -> "TritonAttentionPlan":
         """Prepare decodes that depend on nothing on the host; see `DecodePlanner`.
 
@@ -175,8 +181,13 @@ class TritonAttentionPlan:
     ) -> torch.Tensor:
         """Rotate, write the keys and values of all tokens into the cache, then attend; see `AttentionPlan`."""
         query = write_in_triton(qkv, rotation, self._slot_mapping, cache).query
-        num_tokens, num_heads, _ = query.shape
-        output = torch.empty(num_tokens, num_heads * cache.value_dim, dtype=query.dtype, device=query.device)
+        output = query.new_empty(len(query), query.shape[1] * cache.value_dim)
+        self.read(query, cache, layer, output)
+        return output
+
+    def read(self, query: torch.Tensor, cache: LayerCache, layer: AttentionLayer, output: torch.Tensor) -> None:
+        """Attend to what is in the cache; see `ReadPlan`."""
+        num_heads = query.shape[1]
         slopes = layer.alibi_slopes
         slopes_tensor = None if slopes is None else slopes_on(query.device, query.dtype, slopes)
         if self._decodes is not None:
@@ -188,7 +199,6 @@ class TritonAttentionPlan:
             if self._prefill_rows is None:
                 self._prefill_rows = prefill_rows(self._chunks, query, cache)
             prefill(self._prefill_rows, query, cache, layer, slopes_tensor, output)
-        return output
 
 
 def prefill_rows(chunks: Chunks, query: torch.Tensor, cache: LayerCache) -> PrefillRows:

@@ -165,6 +165,11 @@ class WeightMap:
     def __init__(self) -> None:
         self.targets: dict[str, TensorTarget] = {}
 
+    @property
+    def num_bytes(self) -> int:
+        """What the weights take."""
+        return sum(piece.destination.nbytes for target in self.targets.values() for piece in target.pieces)
+
     def add(
         self,
         name: str,

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from executor_svc.attention.cache_format import FORMAT_NAMES
-from executor_svc.attention.interface import DecodePlanner, LayerCache
+from executor_svc.attention.interface import LayerCache
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.cache.block_count import (
     BlockCounts,
@@ -44,18 +42,13 @@ from executor_svc.sampler.device_sampler import DeviceSampler
 from executor_svc.sampler.interface import DrawOnDevice
 from executor_svc.sampler.sampler import Sampler
 from executor_svc.states.live_states import LiveStates
-from executor_svc.worker.decode_graphs import (
-    Capture,
-    DecodeGraphs,
-    graph_capture,
-    measure_graph_bytes,
-    sizes_to_capture,
-)
 from executor_svc.worker.grammar_masks import GrammarMasks, GrammarSupport, grammar_support
+from executor_svc.worker.graph_capture import graph_capture
 from executor_svc.worker.largest_step import NUM_DEVICE_BLOCKS, run_largest_steps
 from executor_svc.worker.last_tokens import LastTokens
 from executor_svc.worker.model_runner import FollowedRunner, ModelRunner, Runner
 from executor_svc.worker.native_runner import NativeRunner
+from executor_svc.worker.step_graphs import GraphPlan, StepGraphs
 from executor_svc.worker.torch_worker import MovesBlocks, TorchWorker
 from executor_svc.worker.warm_up import warm_up
 from octavo_shared.process.events import Event
@@ -129,13 +122,22 @@ def assemble_worker(
     Raises: ModelLoadError: there is no room for a cache.
     """
     if not identity.is_generative:
-        return _Parts(chosen, identity, config, device, group, ()).make_worker(BlockCounts(0, 0), has_graphs=False)
+        return _Parts(chosen, identity, config, device, group, None).make_worker(BlockCounts(0, 0), has_graphs=False)
     if chosen.model.shape.states and "max_num_seqs" not in config.model_fields_set:
         config = _with_states_that_fit(config, chosen.model.shape.state_bytes, device, group, local_size)
-    graph_sizes: Sequence[int] = ()
-    if config.cuda_graphs == "auto" and graph_capture(device) is not None:
-        graph_sizes = sizes_to_capture(chosen.model, chosen.attention, config.max_num_seqs)
-    parts = _Parts(chosen, identity, config, device, group, graph_sizes)
+    capture = graph_capture(device) if config.cuda_graphs == "auto" else None
+    graphs = None
+    if capture is not None:
+        graphs = GraphPlan.of(
+            chosen.model,
+            chosen.attention,
+            capture,
+            group,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_blocks=-(-identity.max_model_len // chosen.block_size),
+        )
+    parts = _Parts(chosen, identity, config, device, group, graphs)
     shape = chosen.model.shape
     state_bytes = shape.state_bytes * config.max_num_seqs
     if shape.states:
@@ -202,7 +204,7 @@ class _Parts:
     config: ExecutorConfig
     device: torch.device
     group: TensorParallelGroup
-    graph_sizes: Sequence[int]
+    graphs: GraphPlan | None
 
     def run_largest_steps(self) -> None:
         shape = cache_shape_of(self.chosen)
@@ -213,12 +215,11 @@ class _Parts:
         run_largest_steps(self.make_worker(counts, has_graphs=False))
 
     def measure_graph_bytes(self, memory: GpuMemory) -> int:
-        capture, sizes = graph_capture(self.device), self.graph_sizes
-        if capture is None or not sizes:
+        capture = graph_capture(self.device)
+        if capture is None or self.graphs is None:
             return 0
         caches = CacheEngine(cache_shape_of(self.chosen), NUM_DEVICE_BLOCKS, 0, self.device).layers
-        make_graphs = partial(self._make_graphs, caches, self._last_tokens(), sizes[-2:])
-        return measure_graph_bytes(memory, capture, len(sizes), make_graphs)
+        return self.graphs.measure_bytes(memory, capture, caches, self._last_tokens())
 
     def make_worker(self, blocks: BlockCounts, *, has_graphs: bool) -> TorchWorker:
         chosen, config, identity = self.chosen, self.config, self.identity
@@ -294,7 +295,7 @@ class _Parts:
                 own = caches.layers[-1:]
                 mtp = None if self._mtp is None else native_forward(self._mtp, backend, chosen.library, own)
                 return NativeRunner(model, forward, config.max_num_seqs, mtp), caches
-            graphs = self._capture_graphs(caches.layers, last_tokens) if has_graphs and self.graph_sizes else None
+            graphs = self._capture_graphs(caches.layers, last_tokens) if has_graphs else None
             return ModelRunner(model, caches.layers, backend, last_tokens, graphs, states), caches
 
         probe = device_probe(self.device)
@@ -341,16 +342,11 @@ class _Parts:
         own_scales = [scales[place] for place in places] if scales else ()
         return CacheEngine(own, num_blocks, num_host_blocks, self.device, own_scales)
 
-    def _capture_graphs(self, caches: Sequence[LayerCache], last_tokens: LastTokens) -> DecodeGraphs | None:
+    def _capture_graphs(self, caches: Sequence[LayerCache], last_tokens: LastTokens) -> StepGraphs | None:
         capture = graph_capture(self.device)
-        if capture is None:
+        if capture is None or self.graphs is None:
             return None
-        begin_s = time.perf_counter()
-        graphs = self._make_graphs(caches, last_tokens, self.graph_sizes, capture)
-        self.group.release_at_end(graphs)
-        num_seconds = round(time.perf_counter() - begin_s, 1)
-        _logger.info(Event("cuda_graphs", sizes=len(self.graph_sizes), seconds=num_seconds))
-        return graphs
+        return self.graphs.make(capture, caches, last_tokens, self.group)
 
     def _drafting(self, masks: GrammarMasks | None, states: LiveStates | None) -> Drafting | None:
         """Return what drafts on a CPU; None: no row gets more than one token in a step."""
@@ -387,14 +383,6 @@ class _Parts:
 
     def _last_tokens(self) -> LastTokens:
         return LastTokens(self.config.max_num_seqs, self.device)
-
-    def _make_graphs(
-        self, caches: Sequence[LayerCache], last_tokens: LastTokens, sizes: Sequence[int], capture: Capture
-    ) -> DecodeGraphs:
-        backend = self.chosen.attention
-        assert isinstance(backend, DecodePlanner), "else there are no sizes"
-        max_num_blocks = -(-self.identity.max_model_len // self.chosen.block_size)
-        return DecodeGraphs(self.chosen.model, caches, backend, last_tokens, max_num_blocks, capture, sizes)
 
 
 def compiles_kernels(device: torch.device) -> bool:

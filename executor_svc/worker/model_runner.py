@@ -1,7 +1,7 @@
 """From a step's layout to logits: flat tensors, one forward pass, the rows that are sampled.
 
-Prefill chunks and decodes share one pass: tokens lie one sequence after the other, without padding. Steps that only
-decode may be replayed as CUDA graphs; next: `executor_svc/worker/decode_graphs.py`.
+Prefill chunks and decodes share one pass: tokens lie one sequence after the other, without padding. Steps may be
+replayed as CUDA graphs; next: `executor_svc/worker/step_graphs.py`.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ from executor_svc.drafts.mtp import Mtp, MtpResult, MtpRows
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.states.live_states import AcceptedDrafts, LiveStates, StepStates
-from executor_svc.worker.decode_graphs import DecodeGraphs
 from executor_svc.worker.last_tokens import LastTokens
+from executor_svc.worker.step_graphs import StepGraphs
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import Int32Array
 
@@ -91,7 +91,7 @@ class ModelRunner:
         caches: One a layer.
         backend: Of the attention.
         last_tokens: The last sampled tokens; the caller stores there, the runner reads.
-        graphs: Of the steps that only decode; None: they run like all others.
+        graphs: Of steps; None: there are none.
         states: Of all sequences; None: no layer has a state.
     """
 
@@ -101,7 +101,7 @@ class ModelRunner:
         caches: Sequence[LayerCache],
         backend: AttentionBackend,
         last_tokens: LastTokens,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
         states: LiveStates | None = None,
     ) -> None:
         self.model = model
@@ -109,7 +109,7 @@ class ModelRunner:
         self._caches = caches
         self._first_caches = first_caches(caches)
         self._backend = backend
-        self._graphs = graphs
+        self._graphs = graphs or StepGraphs()
         self._states = states
         self._step_states: StepStates | None = None  # of the last step
         self._has_mtp = isinstance(model, Decoder) and model.mtp is not None
@@ -117,11 +117,16 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
         """Compute the tokens of a step; see `Runner.run`. The likeliest tokens are left to the sampler."""
-        if self._graphs is not None and self._graphs.can_run(layout):
-            hidden = self._graphs.run(table, layout)
+        decodes, pieces = self._graphs.decodes, self._graphs.pieces
+        if decodes is not None and decodes.can_run(layout):
+            hidden = decodes.run(table, layout)
             return SampleLogits(self.model.logits(hidden), layout.sample_rows)
-        inputs = prepare_input(table, layout, self.last_tokens)
         wanted, num_logit_rows, logit_rows = wanted_tokens(layout)
+        if pieces is not None and pieces.can_run(layout):
+            hidden = pieces.run(table, layout)[index_to_device(wanted, self.model.device)]
+            prompt_hidden = None if layout.num_prompt_logprobs is None else hidden[num_logit_rows:]
+            return SampleLogits(self.model.logits(hidden[:num_logit_rows]), logit_rows, prompt_hidden)
+        inputs = prepare_input(table, layout, self.last_tokens)
         num_asked = None
         if self._has_mtp:
             num_asked = len(wanted)

@@ -4,19 +4,17 @@ How the cache is read follows the lengths of the rows, so no graph holds that. A
 alone: it is recorded once for a ladder of numbers, and a layer is one graph and one read. A step is padded with tokens
 that belong to no row: they are computed, and their keys and values go to a block that no sequence has.
 
-Only small models gain: in others the host is ahead of the device anyway.
+Only small models gain: of others the device takes longer for a layer than the host for launching it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from executor_svc.attention.interface import (
-    AttentionBackend,
     AttentionLayer,
     AttentionMetadata,
     CacheReader,
@@ -26,28 +24,10 @@ from executor_svc.attention.interface import (
     first_caches,
 )
 from executor_svc.device.transfer import to_device
-from executor_svc.models.decoder import Decoder
 from executor_svc.models.language_model import LanguageModel
+from executor_svc.worker.graph_capture import Cut, Launch, PieceCapture
 from executor_svc.worker.last_tokens import LastTokens
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
-
-# With more tokens, or a larger model, a device takes longer for a layer than a host for launching it.
-MAX_TOKENS = 1024
-MAX_PARAMETERS = 3 * 10**9
-
-Launch = Callable[[], object]
-# Ends a piece, and begins the next.
-Cut = Callable[[], None]
-
-
-class PieceCapture(Protocol):
-    """Records a function in pieces."""
-
-    def in_pieces(self, run: Callable[[Cut], torch.Tensor]) -> tuple[list[Launch], torch.Tensor]:
-        """Run a function, then once more while recording what it launches.
-
-        Returns: what launches each piece again, in order, and what the function returned, which they write anew.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +51,6 @@ class _Recorded:
     pieces: Sequence[Launch]
     reads: Sequence[_Read]
     hidden: torch.Tensor  # [size, hidden_size]
-
-
-def can_have_pieces(model: LanguageModel, backend: AttentionBackend) -> bool:
-    """Return whether a model that graphs can hold is small enough to gain, and its cache is read apart."""
-    if not isinstance(model, Decoder) or not isinstance(backend, CacheReader):
-        return False
-    return model.mtp is None and model.num_parameters <= MAX_PARAMETERS
 
 
 class PieceGraphs:
@@ -156,7 +129,7 @@ class PieceGraphs:
         return _Recorded(pieces, reads, hidden)
 
     def _forward(self, size: int, reads: list[_Read], cut: Cut) -> torch.Tensor:
-        """Run the model on the first `size` tokens of the tensors that stay, but for reads; return all hidden states."""
+        """Run the model on the first `size` tokens of the tensors that stay, but for reads; return hidden states."""
         reads.clear()
         token_ids, places, positions, *slot_mappings = self._inputs[:, :size]
         known = self._last_tokens.choose(token_ids, places)

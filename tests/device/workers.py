@@ -25,7 +25,7 @@ from executor_svc.models.selection import choose_decoder, choose_model
 from executor_svc.models.triton_dense import TritonDense
 from executor_svc.sampler.device_sampling import sample_on_device
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker
-from executor_svc.worker.decode_graphs import Capture, Replay, graph_capture
+from executor_svc.worker.graph_capture import Capture, CudaCapture, Cut, Launch, Replay, graph_capture
 from executor_svc.worker.torch_worker import TorchWorker
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -53,6 +53,22 @@ class CountedCapture:
         return count_and_replay
 
 
+class CountedPieces(CountedCapture):
+    """The same, and of pieces: without a device nothing runs apart what is around the reads of the cache."""
+
+    num_steps: int = 0  # that were recorded in pieces
+
+    def in_pieces(self, run: Callable[[Cut], torch.Tensor]) -> tuple[list[Launch], torch.Tensor]:
+        assert isinstance(self.capture, CudaCapture)
+        launches, output = self.capture.in_pieces(run)
+
+        def count_and_launch() -> None:
+            self.num_steps += 1
+            launches[-1]()
+
+        return [*launches[:-1], count_and_launch], output
+
+
 def worker_with(
     backend: str, directory: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, **changes: Any
 ) -> tuple[TorchWorker, CountedCapture]:
@@ -78,7 +94,7 @@ def worker_with(
             **changes,
         },
     )
-    counted = CountedCapture(graph_capture(DEVICE))
+    counted = CountedPieces(graph_capture(DEVICE)) if IS_GPU else CountedCapture(None)
     monkeypatch.setattr("executor_svc.worker.assembly.graph_capture", lambda _: counted)
     monkeypatch.setattr("executor_svc.worker.assembly.device_sampling", lambda _: sample_on_device)
     model_config = parse_config(json.loads((directory / "config.json").read_text()), directory / "config.json")

@@ -13,8 +13,9 @@ import torch
 
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.config import ExecutorConfig
-from executor_svc.worker.decode_graphs import MAX_BATCH_SIZE, batch_sizes
+from executor_svc.worker.graph_capture import ladder
 from executor_svc.worker.loading import load_worker
+from executor_svc.worker.step_graphs import MAX_BATCH_SIZE
 from octavo_shared.step_wire.step import SamplingRow, TableDelta
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, StepDriver
@@ -302,7 +303,7 @@ def test_padding_rows_write_to_no_block_that_sequences_have(
 def test_more_rows_than_the_largest_graph_are_planned(
     tmp_path: Path, capture: StrictCapture, device_sampling: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executor_svc.worker.decode_graphs.MAX_BATCH_SIZE", 4)
+    monkeypatch.setattr("executor_svc.worker.step_graphs.MAX_BATCH_SIZE", 4)
     save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
     lengths = (3, 5, 6, 9, 12)
     without = generate(driver_of(tmp_path, "off"), lengths, SamplingRow())
@@ -328,11 +329,12 @@ def decodes(driver: StepDriver, prompts: Sequence[Sequence[int]]) -> list[TableD
 
 
 def test_the_ladder_pads_at_most_7_rows_or_a_fifth() -> None:
-    for max_num_seqs in (1, 2, 3, 8, 100, 256, 512, 1000):
-        sizes = batch_sizes(max_num_seqs)
-        assert sizes[-1] == min(max_num_seqs, MAX_BATCH_SIZE)
+    for most in (1, 2, 3, 8, 100, 256, 512, 1000):
+        sizes = ladder(most)
+        assert sizes[-1] == most
         assert sizes == sorted(set(sizes))
-        for num_rows in range(9, sizes[-1] + 1):
+        for num_rows in range(9, most + 1):
             size = next(size for size in sizes if size >= num_rows)
             assert size - num_rows <= max(7, size // 5)
-    assert len(batch_sizes(512)) <= 24
+    assert len(ladder(MAX_BATCH_SIZE)) <= 24
+    assert ladder(7, 8) == [7]

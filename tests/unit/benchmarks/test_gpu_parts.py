@@ -11,7 +11,7 @@ from benchmarks.gpu import measurements
 from benchmarks.gpu.part import Progress, SkippedError
 from benchmarks.gpu.test_files import SanitizerError, sanitize
 from executor_svc.worker import assembly
-from executor_svc.worker.decode_graphs import Capture, Replay
+from executor_svc.worker.graph_capture import Capture, Replay
 
 FINDING = """========= COMPUTE-SANITIZER
 ========= Invalid __global__ read of size 16 bytes

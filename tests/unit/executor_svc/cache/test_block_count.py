@@ -17,7 +17,7 @@ from executor_svc.cache.block_count import (
 )
 from executor_svc.cache.cache_engine import CacheShape
 from executor_svc.config import ExecutorConfig
-from executor_svc.worker.decode_graphs import Capture, Replay, measure_graph_bytes
+from executor_svc.worker.graph_capture import Capture, Replay, measure_graph_bytes
 from octavo_shared.errors import ModelLoadError
 from tests.support.each_row import each_row
 
