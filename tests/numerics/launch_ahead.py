@@ -62,13 +62,14 @@ def one_at_a_time(driver: StepDriver, deltas: Sequence[TableDelta]) -> list[Step
     return [driver.execute(delta) for delta in deltas]
 
 
-def assert_same(results: Sequence[StepResult], expected: Sequence[StepResult]) -> None:
+def assert_same(results: Sequence[StepResult], expected: Sequence[StepResult], tolerance: float = 0.0) -> None:
     """Compare all that was asked for; rows that did not ask hold NaN on both sides."""
     for ours, theirs in zip(results, expected, strict=True):
         for name in (field.name for field in fields(StepResult)):
             mine, other = getattr(ours, name), getattr(theirs, name)
             if isinstance(other, np.ndarray) or isinstance(mine, np.ndarray):
-                np.testing.assert_array_equal(mine, other, err_msg=f"{name} of step {theirs.step_id}")
+                message = f"{name} of step {theirs.step_id}"
+                np.testing.assert_allclose(mine, other, rtol=0, atol=tolerance, err_msg=message)
 
 
 class OnDevice(torch.Tensor):
