@@ -22,10 +22,12 @@ from executor_svc.triton_kernels.common import (
     block_ids_of,
     dot,
     first_numbers,
+    query_tile_at,
     scale_offsets,
     shape_scores,
     slot_offsets,
     split_of_tiles,
+    window_of_tile,
 )
 from executor_svc.triton_kernels.tiles import MAX_SPLITS, WIDEST_WINDOW, decode_tile, groups_of, pad, reduce_warps
 
@@ -159,6 +161,7 @@ def reduce_kernel(
     partial_scores,
     num_visible_tokens,
     token_ids,
+    tiles,
     output,
     window,
     num_splits,
@@ -167,16 +170,29 @@ def reduce_kernel(
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     TILE_KEYS: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    """Join the splits of one head of one row; the grid is (heads, rows)."""
+    """Join the splits of one head of one token; the grid is (heads, rows).
+
+    With `tiles`, of `query_tiles`, a row is one of the `TILE_TOKENS` places of a tile; without, it is a decode.
+    """
     head = tl.program_id(0)
     row = tl.program_id(1)
-    visible = tl.load(num_visible_tokens + row)
+    if tiles is not None:
+        place = row % TILE_TOKENS
+        first_token, num_tokens, start = query_tile_at(tiles, row // TILE_TOKENS)
+        if place >= num_tokens:
+            return
+        token = first_token + place
+        visible = start + num_tokens
+        window = window_of_tile(window, num_tokens, visible)
+    else:
+        visible = tl.load(num_visible_tokens + row)
+        token = row
+        if token_ids is not None:
+            token = tl.load(token_ids + row)
     _, _, _, num_used_splits = split_of_tiles(visible, window, 0, num_splits, TILE_KEYS)
-    token = row
-    if token_ids is not None:
-        token = tl.load(token_ids + row)
     splits = tl.arange(0, MAX_SPLITS)
     dims = tl.arange(0, DIM_PADDED)
     is_used = splits < num_used_splits
@@ -285,6 +301,7 @@ def decode(
             partial.scores,
             rows.num_visible_tokens,
             rows.token_ids,
+            None,
             output,
             window,
             num_splits,
@@ -293,6 +310,7 @@ def decode(
             HEAD_DIM=value_dim,
             DIM_PADDED=dim_padded,
             TILE_KEYS=tile.num_keys,
+            TILE_TOKENS=1,
             MAX_SPLITS=MAX_SPLITS,
             num_warps=reduce_warps(value_dim),
         )

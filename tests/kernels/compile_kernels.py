@@ -167,8 +167,11 @@ def _prefill(case: Case) -> None:
     _, group = groups_of(case.num_heads, cache)
     itemsizes = qkv.dtype.itemsize, case.cache_dtype.itemsize
     tile = prefill_tile(case.value_dim, group, *itemsizes, divmod(case.capability, 10))
-    rows = PrefillRows(torch.zeros(2, 4, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32), tile)
-    prefill(rows, qkv[:, : case.num_heads], cache, layer, slopes, torch.empty_like(qkv))
+    rows = PrefillRows(torch.zeros(2, 4, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32), tile, 8)
+    num_parts = 2 * tile.num_queries * case.num_kv_heads * 8
+    partial = PartialResults(torch.empty(num_parts * case.value_dim), torch.empty(num_parts))
+    for num_splits, room in ((1, None), (8, partial)):
+        prefill(rows, qkv[:, : case.num_heads], cache, layer, slopes, num_splits, room, torch.empty_like(qkv))
 
 
 def _invariant(case: Case) -> None:
