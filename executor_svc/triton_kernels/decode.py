@@ -106,6 +106,8 @@ def decode_kernel(
     highest = tl.full([GROUP_PADDED], LOWEST_SCORE, tl.float32)
     total = tl.full([GROUP_PADDED], 0.0, tl.float32)
     weighted = tl.full([GROUP_PADDED, DIM_PADDED], 0.0, tl.float32)
+    # Otherwise weights are: there are fewer of them than values. In float16 the product could be too small.
+    scales_values: tl.constexpr = FORMAT == INT8 and q.dtype == tl.float16
     for tile in tl.range(begin, end):
         positions = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
         is_visible = (positions >= first_position) & (positions < visible)
@@ -126,6 +128,7 @@ def decode_kernel(
             scales = scale_offsets(block_ids, positions, cache_head, BLOCK_SIZE, BLOCK_STRIDE)
             products *= tl.load(key_scales + scales, mask=is_visible, other=0.0)[None, :]
             of_values = tl.load(value_scales + scales, mask=is_visible, other=0.0)
+        if scales_values:
             v = (numbers_of(value_elements, tl.float32, FORMAT) * of_values[:, None]).to(q.dtype)
         else:
             v = numbers_of(value_elements, q.dtype, FORMAT)
@@ -136,6 +139,8 @@ def decode_kernel(
         weights = tl.exp2(scores - new_highest[:, None])
         correction = tl.exp2(highest - new_highest)
         total = total * correction + tl.sum(weights, 1)
+        if FORMAT == INT8 and not scales_values:
+            weights *= of_values[None, :]
         weighted = dot(weights.to(v.dtype), v, weighted * correction[:, None])
         highest = new_highest
     if sinks is not None and not IS_SPLIT:

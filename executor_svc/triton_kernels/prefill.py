@@ -77,6 +77,8 @@ def attend_to_tiles(
     """
     VALUE_DIM: tl.constexpr = HEAD_DIM - VALUE_BEGIN
     cache_head = 0 if VALUE_BEGIN else kv_head
+    # See `decode_kernel`.
+    scales_values: tl.constexpr = FORMAT == INT8 and q.dtype == tl.float16
     highest, total, weighted = state
     for tile in tl.range(begin, end):
         positions = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
@@ -98,6 +100,7 @@ def attend_to_tiles(
             scales = scale_offsets(block_ids, positions, cache_head, BLOCK_SIZE, BLOCK_STRIDE)
             products *= tl.load(key_scales + scales, mask=is_read, other=0.0)[None, :]
             of_values = tl.load(value_scales + scales, mask=is_read, other=0.0)
+        if scales_values:
             v = (numbers_of(value_elements, tl.float32, FORMAT) * of_values[:, None]).to(q.dtype)
         else:
             v = numbers_of(value_elements, q.dtype, FORMAT)
@@ -112,6 +115,8 @@ def attend_to_tiles(
         weights = tl.exp2(scores - new_highest[:, None])
         correction = tl.exp2(highest - new_highest)
         total = total * correction + tl.sum(weights, 1)
+        if FORMAT == INT8 and not scales_values:
+            weights *= of_values[None, :]
         weighted = dot(weights.to(v.dtype), v, weighted * correction[:, None])
         highest = new_highest
     return highest, total, weighted

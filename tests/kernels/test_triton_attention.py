@@ -111,7 +111,7 @@ def test_keys_are_split(num_multiprocessors: int, window: int | None) -> None:
 @pytest.mark.parametrize("num_multiprocessors", [24, 90])
 def test_keys_of_chunks_are_split(num_multiprocessors: int, value_begin: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside decodes, with windows that begin where some queries of a tile see nothing of a split."""
-    monkeypatch.setattr(triton_backend, "MIN_SPLIT_KEYS", 16)
+    monkeypatch.setattr(triton_backend, "MIN_SPLIT_KEYS", 8)
     numbers: list[int] = []
     prefill = triton_backend.prefill
     monkeypatch.setattr(triton_backend, "prefill", lambda *given: (numbers.append(given[5]), prefill(*given)))
