@@ -39,7 +39,8 @@ ALIGNMENT: Final = 4
 def number_of_splits(num_rows: int, num_kv_heads: int, num_places: int) -> int:
     """Return into how many parts a decode kernel cuts the keys of each row; the lengths have no say.
 
-    The least number that makes `MIN_WAVES` programs for each place on the device, and a last wave that is nearly full.
+    The least number that makes `MIN_WAVES` programs for each place on the device, if there may be so many, and a last
+    wave that is nearly full.
     It follows the batch, and the backend here cuts a row's sums by it; `invariant_triton_backend.py` does not.
 
     Args:
@@ -49,7 +50,9 @@ def number_of_splits(num_rows: int, num_kv_heads: int, num_places: int) -> int:
     """
     num_programs = num_rows * num_kv_heads
     most = max(1, min(MAX_SPLITS, MAX_WAVES * num_places // num_programs))
-    least = min(most, -(-MIN_WAVES * num_places // num_programs))
+    least = -(-MIN_WAVES * num_places // num_programs)
+    if least > most:  # few rows: one wave that is full is better than two of which one is nearly empty
+        least = max(1, most // 2)
     busy = [_busy_share(num_programs * splits / num_places) for splits in range(least, most + 1)]
     return next(least + index for index, share in enumerate(busy) if share >= GOOD_ENOUGH * max(busy))
 

@@ -22,7 +22,7 @@ Tile = TypeVar("Tile")
 # Of a layer that sees everything. No difference with a position leaves int32.
 WIDEST_WINDOW: Final = 2**31 - 1
 # Of the keys of a row; the reduction is compiled for this many, whatever their number.
-MAX_SPLITS: Final = 32
+MAX_SPLITS: Final = 64
 # Of `resident_programs`.
 MAX_RESIDENT_PROGRAMS: Final = 3
 # Of the invariant attention: positions that are added up together, by any program. A split is enough work to be worth a
