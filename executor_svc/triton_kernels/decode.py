@@ -29,7 +29,7 @@ from executor_svc.triton_kernels.common import (
     split_of_tiles,
     window_of_tile,
 )
-from executor_svc.triton_kernels.tiles import MAX_SPLITS, WIDEST_WINDOW, decode_tile, groups_of, pad, reduce_warps
+from executor_svc.triton_kernels.tiles import WIDEST_WINDOW, decode_tile, groups_of, pad, reduce_room, reduce_warps
 
 
 @triton.jit(do_not_specialize=["table_stride", "window", "num_splits"])
@@ -301,6 +301,7 @@ def decode(
         num_stages=tile.num_stages,
     )
     if partial is not None:
+        room = reduce_room(num_splits)
         reduce_kernel[(num_heads, num_rows)](
             partial.outputs,
             partial.scores,
@@ -316,6 +317,6 @@ def decode(
             DIM_PADDED=dim_padded,
             TILE_KEYS=tile.num_keys,
             TILE_TOKENS=1,
-            MAX_SPLITS=MAX_SPLITS,
-            num_warps=reduce_warps(value_dim),
+            MAX_SPLITS=room,
+            num_warps=reduce_warps(value_dim, room),
         )

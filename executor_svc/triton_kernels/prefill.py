@@ -32,7 +32,7 @@ from executor_svc.triton_kernels.common import (
     window_of_tile,
 )
 from executor_svc.triton_kernels.decode import PartialResults, reduce_kernel
-from executor_svc.triton_kernels.tiles import MAX_SPLITS, WIDEST_WINDOW, QueryTile, groups_of, pad, reduce_warps
+from executor_svc.triton_kernels.tiles import WIDEST_WINDOW, QueryTile, groups_of, pad, reduce_room, reduce_warps
 from octavo_shared.step_wire.step import Int32Array
 
 
@@ -365,6 +365,7 @@ def prefill(
         num_stages=tile.num_stages,
     )
     if partial is not None:
+        room = reduce_room(num_splits)
         tile_tokens = tile.num_queries // group
         reduce_kernel[(num_heads, len(rows.tiles) * tile_tokens)](
             partial.outputs,
@@ -381,6 +382,6 @@ def prefill(
             DIM_PADDED=pad(cache.value_dim),
             TILE_KEYS=tile.num_keys,
             TILE_TOKENS=tile_tokens,
-            MAX_SPLITS=MAX_SPLITS,
-            num_warps=reduce_warps(cache.value_dim),
+            MAX_SPLITS=room,
+            num_warps=reduce_warps(cache.value_dim, room),
         )

@@ -113,8 +113,13 @@ def test_keys_of_chunks_are_split(num_multiprocessors: int, value_begin: int, mo
     """Beside decodes, with windows that begin where some queries of a tile see nothing of a split."""
     monkeypatch.setattr(triton_backend, "MIN_SPLIT_KEYS", 8)
     numbers: list[int] = []
-    prefill = triton_backend.prefill
-    monkeypatch.setattr(triton_backend, "prefill", lambda *given: (numbers.append(given[5]), prefill(*given)))
+    number_of = triton_backend.number_of_prefill_splits
+
+    def recorded(*given: int) -> int:
+        numbers.append(number_of(*given))
+        return numbers[-1]
+
+    monkeypatch.setattr(triton_backend, "number_of_prefill_splits", recorded)
     slopes, sinks = alibi_slopes(2), sinks_of(2, DEVICE)
     for layer in (
         AttentionLayer(0.25),
