@@ -180,7 +180,7 @@ def _invariant(case: Case) -> None:
     num_heads = case.num_heads
     shape = invariant_tile(case.value_dim, groups_of(num_heads, cache)[1], case.itemsize)
     tables, four = torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, dtype=torch.int32)
-    states = SplitStates(8, 8, torch.empty(4 * num_heads * 8 * case.value_dim), torch.empty(4 * num_heads * 8 * 2))
+    states = SplitStates(8, 8, 1, torch.empty(4 * num_heads * 8 * case.value_dim), torch.empty(4 * num_heads * 8 * 2))
     one = torch.ones(1, dtype=torch.int32)
     for tiles, shared in (
         (QueryTiles(four, four, four, four, tables), states),
