@@ -303,3 +303,13 @@ def test_few_tiles_of_a_prompt_are_shared_out_unless_their_states_take_too_much(
     assert behind_32k.outputs.nbytes <= invariant_triton_backend.MAX_STATE_BYTES
     assert memory.take(4, 16, 8, 4, 128, 131_072).num_programs == 1
     assert memory.take(40, 16, 8, 4, 128, 32_768).num_programs == 1
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_many_programs_of_a_prompt_change_no_bit(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the last query of a tile begin to see in other splits."""
+    set_split_keys(monkeypatch, 32)
+    layer = AttentionLayer(0.3, window)
+    alone = attended(WHOLE, layer)
+    shared = attended(Schedule((41, 39), num_multiprocessors=132), layer)
+    assert torch.equal(alone, shared)
