@@ -237,7 +237,8 @@ class TritonAttentionPlan:
         if layer.window_tokens is not None:
             num_keys = min(num_keys, layer.window_tokens + tile.num_queries // group - 1)
         number = number_of_prefill_splits(len(rows.tiles), num_groups, num_keys, memory.num_multiprocessors)
-        partial = None if number == 1 else memory.take(tile.num_queries, 1, cache.value_dim, query.device)
+        room = memory.take(tile.num_queries, 1, cache.value_dim, query.device)  # so that the largest steps have it
+        partial = None if number == 1 else room
         prefill(rows, query, cache, layer, slopes, number, partial, output)
 
 
