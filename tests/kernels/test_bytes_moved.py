@@ -1,6 +1,5 @@
 """Decodes read what is stored, once: counted by the kernels' own loads; and enough of it is on its way at a time."""
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -22,7 +21,7 @@ FORMATS = ["bfloat16", "int8", "fp8_e4m3"]
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the bytes of each load of a kernel."""
     found: list[int] = []
     load = InterpreterBuilder.create_masked_load
@@ -33,7 +32,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return result
 
     monkeypatch.setattr(InterpreterBuilder, "create_masked_load", counted)
-    yield found
+    return found
 
 
 @pytest.mark.parametrize(("cache_format", "num_multiprocessors"), [*product(FORMATS, (1, 16))])
