@@ -17,6 +17,8 @@ from executor_svc.triton_kernels.tiles import SPLIT_KEYS, groups_of, invariant_t
 
 # Programs that a multiprocessor works on at once: 80 KiB of shared memory each, with heads of 128 numbers in 16 bits.
 RESIDENT_PROGRAMS = 2
+# Of tiles of several tokens, each of which leaves a state for every split: 64 tokens behind 32k take half of it.
+MAX_STATE_BYTES = 128 * 2**20
 
 
 class InvariantAttentionBackend:
@@ -67,7 +69,7 @@ class InvariantAttentionBackend:
 
 
 class SplitMemory:
-    """Shares the splits of decodes out to programs, and keeps room for their states: CUDA graphs have its address.
+    """Shares the splits of tiles out to programs, and keeps room for their states: CUDA graphs have its address.
 
     Args:
         num_places: Programs that the device runs at once.
@@ -79,13 +81,17 @@ class SplitMemory:
         self._device = device
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = [self._make(1, 1)]
 
-    def take(self, num_tiles: int, num_groups: int, group: int, value_dim: int, num_positions: int) -> SplitStates:
-        """Return how tiles of one token are shared out, and the room for it.
+    def take(
+        self, num_tiles: int, tile_tokens: int, num_groups: int, group: int, value_dim: int, num_positions: int
+    ) -> SplitStates:
+        """Return how tiles are shared out, and the room for it.
 
-        Where there are as many tiles as places, each has one program: more would only wait.
+        Where there are as many tiles as places, each has one program: more would only wait. So it has where states of
+        tiles of several tokens would take more than `MAX_STATE_BYTES`, which the first of them takes.
 
         Args:
             num_tiles: 1 or more.
+            tile_tokens: Most tokens of a tile.
             num_groups: Of the layer; see `groups_of`.
             group: Query heads of one.
             value_dim: Of the layer.
@@ -95,21 +101,22 @@ class SplitMemory:
         num_programs = 1
         if num_tiles * num_groups < self._num_places:
             num_programs = min(most_splits, number_of_splits(num_tiles, num_groups, self._num_places))
-        if num_programs == 1:
-            return self.whole()
-        # Enough for every number of tiles, so that it grows with the longest row alone. Each time it doubles: what was
-        # outgrown is kept for the graphs that have its address.
-        num_splits = 1 << (most_splits - 1).bit_length()
+        if tile_tokens == 1:
+            # Enough for every number of tiles, so that it grows with the longest row alone. Each time it doubles: what
+            # was outgrown is kept for the graphs that have its address.
+            num_splits = 1 << (most_splits - 1).bit_length()
+            most_states = self._num_places * group * num_splits
+        else:
+            num_splits, most_states = most_splits, MAX_STATE_BYTES // (4 * value_dim)
+            if num_tiles * num_groups * tile_tokens * group * num_splits > most_states:
+                num_programs = 1
+        if num_programs == 1 and tile_tokens == 1:
+            return SplitStates(1, 1, 1, *self._kept[0])
         outputs, scores = self._kept[-1]
-        num_states = self._num_places * group * num_splits
-        if len(outputs) < num_states * value_dim or len(scores) < num_states * 2:
-            outputs, scores = self._make(num_states * value_dim, num_states * 2)
+        if len(outputs) < most_states * value_dim or len(scores) < most_states * 2:
+            outputs, scores = self._make(most_states * value_dim, most_states * 2)
             self._kept.append((outputs, scores))
-        return SplitStates(num_programs, num_splits, outputs, scores)
-
-    def whole(self) -> SplitStates:
-        """Return that one program takes all splits of a tile."""
-        return SplitStates(1, 1, *self._kept[0])
+        return SplitStates(num_programs, num_splits, tile_tokens, outputs, scores)
 
     def _make(self, num_outputs: int, num_scores: int) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = torch.empty(num_outputs, dtype=torch.float32, device=self._device)
@@ -145,12 +152,16 @@ class InvariantAttentionPlan:
         slopes = None if layer.alibi_slopes is None else slopes_on(query.device, query.dtype, layer.alibi_slopes)
         if self._decodes is not None:
             num_positions = self._decodes.block_tables.shape[1] * cache.block_size
-            states = self._memory.take(len(self._decodes.rows), num_groups, group, cache.value_dim, num_positions)
+            states = self._memory.take(len(self._decodes.rows), 1, num_groups, group, cache.value_dim, num_positions)
             attend(self._decodes, shape, query, cache, layer, slopes, states, output)
         if self._chunks is not None:
+            tile_tokens = shape.num_queries // group
             if self._chunk_tiles is None:
-                self._chunk_tiles = tiles_of(self._chunks, shape.num_queries // group)
-            attend(self._chunk_tiles, shape, query, cache, layer, slopes, self._memory.whole(), output)
+                self._chunk_tiles = tiles_of(self._chunks, tile_tokens)
+            num_positions = self._chunks.block_tables.shape[1] * cache.block_size
+            num_tiles = len(self._chunk_tiles.rows)
+            states = self._memory.take(num_tiles, tile_tokens, num_groups, group, cache.value_dim, num_positions)
+            attend(self._chunk_tiles, shape, query, cache, layer, slopes, states, output)
 
 
 def tiles_of(chunks: Chunks, num_tokens: int) -> QueryTiles:

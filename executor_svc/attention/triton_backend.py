@@ -30,6 +30,8 @@ from executor_svc.triton_kernels.tiles import (
 MIN_WAVES, MAX_WAVES = 2, 4
 # A number of splits is good enough if it keeps this much of the device busy that the best one does.
 GOOD_ENOUGH: Final = 0.9
+# Of a tile of queries: with fewer keys a split writes and reads more of its results than it reads keys and values.
+MIN_SPLIT_KEYS: Final = 256
 # Arrays in one copy begin at multiples of 16 bytes: the compiler makes one kernel for aligned addresses only.
 ALIGNMENT: Final = 4
 
@@ -37,7 +39,8 @@ ALIGNMENT: Final = 4
 def number_of_splits(num_rows: int, num_kv_heads: int, num_places: int) -> int:
     """Return into how many parts a decode kernel cuts the keys of each row; the lengths have no say.
 
-    The least number that makes `MIN_WAVES` programs for each place on the device, and a last wave that is nearly full.
+    The least number that makes `MIN_WAVES` programs for each place on the device, if there may be so many, and a last
+    wave that is nearly full.
     It follows the batch, and the backend here cuts a row's sums by it; `invariant_triton_backend.py` does not.
 
     Args:
@@ -47,7 +50,9 @@ def number_of_splits(num_rows: int, num_kv_heads: int, num_places: int) -> int:
     """
     num_programs = num_rows * num_kv_heads
     most = max(1, min(MAX_SPLITS, MAX_WAVES * num_places // num_programs))
-    least = min(most, -(-MIN_WAVES * num_places // num_programs))
+    least = -(-MIN_WAVES * num_places // num_programs)
+    if least > most:  # few rows: one wave that is full is better than two of which one is nearly empty
+        least = max(1, most // 2)
     busy = [_busy_share(num_programs * splits / num_places) for splits in range(least, most + 1)]
     return next(least + index for index, share in enumerate(busy) if share >= GOOD_ENOUGH * max(busy))
 
@@ -55,6 +60,23 @@ def number_of_splits(num_rows: int, num_kv_heads: int, num_places: int) -> int:
 def _busy_share(waves: float) -> float:
     """Return how much of the device works, on average, until the last of so many waves of programs is over."""
     return waves / math.ceil(waves)
+
+
+def number_of_prefill_splits(num_tiles: int, num_groups: int, num_keys: int, num_multiprocessors: int) -> int:
+    """Return into how many parts the prefill kernel cuts the keys of each tile of queries.
+
+    A program fills a multiprocessor, or nearly. Where there is one for each, more would only wait.
+
+    Args:
+        num_tiles: 1 or more.
+        num_groups: Programs of a tile; see `groups_of`.
+        num_keys: That the longest tile sees.
+        num_multiprocessors: Of the device.
+    """
+    if num_tiles * num_groups >= num_multiprocessors:
+        return 1
+    most = max(1, num_keys // MIN_SPLIT_KEYS)
+    return min(most, number_of_splits(num_tiles, num_groups, num_multiprocessors))
 
 
 class TritonAttentionBackend:
@@ -131,14 +153,22 @@ class SplitMemory:
         self.num_multiprocessors = num_multiprocessors
         self._partial: dict[tuple[int, int], PartialResults] = {}
 
-    def take(self, group: int, value_dim: int, device: torch.device) -> PartialResults:
-        """Return the room for so many heads of a KV head; all callers get the same."""
-        partial = self._partial.get((group, value_dim))
+    def take(self, num_queries: int, num_resident: int, value_dim: int, device: torch.device) -> PartialResults:
+        """Return the room for `MAX_WAVES` of programs; all callers get the same.
+
+        Args:
+            num_queries: Of a program: heads of a decode, tokens times heads of a tile.
+            num_resident: Most programs of a multiprocessor.
+            value_dim: Of the layer.
+            device: Where the room is.
+        """
+        key = num_queries * num_resident, value_dim
+        partial = self._partial.get(key)
         if partial is None:
-            num_parts = MAX_WAVES * MAX_RESIDENT_PROGRAMS * self.num_multiprocessors * group
+            num_parts = MAX_WAVES * self.num_multiprocessors * num_queries * num_resident
             outputs = torch.empty(num_parts * value_dim, dtype=torch.float32, device=device)
             scores = torch.empty(num_parts, dtype=torch.float32, device=device)
-            partial = self._partial[group, value_dim] = PartialResults(outputs, scores)
+            partial = self._partial[key] = PartialResults(outputs, scores)
         return partial
 
 
@@ -193,12 +223,33 @@ class TritonAttentionPlan:
         if self._decodes is not None:
             partial = None
             if self._splits.number > 1:
-                partial = self._splits.memory.take(num_heads // cache.keys.shape[2], cache.value_dim, query.device)
+                group = num_heads // cache.keys.shape[2]
+                partial = self._splits.memory.take(group, MAX_RESIDENT_PROGRAMS, cache.value_dim, query.device)
             decode(self._decodes, query, cache, layer, slopes_tensor, self._splits.number, partial, output)
         if self._chunks is not None:
             if self._prefill_rows is None:
                 self._prefill_rows = prefill_rows(self._chunks, query, cache)
-            prefill(self._prefill_rows, query, cache, layer, slopes_tensor, output)
+            self._prefill(self._prefill_rows, query, cache, layer, slopes_tensor, output)
+
+    def _prefill(
+        self,
+        rows: PrefillRows,
+        query: torch.Tensor,
+        cache: LayerCache,
+        layer: AttentionLayer,
+        slopes: torch.Tensor | None,
+        output: torch.Tensor,
+    ) -> None:
+        """Attend with the rows of several tokens, their keys split where tiles are few."""
+        memory, tile = self._splits.memory, rows.tile
+        num_groups, group = groups_of(query.shape[1], cache)
+        num_keys = rows.num_keys
+        if layer.window_tokens is not None:
+            num_keys = min(num_keys, layer.window_tokens + tile.num_queries // group - 1)
+        number = number_of_prefill_splits(len(rows.tiles), num_groups, num_keys, memory.num_multiprocessors)
+        room = memory.take(tile.num_queries, 1, cache.value_dim, query.device)  # so that the largest steps have it
+        partial = None if number == 1 else room
+        prefill(rows, query, cache, layer, slopes, number, partial, output)
 
 
 def prefill_rows(chunks: Chunks, query: torch.Tensor, cache: LayerCache) -> PrefillRows:
@@ -207,7 +258,8 @@ def prefill_rows(chunks: Chunks, query: torch.Tensor, cache: LayerCache) -> Pref
     itemsizes = query.dtype.itemsize, cache.keys.dtype.itemsize
     tile = prefill_tile(cache.value_dim, group, *itemsizes, _capability(query.device))
     tiles = query_tiles(chunks.starts, chunks.lengths, chunks.first_tokens, tile.num_queries // group)
-    return PrefillRows(to_device(tiles, query.device), chunks.block_tables, tile)
+    num_keys = int(tiles[0, 2] + tiles[0, 3])  # the longest tile is the first
+    return PrefillRows(to_device(tiles, query.device), chunks.block_tables, tile, num_keys)
 
 
 def multiprocessors_of(device: torch.device) -> int:

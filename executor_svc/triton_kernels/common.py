@@ -131,3 +131,16 @@ def split_of_tiles(num_visible_tokens, window, split, num_splits, TILE_KEYS: tl.
     num_used_splits = (end_tile - first_tile + tiles_per_split - 1) // tiles_per_split
     begin = first_tile + split * tiles_per_split
     return begin, tl.minimum(begin + tiles_per_split, end_tile), first_position, num_used_splits
+
+
+@triton.jit
+def query_tile_at(tiles, index):
+    """Return the first token of a tile of `query_tiles` in the step, its number of tokens, and its first position."""
+    record = tiles + index * 4
+    return tl.load(record + 1), tl.load(record + 2), tl.load(record + 3)
+
+
+@triton.jit
+def window_of_tile(window, num_tokens, end_position):
+    """Return how many positions before `end_position` the queries of a tile see together; it stays in int32."""
+    return tl.minimum(window, end_position) + (num_tokens - 1)

@@ -22,12 +22,14 @@ from executor_svc.triton_kernels.common import (
     block_ids_of,
     dot,
     first_numbers,
+    query_tile_at,
     scale_offsets,
     shape_scores,
     slot_offsets,
     split_of_tiles,
+    window_of_tile,
 )
-from executor_svc.triton_kernels.tiles import MAX_SPLITS, WIDEST_WINDOW, decode_tile, groups_of, pad, reduce_warps
+from executor_svc.triton_kernels.tiles import WIDEST_WINDOW, decode_tile, groups_of, pad, reduce_room, reduce_warps
 
 
 @triton.jit(do_not_specialize=["table_stride", "window", "num_splits"])
@@ -104,6 +106,8 @@ def decode_kernel(
     highest = tl.full([GROUP_PADDED], LOWEST_SCORE, tl.float32)
     total = tl.full([GROUP_PADDED], 0.0, tl.float32)
     weighted = tl.full([GROUP_PADDED, DIM_PADDED], 0.0, tl.float32)
+    # Otherwise weights are: there are fewer of them than values. In float16 the product could be too small.
+    scales_values: tl.constexpr = FORMAT == INT8 and q.dtype == tl.float16
     for tile in tl.range(begin, end):
         positions = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
         is_visible = (positions >= first_position) & (positions < visible)
@@ -124,6 +128,7 @@ def decode_kernel(
             scales = scale_offsets(block_ids, positions, cache_head, BLOCK_SIZE, BLOCK_STRIDE)
             products *= tl.load(key_scales + scales, mask=is_visible, other=0.0)[None, :]
             of_values = tl.load(value_scales + scales, mask=is_visible, other=0.0)
+        if scales_values:
             v = (numbers_of(value_elements, tl.float32, FORMAT) * of_values[:, None]).to(q.dtype)
         else:
             v = numbers_of(value_elements, q.dtype, FORMAT)
@@ -134,6 +139,8 @@ def decode_kernel(
         weights = tl.exp2(scores - new_highest[:, None])
         correction = tl.exp2(highest - new_highest)
         total = total * correction + tl.sum(weights, 1)
+        if FORMAT == INT8 and not scales_values:
+            weights *= of_values[None, :]
         weighted = dot(weights.to(v.dtype), v, weighted * correction[:, None])
         highest = new_highest
     if sinks is not None and not IS_SPLIT:
@@ -159,6 +166,7 @@ def reduce_kernel(
     partial_scores,
     num_visible_tokens,
     token_ids,
+    tiles,
     output,
     window,
     num_splits,
@@ -167,16 +175,29 @@ def reduce_kernel(
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     TILE_KEYS: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    """Join the splits of one head of one row; the grid is (heads, rows)."""
+    """Join the splits of one head of one token; the grid is (heads, rows).
+
+    With `tiles`, of `query_tiles`, a row is one of the `TILE_TOKENS` places of a tile; without, it is a decode.
+    """
     head = tl.program_id(0)
     row = tl.program_id(1)
-    visible = tl.load(num_visible_tokens + row)
+    if tiles is not None:
+        place = row % TILE_TOKENS
+        first_token, num_tokens, start = query_tile_at(tiles, row // TILE_TOKENS)
+        if place >= num_tokens:
+            return
+        token = first_token + place
+        visible = start + num_tokens
+        window = window_of_tile(window, num_tokens, visible)
+    else:
+        visible = tl.load(num_visible_tokens + row)
+        token = row
+        if token_ids is not None:
+            token = tl.load(token_ids + row)
     _, _, _, num_used_splits = split_of_tiles(visible, window, 0, num_splits, TILE_KEYS)
-    token = row
-    if token_ids is not None:
-        token = tl.load(token_ids + row)
     splits = tl.arange(0, MAX_SPLITS)
     dims = tl.arange(0, DIM_PADDED)
     is_used = splits < num_used_splits
@@ -280,11 +301,13 @@ def decode(
         num_stages=tile.num_stages,
     )
     if partial is not None:
+        room = reduce_room(num_splits)
         reduce_kernel[(num_heads, num_rows)](
             partial.outputs,
             partial.scores,
             rows.num_visible_tokens,
             rows.token_ids,
+            None,
             output,
             window,
             num_splits,
@@ -293,6 +316,7 @@ def decode(
             HEAD_DIM=value_dim,
             DIM_PADDED=dim_padded,
             TILE_KEYS=tile.num_keys,
-            MAX_SPLITS=MAX_SPLITS,
-            num_warps=reduce_warps(value_dim),
+            TILE_TOKENS=1,
+            MAX_SPLITS=room,
+            num_warps=reduce_warps(value_dim, room),
         )

@@ -83,7 +83,7 @@ def result_of(state, sinks, heads):
     return weighted / total[:, None] + 0.0
 
 
-@triton.jit(do_not_specialize=["table_stride", "window", "num_programs", "num_splits"])
+@triton.jit(do_not_specialize=["table_stride", "window", "num_programs", "num_splits", "tile_tokens"])
 def attend_kernel(
     query,
     query_stride,
@@ -104,6 +104,7 @@ def attend_kernel(
     window,
     num_programs,
     num_splits,
+    tile_tokens,
     key_scales,
     value_scales,
     value_factor,
@@ -125,7 +126,7 @@ def attend_kernel(
     """Attend with a tile of queries of one group to every `num_programs`-th split of its keys.
 
     The grid is (KV heads, tiles of queries, `num_programs`). One program a tile writes the result; several leave the
-    state of each split, of tiles of one token only. `VALUE_BEGIN` is not 0 of a latent cache; see `decode_kernel`.
+    state of each split, with `tile_tokens` places a tile. `VALUE_BEGIN`: see `decode_kernel`.
     """
     kv_head = tl.program_id(0)
     cache_head = 0 if VALUE_BEGIN else kv_head
@@ -199,7 +200,8 @@ def attend_kernel(
         if num_programs == 1:
             state = fold(state, (highest, total, weighted))
         else:
-            partial = (index.to(tl.int64) * NUM_HEADS + heads) * num_splits + (split - first_split)
+            places = index.to(tl.int64) * tile_tokens + tokens
+            partial = (places * NUM_HEADS + heads) * num_splits + (split - first_split)
             is_head = tokens < count
             tl.store(partial_scores + partial * 2, highest, mask=is_head)
             tl.store(partial_scores + partial * 2 + 1, total, mask=is_head)
@@ -210,31 +212,40 @@ def attend_kernel(
         tl.store(output_rows[:, None] + dims[None, :], result, mask=is_query)
 
 
-@triton.jit(do_not_specialize=["window", "num_splits"])
+@triton.jit(do_not_specialize=["window", "num_splits", "tile_tokens"])
 def fold_kernel(
     partial_outputs,
     partial_scores,
     first_tokens,
+    num_tokens,
     end_positions,
     output,
     window,
     num_splits,
+    tile_tokens,
     sinks,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     SPLIT_KEYS: tl.constexpr,
 ):
-    """Fold the splits of one head of a tile of one token; the grid is (heads, tiles)."""
+    """Fold the splits of one head of one token; the grid is (heads, tiles * `tile_tokens`).
+
+    It takes all splits of the tile: one of which the token sees nothing changes nothing.
+    """
     head = tl.program_id(0)
-    index = tl.program_id(1)
+    place = tl.program_id(1)
+    index, token = place // tile_tokens, place % tile_tokens
+    count = tl.load(num_tokens + index)
+    if token >= count:
+        return
     end_position = tl.load(end_positions + index)
-    first_split = tl.maximum(end_position - window, 0) // SPLIT_KEYS
+    first_split = tl.maximum(end_position - count + 1 - window, 0) // SPLIT_KEYS
     num_used_splits = tl.cdiv(end_position, SPLIT_KEYS) - first_split
     dims = tl.arange(0, DIM_PADDED)
     is_dim = (dims < HEAD_DIM)[None, :]
     one = tl.arange(0, 1)
-    first = (index.to(tl.int64) * NUM_HEADS + head) * num_splits
+    first = (place.to(tl.int64) * NUM_HEADS + head) * num_splits
     state = nothing(1, DIM_PADDED)
     for split in tl.range(0, num_used_splits):
         partial = first + split + one
@@ -242,7 +253,7 @@ def fold_kernel(
         total = tl.load(partial_scores + partial * 2 + 1)
         weighted = tl.load(partial_outputs + partial[:, None] * HEAD_DIM + dims[None, :], mask=is_dim, other=0.0)
         state = fold(state, (highest, total, weighted))
-    output_row = output + (tl.load(first_tokens + index).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
+    output_row = output + ((tl.load(first_tokens + index) + token).to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
     result = result_of(state, sinks, head + one).to(output.dtype.element_ty)
     tl.store(output_row + (one[:, None] + dims[None, :]), result, mask=is_dim)
 
@@ -260,15 +271,13 @@ class QueryTiles:
 
 @dataclass(frozen=True, slots=True)
 class SplitStates:
-    """How the splits of each tile are shared out, and room for their states.
-
-    Tiles have one token where there are several programs.
-    """
+    """How the splits of each tile are shared out, and room for their states; of one program it is not used."""
 
     num_programs: int  # of each tile and KV head
     num_splits: int  # most of a tile
-    outputs: torch.Tensor  # [num_tiles * num_heads * num_splits * value_dim] or more float32; of one program: unused
-    scores: torch.Tensor  # [num_tiles * num_heads * num_splits * 2] or more float32: highest score, total
+    tile_tokens: int  # most of a tile
+    outputs: torch.Tensor  # [num_tiles * tile_tokens * num_heads * num_splits * value_dim] or more float32
+    scores: torch.Tensor  # [num_tiles * tile_tokens * num_heads * num_splits * 2] or more float32: highest score, total
 
 
 def attend(
@@ -319,6 +328,7 @@ def attend(
         window,
         states.num_programs,
         states.num_splits,
+        states.tile_tokens,
         operands.key_scales,
         operands.value_scales,
         operands.value_factor,
@@ -341,14 +351,16 @@ def attend(
         enable_fp_fusion=False,
     )
     if states.num_programs > 1:
-        fold_kernel[(num_heads, num_tiles)](
+        fold_kernel[(num_heads, num_tiles * states.tile_tokens)](
             states.outputs,
             states.scores,
             tiles.first_tokens,
+            tiles.num_tokens,
             tiles.end_positions,
             output,
             window,
             states.num_splits,
+            states.tile_tokens,
             layer.sinks,
             NUM_HEADS=num_heads,
             HEAD_DIM=cache.value_dim,

@@ -2,7 +2,9 @@
 
 Source of the tiles and of the order of the loops: Dao 2023, "FlashAttention-2". A program takes a tile of consecutive
 tokens of one row and one KV head: all query heads of its group for these tokens are the rows of its matrices, so that
-keys and values are read once for the group. Which tile is which is a table made on the host.
+keys and values are read once for the group. Which tile is which is a table made on the host. Where tiles are few, as
+of a short prompt behind a long cached prefix, the keys of each are split over several programs, and `reduce_kernel`
+joins the parts.
 """
 
 from dataclasses import dataclass
@@ -22,11 +24,15 @@ from executor_svc.triton_kernels.common import (
     block_ids_of,
     dot,
     first_numbers,
+    query_tile_at,
     scale_offsets,
     shape_scores,
     slot_offsets,
+    split_of_tiles,
+    window_of_tile,
 )
-from executor_svc.triton_kernels.tiles import WIDEST_WINDOW, QueryTile, groups_of, pad
+from executor_svc.triton_kernels.decode import PartialResults, reduce_kernel
+from executor_svc.triton_kernels.tiles import WIDEST_WINDOW, QueryTile, groups_of, pad, reduce_room, reduce_warps
 from octavo_shared.step_wire.step import Int32Array
 
 
@@ -71,6 +77,8 @@ def attend_to_tiles(
     """
     VALUE_DIM: tl.constexpr = HEAD_DIM - VALUE_BEGIN
     cache_head = 0 if VALUE_BEGIN else kv_head
+    # See `decode_kernel`.
+    scales_values: tl.constexpr = FORMAT == INT8 and q.dtype == tl.float16
     highest, total, weighted = state
     for tile in tl.range(begin, end):
         positions = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
@@ -92,6 +100,7 @@ def attend_to_tiles(
             scales = scale_offsets(block_ids, positions, cache_head, BLOCK_SIZE, BLOCK_STRIDE)
             products *= tl.load(key_scales + scales, mask=is_read, other=0.0)[None, :]
             of_values = tl.load(value_scales + scales, mask=is_read, other=0.0)
+        if scales_values:
             v = (numbers_of(value_elements, tl.float32, FORMAT) * of_values[:, None]).to(q.dtype)
         else:
             v = numbers_of(value_elements, q.dtype, FORMAT)
@@ -106,12 +115,14 @@ def attend_to_tiles(
         weights = tl.exp2(scores - new_highest[:, None])
         correction = tl.exp2(highest - new_highest)
         total = total * correction + tl.sum(weights, 1)
+        if FORMAT == INT8 and not scales_values:
+            weights *= of_values[None, :]
         weighted = dot(weights.to(v.dtype), v, weighted * correction[:, None])
         highest = new_highest
     return highest, total, weighted
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"])
+@triton.jit(do_not_specialize=["table_stride", "window", "num_splits"])
 def prefill_kernel(
     query,
     query_stride,
@@ -122,13 +133,17 @@ def prefill_kernel(
     tiles,
     slopes,
     output,
+    partial_outputs,
+    partial_scores,
     scale,
     soft_cap,
     window,
+    num_splits,
     key_scales,
     value_scales,
     value_factor,
     sinks,
+    IS_SPLIT: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
@@ -143,14 +158,12 @@ def prefill_kernel(
     TILE_QUERIES: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):
-    """Attend with one tile of queries of one group; the grid is (KV heads, tiles)."""
+    """Attend with one tile of queries of one group to one split of its keys; the grid is (KV heads, tiles, splits)."""
     VALUE_DIM: tl.constexpr = HEAD_DIM - VALUE_BEGIN
     kv_head = tl.program_id(0)
-    record = tiles + tl.program_id(1) * 4
-    row = tl.load(record)
-    first_token = tl.load(record + 1)
-    num_tokens = tl.load(record + 2)
-    start = tl.load(record + 3)
+    index = tl.program_id(1)
+    row = tl.load(tiles + index * 4)
+    first_token, num_tokens, start = query_tile_at(tiles, index)
     queries = tl.arange(0, TILE_QUERIES)
     dims = tl.arange(0, DIM_PADDED)
     tokens = queries // GROUP
@@ -179,6 +192,14 @@ def prefill_kernel(
     full_end = (start + 1) // TILE_KEYS
     full_begin = tl.minimum(full_begin, end)
     full_end = tl.maximum(full_begin, full_end)
+    if IS_SPLIT:
+        # The three ranges below, as far as they are in the split.
+        seen = window_of_tile(window, num_tokens, end_position)
+        begin, end, _, _ = split_of_tiles(end_position, seen, tl.program_id(2), num_splits, TILE_KEYS)
+        if begin >= end:
+            return
+        full_begin = tl.minimum(tl.maximum(full_begin, begin), end)
+        full_end = tl.minimum(tl.maximum(full_end, begin), end)
     state = (
         tl.full([TILE_QUERIES], LOWEST_SCORE, tl.float32),
         tl.full([TILE_QUERIES], 0.0, tl.float32),
@@ -224,14 +245,24 @@ def prefill_kernel(
                 TILE_KEYS=TILE_KEYS,
             )
     highest, total, weighted = state
-    if sinks is not None:
+    if sinks is not None and not IS_SPLIT:
         total, factor = add_sinks(highest, total, tl.load(sinks + heads))
         weighted *= factor[:, None]
+    if IS_SPLIT:
+        # A query may see no key of the split, which then counts for nothing.
+        highest = tl.where(total > 0, highest, float("-inf"))
+        total = tl.where(total > 0, total, 1.0)
     result = weighted / total[:, None]
     if value_factor is not None:
         result *= value_factor
-    output_rows = output + token_offsets * (NUM_KV_HEADS * GROUP * VALUE_DIM) + heads * VALUE_DIM
-    tl.store(output_rows[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=is_query)
+    if IS_SPLIT:
+        places = index.to(tl.int64) * (TILE_QUERIES // GROUP) + tokens
+        partial = (places * (NUM_KV_HEADS * GROUP) + heads) * num_splits + tl.program_id(2)
+        tl.store(partial_scores + partial, highest + tl.log2(total), mask=tokens < num_tokens)
+        tl.store(partial_outputs + partial[:, None] * VALUE_DIM + dims[None, :], result, mask=is_query)
+    else:
+        output_rows = output + token_offsets * (NUM_KV_HEADS * GROUP * VALUE_DIM) + heads * VALUE_DIM
+        tl.store(output_rows[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=is_query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +272,7 @@ class PrefillRows:
     tiles: torch.Tensor  # [num_tiles, 4] int32 of `query_tiles`, on the device
     block_tables: torch.Tensor  # [num_rows, max_num_blocks] int32, on the device
     tile: QueryTile  # what they were made for: up to tile.num_queries // group tokens
+    num_keys: int  # positions up to the last query of the longest tile
 
 
 def query_tiles(
@@ -274,9 +306,11 @@ def prefill(
     cache: LayerCache,
     layer: AttentionLayer,
     slopes: torch.Tensor | None,
+    num_splits: int,
+    partial: PartialResults | None,
     output: torch.Tensor,
 ) -> None:
-    """Attend with rows of several tokens; launches one kernel.
+    """Attend with rows of several tokens; launches one kernel, or two if keys are split.
 
     Args:
         rows: At least one tile.
@@ -284,13 +318,16 @@ def prefill(
         cache: The tokens' own keys and values are in it.
         layer: How to attend.
         slopes: Of the layer, [num_heads] float32 on the device; None: no ALiBi.
+        num_splits: Parts of the keys of each tile, up to `MAX_SPLITS`.
+        partial: Room for this many, with `tile.num_queries // group` rows a tile; None: `num_splits` is 1.
         output: [num_tokens, num_heads * value_dim]; the tokens of the rows are written.
     """
     num_heads, head_dim = query.shape[1:]
     num_groups, group = groups_of(num_heads, cache)
     tile = rows.tile
     operands = operands_of(cache)
-    prefill_kernel[(num_groups, len(rows.tiles))](
+    window = WIDEST_WINDOW if layer.window_tokens is None else min(layer.window_tokens, WIDEST_WINDOW)
+    prefill_kernel[(num_groups, len(rows.tiles), num_splits)](
         query,
         query.stride(0),
         operands.keys,
@@ -300,13 +337,17 @@ def prefill(
         rows.tiles,
         slopes,
         output,
+        None if partial is None else partial.outputs,
+        None if partial is None else partial.scores,
         operands.key_factor * (layer.scale if layer.soft_cap is not None else layer.scale * LOG2_E.value),
         layer.soft_cap or 0.0,
-        WIDEST_WINDOW if layer.window_tokens is None else min(layer.window_tokens, WIDEST_WINDOW),
+        window,
+        num_splits,
         operands.key_scales,
         operands.value_scales,
         operands.value_factor,
         layer.sinks,
+        IS_SPLIT=num_splits > 1,
         HAS_SOFT_CAP=layer.soft_cap is not None,
         HAS_WINDOW=layer.window_tokens is not None,
         GROUP=group,
@@ -323,3 +364,24 @@ def prefill(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
+    if partial is not None:
+        room = reduce_room(num_splits)
+        tile_tokens = tile.num_queries // group
+        reduce_kernel[(num_heads, len(rows.tiles) * tile_tokens)](
+            partial.outputs,
+            partial.scores,
+            None,
+            None,
+            rows.tiles,
+            output,
+            window,
+            num_splits,
+            layer.sinks,
+            NUM_HEADS=num_heads,
+            HEAD_DIM=cache.value_dim,
+            DIM_PADDED=pad(cache.value_dim),
+            TILE_KEYS=tile.num_keys,
+            TILE_TOKENS=tile_tokens,
+            MAX_SPLITS=room,
+            num_warps=reduce_warps(cache.value_dim, room),
+        )

@@ -21,8 +21,8 @@ Tile = TypeVar("Tile")
 
 # Of a layer that sees everything. No difference with a position leaves int32.
 WIDEST_WINDOW: Final = 2**31 - 1
-# Of the keys of a row; the reduction is compiled for this many, whatever their number.
-MAX_SPLITS: Final = 32
+# Of the keys of a row; see `reduce_room`.
+MAX_SPLITS: Final = 64
 # Of `resident_programs`.
 MAX_RESIDENT_PROGRAMS: Final = 3
 # Of the invariant attention: positions that are added up together, by any program. A split is enough work to be worth a
@@ -159,6 +159,11 @@ def _with_room_for(group: int, tile: QueryTile, itemsize: int) -> QueryTile:
     return QueryTile(pad(group), min(16, tile.num_keys) if itemsize == 4 else tile.num_keys, 8, tile.num_stages)
 
 
-def reduce_warps(value_dim: int) -> int:
-    """Return the warps of a program of `reduce_kernel`: each thread has up to 32 numbers."""
-    return max(1, MAX_SPLITS * pad(value_dim) // 1024)
+def reduce_room(num_splits: int) -> int:
+    """Return for how many splits `reduce_kernel` is compiled: `MAX_SPLITS` or half of them."""
+    return MAX_SPLITS // 2 if num_splits <= MAX_SPLITS // 2 else MAX_SPLITS
+
+
+def reduce_warps(value_dim: int, room: int) -> int:
+    """Return the warps of a program of `reduce_kernel`: each thread has 32 numbers, or 64 of a latent cache."""
+    return min(16, max(1, room * pad(value_dim) // 1024))

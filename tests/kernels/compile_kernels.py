@@ -167,8 +167,11 @@ def _prefill(case: Case) -> None:
     _, group = groups_of(case.num_heads, cache)
     itemsizes = qkv.dtype.itemsize, case.cache_dtype.itemsize
     tile = prefill_tile(case.value_dim, group, *itemsizes, divmod(case.capability, 10))
-    rows = PrefillRows(torch.zeros(2, 4, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32), tile)
-    prefill(rows, qkv[:, : case.num_heads], cache, layer, slopes, torch.empty_like(qkv))
+    rows = PrefillRows(torch.zeros(2, 4, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32), tile, 8)
+    num_parts = 2 * tile.num_queries * case.num_kv_heads * 8
+    partial = PartialResults(torch.empty(num_parts * case.value_dim), torch.empty(num_parts))
+    for num_splits, room in ((1, None), (8, partial)):
+        prefill(rows, qkv[:, : case.num_heads], cache, layer, slopes, num_splits, room, torch.empty_like(qkv))
 
 
 def _invariant(case: Case) -> None:
@@ -177,7 +180,7 @@ def _invariant(case: Case) -> None:
     num_heads = case.num_heads
     shape = invariant_tile(case.value_dim, groups_of(num_heads, cache)[1], case.itemsize)
     tables, four = torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, dtype=torch.int32)
-    states = SplitStates(8, 8, torch.empty(4 * num_heads * 8 * case.value_dim), torch.empty(4 * num_heads * 8 * 2))
+    states = SplitStates(8, 8, 1, torch.empty(4 * num_heads * 8 * case.value_dim), torch.empty(4 * num_heads * 8 * 2))
     one = torch.ones(1, dtype=torch.int32)
     for tiles, shared in (
         (QueryTiles(four, four, four, four, tables), states),

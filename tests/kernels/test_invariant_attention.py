@@ -275,18 +275,41 @@ def test_only_the_shape_of_the_model_chooses_tiles(
     assert constants["enable_fp_fusion"] is False
     assert {grid[2] for grid in attend.grids} > {1}, "both ways to share splits out were planned"
     for grid, arguments in zip(attend.grids, attend.arguments, strict=True):
-        outputs, scores, num_programs, num_splits = arguments[12], arguments[13], arguments[17], arguments[18]
+        outputs, scores, (num_programs, num_splits, tile_tokens) = arguments[12], arguments[13], arguments[17:20]
         assert grid[2] == num_programs
         if num_programs > 1:
             assert num_splits > int(arguments[9].max()) // SPLIT_KEYS
-            assert len(outputs) >= grid[1] * heads[0] * num_splits * head_dim
-            assert len(scores) >= grid[1] * heads[0] * num_splits * 2
+            assert int(arguments[8].max()) <= tile_tokens
+            num_states = grid[1] * tile_tokens * heads[0] * num_splits
+            assert (len(outputs) >= num_states * head_dim, len(scores) >= num_states * 2) == (True, True)
 
 
 def test_the_room_for_states_grows_by_doubling() -> None:
     """Contexts that grow split by split would else leave a heap of outgrown rooms."""
     memory = invariant_triton_backend.SplitMemory(264, torch.device("cpu"))
-    taken = [memory.take(1, 8, 4, 16, num_positions) for num_positions in range(64, 64 * 60, 64)]
+    taken = [memory.take(1, 1, 8, 4, 16, num_positions) for num_positions in range(64, 64 * 60, 64)]
     assert len({states.outputs.data_ptr() for states in taken}) <= 6
     assert all(states.num_splits > index + 1 for index, states in enumerate(taken))
-    assert memory.take(1, 8, 4, 16, 128).outputs.data_ptr() == taken[-1].outputs.data_ptr()
+    assert memory.take(1, 1, 8, 4, 16, 128).outputs.data_ptr() == taken[-1].outputs.data_ptr()
+
+
+def test_few_tiles_of_a_prompt_are_shared_out_unless_their_states_take_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_split_keys(monkeypatch, SPLIT_KEYS)
+    memory = invariant_triton_backend.SplitMemory(264, torch.device("cpu"))
+    behind_32k = memory.take(4, 16, 8, 4, 128, 32_768)  # 64 tokens
+    assert 4 * 8 * behind_32k.num_programs >= 2 * 132
+    assert behind_32k.outputs.nbytes <= invariant_triton_backend.MAX_STATE_BYTES
+    assert memory.take(4, 16, 8, 4, 128, 131_072).num_programs == 1
+    assert memory.take(40, 16, 8, 4, 128, 32_768).num_programs == 1
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_many_programs_of_a_prompt_change_no_bit(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the last query of a tile begin to see in other splits."""
+    set_split_keys(monkeypatch, 32)
+    layer = AttentionLayer(0.3, window)
+    alone = attended(WHOLE, layer)
+    shared = attended(Schedule((41, 39), num_multiprocessors=132), layer)
+    assert torch.equal(alone, shared)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from executor_svc.attention import triton_backend
 from executor_svc.attention.interface import AttentionLayer, LayerCache
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.attention.triton_backend import TritonAttentionBackend
@@ -104,6 +105,32 @@ def test_keys_are_split(num_multiprocessors: int, window: int | None) -> None:
     for sinks in (None, torch.tensor([0.5, 3.0], device=DEVICE)):
         layer = AttentionLayer(0.25, window, sinks=sinks)
         check(LayerInput(step, (2, 1), 16), layer, num_multiprocessors=num_multiprocessors)
+
+
+@pytest.mark.parametrize("value_begin", [0, 16])
+@pytest.mark.parametrize("num_multiprocessors", [24, 90])
+def test_keys_of_chunks_are_split(num_multiprocessors: int, value_begin: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside decodes, with windows that begin where some queries of a tile see nothing of a split."""
+    monkeypatch.setattr(triton_backend, "MIN_SPLIT_KEYS", 8)
+    numbers: list[int] = []
+    number_of = triton_backend.number_of_prefill_splits
+
+    def recorded(*given: int) -> int:
+        numbers.append(number_of(*given))
+        return numbers[-1]
+
+    monkeypatch.setattr(triton_backend, "number_of_prefill_splits", recorded)
+    slopes, sinks = alibi_slopes(2), sinks_of(2, DEVICE)
+    for layer in (
+        AttentionLayer(0.25),
+        AttentionLayer(0.25, sinks=sinks),
+        AttentionLayer(0.25, 20, 1.5, slopes, sinks),
+        AttentionLayer(0.25, 70),
+    ):
+        step = on_device([(200, 30), (5, 1), (0, 3)], 16, layer.window_tokens)
+        inputs = LayerInput(step, (2, 1), 16 + 2 * value_begin, rotary_dim=16, value_begin=value_begin)
+        check(inputs, layer, num_multiprocessors=num_multiprocessors)
+    assert min(numbers) > 1
 
 
 @pytest.mark.parametrize("window", [None, 129, 250])

@@ -9,7 +9,12 @@ import torch
 from executor_svc.attention import triton_backend
 from executor_svc.attention.interface import AttentionLayer, DecodeBatch, DecodePlanner, LayerCache
 from executor_svc.attention.rules import AttentionNeeds, TritonRules
-from executor_svc.attention.triton_backend import TritonAttentionBackend, number_of_splits
+from executor_svc.attention.triton_backend import (
+    MAX_WAVES,
+    TritonAttentionBackend,
+    number_of_prefill_splits,
+    number_of_splits,
+)
 from executor_svc.triton_kernels.decode import DecodeRows
 from executor_svc.triton_kernels.prefill import PrefillRows, query_tiles
 from executor_svc.triton_kernels.tiles import MAX_RESIDENT_PROGRAMS, MAX_SPLITS, groups_of, resident_programs
@@ -160,11 +165,30 @@ def test_splits_keep_a_device_busy_and_no_more(num_kv_heads: int, places: int) -
         num_programs = num_rows * num_kv_heads * splits
         assert 1 <= splits <= MAX_SPLITS
         assert splits == 1 or num_programs <= 4 * places
-        assert splits == MAX_SPLITS or num_programs > 1.5 * places
+        assert num_rows * num_kv_heads * MAX_SPLITS < 2 * places or num_programs > 1.5 * places
+
+
+@each_row(
+    # The longest tile's keys and the least programs of a multiprocessor: two, or as many as the keys allow.
+    (16 // 8, 8, 32_768, 2.0),
+    (1, 8, 32_768, 1.9),
+    (3, 8, 8_192, 2.0),
+    (1, 8, 1_024, 32 / 132),
+    (17, 8, 32_768, 1.0),
+    (1, 1, 255, 1 / 132),
+)
+def test_few_tiles_of_queries_split_their_keys(
+    num_tiles: int, num_groups: int, num_keys: int, least_programs: float
+) -> None:
+    splits = number_of_prefill_splits(num_tiles, num_groups, num_keys, 132)
+    num_programs = num_tiles * num_groups * splits
+    assert num_programs >= least_programs * 132
+    assert splits == 1 or num_programs <= MAX_WAVES * 132
+    assert splits == 1 or num_keys / splits >= 256
 
 
 def test_large_batches_are_not_split() -> None:
-    assert number_of_splits(1, 8, H200_PLACES) == 32
+    assert number_of_splits(1, 8, H200_PLACES) == 45  # one wave, 0.91 full
     assert number_of_splits(32, 8, H200_PLACES) == 6
     assert number_of_splits(64, 8, H200_PLACES) == 3
     assert number_of_splits(128, 8, H200_PLACES) == 1
