@@ -36,8 +36,8 @@ ROWS_OF_EACH = [ROWS_OF_FILTERS[index] for index in (0, 2, 4, 7, 9, 14)]
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make small vocabularies take several tiles."""
-    monkeypatch.setattr(device_sampling, "TILE", TILE)
-    monkeypatch.setattr(device_sampling, "NUM_PIVOTS", NUM_PIVOTS)
+    for name, number in {"TILE": TILE, "NUM_PIVOTS": NUM_PIVOTS, "PART": TILE, "BLOCK": 8, "ROOM": 64}.items():
+        monkeypatch.setattr(device_sampling, name, number)
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int, spread: float = 3.0) -> torch.Tensor:
