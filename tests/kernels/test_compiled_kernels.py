@@ -43,7 +43,7 @@ MAX_STACK_BYTES = {16: 0, 32: 64}
 MAX_STACK_BYTES_INVARIANT = 256
 # Of a cache in another format than the model's; float32 is multiplied without tensor cores.
 MAX_STACK_BYTES_CONVERTED = {16: 16, 32: 400}
-MAX_STACK_BYTES_LATENT = {"prefill_kernel": 0, "decode_kernel": 0, "attend_kernel": 288}
+MAX_STACK_BYTES_LATENT = {"prefill_kernel": 0, "decode_kernel": 0, "attend_kernel": 336}
 
 QUICK = [
     Case(80, "float16", 128, 16, has_options=True, has_invariant=False),
