@@ -20,9 +20,9 @@ MAX_VOCAB_SIZE = 2**20
 PART = 4096
 BLOCK = 64
 PART_WARPS = 8
-# Tokens that a program of the choice reads at once, four a thread; thresholds that a pass over candidates tries.
+# Tokens that a program of the choice reads at once, eight a thread; thresholds that a pass over candidates tries.
 TILE = 2048
-NUM_WARPS = 16
+NUM_WARPS = 8
 NUM_PIVOTS = 8
 # Candidates of a row that are put aside: 128 KiB.
 ROOM = 2**14

@@ -35,6 +35,7 @@ MASS_BY_CLOSENESS = tl.constexpr(2)
 
 @triton.jit
 def key(logits, temperature):
+    """Return the keys of logits."""
     keys = tl.math.div_rn(logits, temperature)
     keys = tl.where(keys == keys, keys, -BOUND)
     return tl.minimum(tl.maximum(keys, -BOUND), BOUND)

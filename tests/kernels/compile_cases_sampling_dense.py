@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from executor_svc.sampler.device_sampling import NUM_PIVOTS, NUM_WARPS, TILE
+from executor_svc.sampler.device_sampling import BLOCK, NUM_PIVOTS, NUM_WARPS, PART, PART_WARPS, TILE
 from executor_svc.triton_kernels import log_total
 from executor_svc.triton_kernels.dense import ACTIVATION_TILE, activation_kernel, norm_kernel, num_warps_of_norm
 from executor_svc.triton_kernels.expert_products import (
@@ -34,7 +34,7 @@ from executor_svc.triton_kernels.expert_products import (
 from executor_svc.triton_kernels.log_total import log_total_kernel
 from executor_svc.triton_kernels.matmul import matmul_kernel, matmul_tile
 from executor_svc.triton_kernels.routing import route_kernel
-from executor_svc.triton_kernels.sampling import sample_rows
+from executor_svc.triton_kernels.sampling import choose_tokens, scan_parts, weigh_parts
 
 Case = tuple[Any, Mapping[str, str], Mapping[str, Any], int, int]
 
@@ -42,7 +42,7 @@ Case = tuple[Any, Mapping[str, str], Mapping[str, Any], int, int]
 def compile_cases() -> list[Case]:
     """Return the cases."""
     return [
-        _sampling(),
+        *_sampling(),
         _norm(4096, "bf16", "bf16"),
         _norm(2560, "bf16", "fp32"),
         _norm(16_384, "fp16", "fp16"),
@@ -65,15 +65,30 @@ def compile_cases() -> list[Case]:
     ]
 
 
-def _sampling() -> Case:
-    types = {"logits": "*fp32", "row_stride": "i32", "size": "i32", "numbers": "*fp32", "num_numbers": "i32"}
-    return (
-        sample_rows,
-        types | {"limits": "*i32", "draws": "*fp64", "sampled": "*i64"},
-        {"TILE": TILE, "NUM_PIVOTS": NUM_PIVOTS},
-        NUM_WARPS,
-        3,
-    )
+def _sampling() -> list[Case]:
+    own = {
+        "num_parts": "i32",
+        "num_blocks": "i32",
+        "room": "i32",
+        "num_numbers": "i32",
+        "size": "i32",
+        "row_stride": "i32",
+    }
+    of_floats = ("logits", "numbers", "part_largest", "block_maxima", "candidate_logits")
+    types = own | dict.fromkeys(of_floats, "*fp32")
+    types |= dict.fromkeys(("limits", "part_indices", "block_ids", "candidate_ids"), "*i32")
+    types |= {"draws": "*fp64", "part_moments": "*fp64", "part_masses": "*i64", "sampled": "*i64"}
+    constants = {"PART": PART, "PARTS_PADDED": 32, "BLOCK": BLOCK, "TILE": TILE, "NUM_PIVOTS": NUM_PIVOTS}
+    return [
+        (
+            kernel,
+            {name: of_name for name, of_name in types.items() if name in kernel.arg_names},
+            {name: number for name, number in constants.items() if name in kernel.arg_names},
+            num_warps,
+            3,
+        )
+        for kernel, num_warps in ((scan_parts, PART_WARPS), (weigh_parts, PART_WARPS), (choose_tokens, NUM_WARPS))
+    ]
 
 
 def _norm(size: int, dtype: str, weight_dtype: str, *, is_layer_norm: bool = False, has_addend: bool = True) -> Case:

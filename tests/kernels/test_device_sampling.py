@@ -4,11 +4,13 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from triton.runtime.interpreter import InterpreterBuilder
 
 from executor_svc.sampler import device_sampling
 from executor_svc.sampler.device_sampling import sample_on_device
@@ -139,7 +141,7 @@ def test_vocabularies_of_any_size(vocab_size: int) -> None:
 
 def test_the_tiles_that_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert (device_sampling.TILE, device_sampling.NUM_PIVOTS) == (2048, 8)
+    assert (device_sampling.TILE, device_sampling.NUM_PIVOTS, device_sampling.PART) == (2048, 8, 4096)
     logits = random_logits(len(ROWS_OF_EACH), vocab_size=5003, seed=1)
 
     check(logits, ROWS_OF_EACH, np.linspace(0.05, 0.95, len(ROWS_OF_EACH)))
@@ -244,3 +246,38 @@ def test_other_layouts_are_refused() -> None:
     for logits in (torch.zeros(4, 3, device=DEVICE).t(), torch.zeros(3, 4, device=DEVICE, dtype=torch.float64)):
         with pytest.raises(AssertionError):
             sample(logits, [SamplingRow()], [0.0])
+
+
+@pytest.mark.skipif(IS_COMPILED, reason="a device does not count its loads")
+def test_a_row_is_read_at_most_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a bound rules most tokens out, as of logits that a model makes."""
+    monkeypatch.undo()
+    logits = random_logits(1, vocab_size=9001, seed=1, spread=4.0)
+    begin, end = logits.data_ptr(), logits.data_ptr() + logits.nbytes
+    load, num_read = InterpreterBuilder.create_masked_load, 0
+
+    def counted(self: Any, ptrs: Any, mask: Any, *arguments: Any) -> Any:
+        nonlocal num_read
+        addresses = ptrs.data[mask.data]
+        num_read += int(((addresses >= begin) & (addresses < end)).sum())
+        return load(self, ptrs, mask, *arguments)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", counted)
+    for row, most in [(SamplingRow(), 1), *((row, 3) for row in (SamplingRow(temperature=0.7), *ROWS_OF_EACH))]:
+        num_read = 0
+        sample(logits, [row], [0.6])
+        assert 0 < num_read <= most * logits.shape[1], row
+
+
+@pytest.mark.parametrize("kind", ["distinct", "ties"])
+def test_where_candidates_have_no_room_the_tokens_are_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = random_rows(24, seed=3)
+    logits = random_logits(len(rows), vocab_size=250, seed=4)
+    if kind == "ties":
+        logits.round_()
+    draws = np.random.default_rng(1).random(len(rows)).tolist()
+    found = []
+    for room in (1, 20, 250):
+        monkeypatch.setattr(device_sampling, "ROOM", room)
+        found.append(sample(logits, rows, draws))
+    assert found[0] == found[1] == found[2]
