@@ -101,7 +101,7 @@ class InvariantLinear(Linear):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Map [num_rows, num_inputs] to [num_rows, num_outputs]."""
-        return matmul(x, self._weight, self._bias, _num_multiprocessors(x.device))
+        return matmul(x, self._weight, self._bias, *_multiprocessors(x.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,9 @@ def sum_in_rank_order(group: TensorParallelGroup, part: torch.Tensor) -> torch.T
 
 
 @cache
-def _num_multiprocessors(device: torch.device) -> int:
-    """Return how many there are; the interpreter has none, and any number is right there."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+def _multiprocessors(device: torch.device) -> tuple[int, tuple[int, int]]:
+    """Return how many there are, and their capability; the interpreter has none, and anything is right there."""
+    if device.type != "cuda":
+        return 1, (9, 0)
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, (properties.major, properties.minor)

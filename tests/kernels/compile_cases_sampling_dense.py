@@ -32,15 +32,16 @@ from executor_svc.triton_kernels.expert_products import (
     weighted_sum_kernel,
 )
 from executor_svc.triton_kernels.log_total import log_total_kernel
-from executor_svc.triton_kernels.matmul import matmul_kernel, matmul_tile
+from executor_svc.triton_kernels.matmul import GROUP_ROWS, MatmulTile, large_tile, matmul_kernel, matmul_tile
 from executor_svc.triton_kernels.routing import route_kernel
 from executor_svc.triton_kernels.sampling import choose_tokens, scan_parts, weigh_parts
 
 Case = tuple[Any, Mapping[str, str], Mapping[str, Any], int, int]
 
 
-def compile_cases() -> list[Case]:
-    """Return the cases."""
+def compile_cases(capability: int) -> list[Case]:
+    """Return the cases; 80 is capability 8.0."""
+    large = large_tile((capability // 10, capability % 10))
     return [
         *_sampling(),
         _norm(4096, "bf16", "bf16"),
@@ -51,6 +52,7 @@ def compile_cases() -> list[Case]:
         *(_activation(name, "bf16") for name in ("silu", "gelu", "gelu_tanh")),
         _activation("relu", "fp16", has_up=False),
         _matmul(28_672, 4096, "bf16"),
+        *([] if large is None else [_matmul(4096, 4096, "bf16", large)]),
         _matmul(4096, 2000, "fp32", has_bias=True),
         _route(has_correction_bias=False),
         _route(has_correction_bias=True),
@@ -117,11 +119,13 @@ def _activation(name: str, dtype: str, *, has_up: bool = True) -> Case:
     return activation_kernel, types, constants, 4, 3
 
 
-def _matmul(num_outputs: int, num_inputs: int, dtype: str, *, has_bias: bool = False) -> Case:
-    tile = matmul_tile(num_outputs, 4 if dtype == "fp32" else 2)
+def _matmul(
+    num_outputs: int, num_inputs: int, dtype: str, tile: MatmulTile | None = None, *, has_bias: bool = False
+) -> Case:
+    tile = tile or matmul_tile(num_outputs, 4 if dtype == "fp32" else 2)
     types = {"x": f"*{dtype}", "x_stride": "i32", "weight": f"*{dtype}", "output": f"*{dtype}", "num_rows": "i32"}
     constants: dict[str, Any] = {"NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs, "TILE_ROWS": tile.num_rows}
-    constants |= {"TILE_COLUMNS": tile.num_columns, "TILE_INPUTS": tile.num_inputs}
+    constants |= {"TILE_COLUMNS": tile.num_columns, "TILE_INPUTS": tile.num_inputs, "GROUP_ROWS": GROUP_ROWS}
     if has_bias:
         types["bias"] = f"*{dtype}"
     else:
@@ -189,8 +193,11 @@ def needs_of(case: Case, capability: int) -> dict[str, Any]:
         "registers": numbers["REG"],
         "spilled": numbers["STACK"] + numbers["LOCAL"],
         "shared": compiled.metadata.shared,
+        # Of products: the shapes of an instruction, whose last number is how many inputs it adds up.
+        "products": sorted(set(re.findall(r"(?:mma|wgmma)\S*\.m\d+n\d+(k\d+)\.", compiled.asm["ptx"]))),
     }
 
 
 if __name__ == "__main__":
-    print(json.dumps([needs_of(case, int(capability)) for capability in sys.argv[1:] for case in compile_cases()]))
+    capabilities = map(int, sys.argv[1:])
+    print(json.dumps([needs_of(case, each) for each in capabilities for case in compile_cases(each)]))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from executor_svc.triton_kernels import matmul as module
-from executor_svc.triton_kernels.matmul import matmul, matmul_tile
+from executor_svc.triton_kernels.matmul import matmul_tile
 from tests.kernels.device import DEVICE, SLOW_IF_INTERPRETED
 from tests.kernels.products import add_up_rows_alike
 from tests.support.each_row import each_row
@@ -28,9 +28,15 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
+def matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_multiprocessors: int) -> torch.Tensor:
+    """Multiply as on a device with so many multiprocessors: with few of them many rows take large tiles."""
+    capability = torch.cuda.get_device_capability(DEVICE) if DEVICE.type == "cuda" else (9, 0)
+    return module.matmul(x, weight, bias, num_multiprocessors, capability)
+
+
 @pytest.mark.parametrize(("dtype", "has_bias"), KINDS)
 def test_a_row_is_the_same_alone_and_among_others(dtype: torch.dtype, has_bias: bool) -> None:
-    """Sizes that no tile divides, on devices that have one program and many."""
+    """Sizes that no tile divides, on devices that have one program and many: in large tiles and in small ones."""
     x, weight = random(130, 70, dtype=dtype), random(40, 70, dtype=dtype, seed=1)
     bias = random(40, dtype=dtype, seed=2) if has_bias else None
     among_130 = matmul(x, weight, bias, 132)
@@ -66,27 +72,36 @@ def test_a_row_that_is_no_number_harms_no_other() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(128, 512), (1024, 64), (4096, 64), (8192, 64), (50_257, 32)])
-def test_only_the_weight_chooses_tiles(
+def test_the_order_of_sums_follows_the_weight_alone(
     num_outputs: int, num_inputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the rows and the device: one set of constants, hence one machine code; the programs cover all tiles."""
+    """Whatever the rows and the device: as many inputs at once, and programs that cover all tiles."""
     seen: set[Any] = set()
     grids: list[int] = []
 
     class Launch:
         def __getitem__(self, grid: tuple[int]) -> Any:
             grids.append(grid[0])
-            return lambda *_, **constants: seen.add(tuple(sorted(constants.items())))
+            return lambda *_, **constants: seen.add((constants["TILE_INPUTS"], constants["TILE_ROWS"]))
 
     monkeypatch.setattr(module, "matmul_kernel", Launch())
     weight = torch.empty(num_outputs, num_inputs, dtype=dtype)
-    for num_rows in (1, 2, 3, 16, 17, 64, 65, 130, 512, 2048):
+    for num_rows in (1, 2, 3, 16, 17, 64, 65, 130, 512, 2048, 20_000):
         for num_multiprocessors in (1, 46, 132):
             matmul(torch.empty(num_rows, num_inputs, dtype=dtype), weight, None, num_multiprocessors)
 
-    assert len(seen) == 1
+    assert len({num_inputs for num_inputs, _ in seen}) == 1
+    assert len(seen) == (2 if dtype == torch.bfloat16 else 1)
     assert min(grids) >= 1
     assert max(grids) <= 264
+
+
+@pytest.mark.parametrize("num_row_tiles", [1, 16, 17, 40])
+def test_every_tile_is_computed_once(num_row_tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "matmul_tile", lambda *_: module.MatmulTile(16, 16, 16, 4, 3))
+    x, weight = random(16 * num_row_tiles - 3, 16), random(40, 16, seed=1)
+
+    torch.testing.assert_close(matmul(x, weight, None, 3), x @ weight.T)
 
 
 @each_row((8, 32), (4095, 32), (4096, 64), (8191, 64), (8192, 128), (200_000, 128))
