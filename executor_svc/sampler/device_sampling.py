@@ -133,7 +133,7 @@ def _parameters(
     limits = np.stack((logit_rows, np.where(top_k < size, top_k, 0)), 1)
     arrays = (draws.astype(np.float64), numbers.astype(np.float32), limits.astype(np.int32))
     packed = to_device(np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays]), device)
-    of_draws, of_numbers, of_limits = packed.split([array.nbytes for array in arrays])
+    of_draws, of_numbers, of_limits = torch.split(packed, [array.nbytes for array in arrays])
     return of_draws.view(torch.float64), of_numbers.view(torch.float32), of_limits.view(torch.int32)
 
 
