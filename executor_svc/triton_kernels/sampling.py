@@ -18,15 +18,21 @@ import triton.language as tl
 
 from executor_svc.triton_kernels.sampling_search import (
     DEPTH,
+    FARTHEST,
     LOWEST,
+    MASS_BY_CLOSENESS,
+    MASS_BY_LIKELIHOOD,
     NUMBER_BY_LIKELIHOOD,
     UNITS,
     all_left,
-    filtered_and_drawn,
+    drawn,
     first_above,
     key,
     last_key,
+    mass_left,
+    mean_depth,
     read_tile,
+    share,
     total,
     weigh,
 )
@@ -177,7 +183,7 @@ def _least_key(
     else:
         log_mass = tl.log(tl.maximum(mass, 1).to(tl.float64) / UNITS)
         p = tl.where(top_p < 1.0, top_p, typical_p).to(tl.float64)
-        depth = tl.log(size.to(tl.float64) / (1.0 - p))
+        depth = tl.log(size.to(tl.float64) / tl.maximum(1.0 - p, 2.0**-60))
         if top_p >= 1.0:
             depth = tl.maximum(depth, 2.0 * (log_mass - moment / tl.maximum(mass, 1).to(tl.float64)))
         least = (top.to(tl.float64) + log_mass - depth + tl.log(tl.full([], MARGIN, tl.float64))).to(tl.float32)
@@ -236,6 +242,76 @@ def _drawn_from_parts(row, left, draw, masses, PART: tl.constexpr, PARTS_PADDED:
     part = tl.minimum(tl.sum((ends <= target).to(tl.int32), axis=0), PARTS_PADDED - 1)
     before = tl.sum(tl.where(tl.arange(0, PARTS_PADDED) < part, masses, 0), axis=0)
     return first_above(row, left, target, before, part * PART, TILE)
+
+
+@triton.jit
+def _filtered_and_drawn(
+    row,
+    top,
+    top_k,
+    top_p,
+    log_min_p,
+    typical_p,
+    draw,
+    is_weighed,
+    mass,
+    moment,
+    TILE: tl.constexpr,
+    NUM_PIVOTS: tl.constexpr,
+):
+    """Return the place of a token drawn from what the filters leave, applied in turn.
+
+    Args:
+        row: See `read_tile`: all that may survive, in the order of the tokens.
+        top: The largest key.
+        top_k: As in `choose_tokens`; so are the other filters and the draw.
+        top_p: See there.
+        log_min_p: See there.
+        typical_p: See there.
+        draw: See there.
+        is_weighed: Whether the mass of all tokens is known.
+        mass: That mass.
+        moment: Of all tokens, of `weigh_parts`.
+        TILE: See `choose_tokens`.
+        NUM_PIVOTS: See there.
+    """
+    least = tl.full([], LOWEST, tl.float32)
+    log_total = tl.zeros([], tl.float32)
+    entropy = tl.zeros([], tl.float32)
+    farthest = tl.full([], -float("inf"), tl.float32)
+    if top_k > 0:
+        left = (top, least, log_total, entropy, farthest)
+        least = last_key(row, left, top_k, least, top, NUMBER_BY_LIKELIHOOD, TILE, NUM_PIVOTS)
+    if top_p < 1.0:
+        left = (top, least, log_total, entropy, farthest)
+        if not is_weighed:
+            mass = mass_left(row, left, TILE)
+        deepest = tl.maximum(top - DEPTH, least)
+        least = last_key(row, left, share(top_p, mass), deepest, top, MASS_BY_LIKELIHOOD, TILE, NUM_PIVOTS)
+    least = tl.maximum(least, top + log_min_p)
+    if typical_p < 1.0:
+        left = (top, least, log_total, entropy, farthest)
+        if (not is_weighed) | (top_p < 1.0):
+            mass = tl.maximum(mass_left(row, left, TILE), 1)
+            depth = mean_depth(row, left, mass, TILE)
+        else:
+            mass = tl.maximum(mass, 1)
+            depth = moment / mass.to(tl.float64)
+        log_mass = tl.log(mass.to(tl.float64) / UNITS)
+        log_total = (log_mass + top).to(tl.float32)
+        entropy = (log_mass - depth).to(tl.float32)
+        left = (top, least, log_total, entropy, farthest)
+        farthest = last_key(
+            row,
+            left,
+            share(typical_p, mass),
+            tl.full([], FARTHEST, tl.float32),
+            tl.zeros([], tl.float32),
+            MASS_BY_CLOSENESS,
+            TILE,
+            NUM_PIVOTS,
+        )
+    return drawn(row, (top, least, log_total, entropy, farthest), draw, TILE)
 
 
 @triton.jit
@@ -338,7 +414,7 @@ def choose_tokens(
             )
             has_room = count <= room
             tokens = (tl.where(has_room, own_logits, row[0]), tl.where(has_room, count, size), temperature)
-            place = filtered_and_drawn(
+            place = _filtered_and_drawn(
                 tokens, top, top_k, top_p, log_min_p, typical_p, draw, is_weighed, mass, moment, TILE, NUM_PIVOTS
             )
             token_id = place

@@ -142,7 +142,7 @@ def total(lanes):
 
 
 @triton.jit
-def _mass_left(row, left, TILE: tl.constexpr):
+def mass_left(row, left, TILE: tl.constexpr):
     """Return the mass of the tokens that are left, int64."""
     lanes = tl.zeros([1, TILE], tl.int64)
     next_tile = read_tile(row, 0, TILE)
@@ -154,7 +154,7 @@ def _mass_left(row, left, TILE: tl.constexpr):
 
 
 @triton.jit
-def _mean_depth(row, left, mass, TILE: tl.constexpr):
+def mean_depth(row, left, mass, TILE: tl.constexpr):
     """Return the mean of key - top over what is left, float64."""
     lanes = tl.zeros([1, TILE], tl.float64)
     next_tile = read_tile(row, 0, TILE)
@@ -167,7 +167,7 @@ def _mean_depth(row, left, mass, TILE: tl.constexpr):
 
 
 @triton.jit
-def _share(share, mass):
+def share(share, mass):
     """Return the least mass that is a share of a mass, at least 1 unit."""
     return tl.maximum(tl.minimum(tl.ceil(share.to(tl.float64) * mass.to(tl.float64)).to(tl.int64), mass), 1)
 
@@ -192,78 +192,8 @@ def first_above(row, left, target, before, begin, TILE: tl.constexpr):
 
 
 @triton.jit
-def _drawn(row, left, draw, TILE: tl.constexpr):
+def drawn(row, left, draw, TILE: tl.constexpr):
     """Return the first token with a cumulative mass above the draw; 0 if none has a mass."""
-    mass = _mass_left(row, left, TILE)
+    mass = mass_left(row, left, TILE)
     target = tl.minimum((draw * mass.to(tl.float64)).to(tl.int64), mass - 1)
     return first_above(row, left, target, tl.zeros([], tl.int64), tl.zeros([], tl.int32), TILE)
-
-
-@triton.jit
-def filtered_and_drawn(
-    row,
-    top,
-    top_k,
-    top_p,
-    log_min_p,
-    typical_p,
-    draw,
-    is_weighed,
-    mass,
-    moment,
-    TILE: tl.constexpr,
-    NUM_PIVOTS: tl.constexpr,
-):
-    """Return the place of a token drawn from what the filters leave, applied in turn.
-
-    Args:
-        row: See `read_tile`: all that may survive, in the order of the tokens.
-        top: The largest key.
-        top_k: As in `choose_tokens`; so are the other filters and the draw.
-        top_p: See there.
-        log_min_p: See there.
-        typical_p: See there.
-        draw: See there.
-        is_weighed: Whether the mass of all tokens is known.
-        mass: That mass.
-        moment: Of all tokens, of `weigh_parts`.
-        TILE: See `choose_tokens`.
-        NUM_PIVOTS: See there.
-    """
-    least = tl.full([], LOWEST, tl.float32)
-    log_total = tl.zeros([], tl.float32)
-    entropy = tl.zeros([], tl.float32)
-    farthest = tl.full([], -float("inf"), tl.float32)
-    if top_k > 0:
-        left = (top, least, log_total, entropy, farthest)
-        least = last_key(row, left, top_k, least, top, NUMBER_BY_LIKELIHOOD, TILE, NUM_PIVOTS)
-    if top_p < 1.0:
-        left = (top, least, log_total, entropy, farthest)
-        if not is_weighed:
-            mass = _mass_left(row, left, TILE)
-        deepest = tl.maximum(top - DEPTH, least)
-        least = last_key(row, left, _share(top_p, mass), deepest, top, MASS_BY_LIKELIHOOD, TILE, NUM_PIVOTS)
-    least = tl.maximum(least, top + log_min_p)
-    if typical_p < 1.0:
-        left = (top, least, log_total, entropy, farthest)
-        if (not is_weighed) | (top_p < 1.0):
-            mass = tl.maximum(_mass_left(row, left, TILE), 1)
-            mean_depth = _mean_depth(row, left, mass, TILE)
-        else:
-            mass = tl.maximum(mass, 1)
-            mean_depth = moment / mass.to(tl.float64)
-        log_mass = tl.log(mass.to(tl.float64) / UNITS)
-        log_total = (log_mass + top).to(tl.float32)
-        entropy = (log_mass - mean_depth).to(tl.float32)
-        left = (top, least, log_total, entropy, farthest)
-        farthest = last_key(
-            row,
-            left,
-            _share(typical_p, mass),
-            tl.full([], FARTHEST, tl.float32),
-            tl.zeros([], tl.float32),
-            MASS_BY_CLOSENESS,
-            TILE,
-            NUM_PIVOTS,
-        )
-    return _drawn(row, (top, least, log_total, entropy, farthest), draw, TILE)
