@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.engine import InProcessEngine, Prompt, Run
-from benchmarks.gpu.models import decode_planners, executor_settings, num_weight_bytes, random_worker
+from benchmarks.gpu.models import decode_planners, executor_settings, num_weight_bytes, random_worker, usable_backends
 from benchmarks.gpu.part import Figure, Progress
 from benchmarks.gpu.sizes import (
     Sizes,
@@ -22,6 +22,7 @@ from benchmarks.gpu.sizes import (
     free_memory,
     of_transformers,
     place_of,
+    prefix_bytes_per_s,
     seconds_per_call,
 )
 from executor_svc.attention.cache_format import CACHE_DTYPES, FORMAT_NAMES
@@ -29,11 +30,13 @@ from executor_svc.attention.interface import DecodePlanner
 from executor_svc.worker.graph_capture import Capture, Cut, Launch, PieceCapture, Replay, graph_capture
 from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
+from octavo_shared.step_wire.token_rules import TokenRules
 
-FILTERS = {
-    "greedy": SamplingRow(),
-    "top-p alone": SamplingRow(temperature=0.9, top_p=0.95),
-    "every filter at once": SamplingRow(temperature=0.9, top_k=200, top_p=0.95, min_p=0.01, typical_p=0.95),
+# With the time of 256 rows, in milliseconds.
+FILTERS: Mapping[str, tuple[SamplingRow, float]] = {
+    "greedy": (SamplingRow(), 0.05),
+    "top-p alone": (SamplingRow(temperature=0.9, top_p=0.95), 0.3),
+    "every filter at once": (SamplingRow(temperature=0.9, top_k=200, top_p=0.95, min_p=0.01, typical_p=0.95), 0.8),
 }
 
 
@@ -61,6 +64,10 @@ def attention_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
             )
             free_memory(device)
     yield from cache_format_figures(planners["triton"], sizes, device, copy_rate)
+    (shape, num_new), (chunked, _) = sizes.prefix, usable_backends(device, sizes.dtype)["triton"]
+    rate = prefix_bytes_per_s(chunked, shape, num_new, device)
+    about = f"{num_new} new tokens behind a cached prefix of {shape.context_tokens:,}"
+    yield Figure(about, 100 * rate / copy_rate, "% of the copy bandwidth", 60.0, detail=f"{rate / 1e9:,.0f} GB/s")
 
 
 def cache_format_figures(
@@ -82,7 +89,12 @@ def cache_format_figures(
             seconds = narrow.num_bytes / rate
             beside = f"the time of {FORMAT_NAMES[shape.dtype]}"
             yield Figure(
-                f"time of a decode, {about}", seconds / plain_s, f"× {beside}", detail=f"{seconds * 1e6:.1f} µs a layer"
+                f"time of a decode, {about}",
+                seconds / plain_s,
+                f"× {beside}",
+                target=0.6 if shape is sizes.cache_shapes[-1] else None,
+                at_most=True,
+                detail=f"{seconds * 1e6:.1f} µs a layer",
             )
             free_memory(device)
 
@@ -105,14 +117,15 @@ def throughput_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     yield Figure("Octavo beside transformers", rate / theirs, "×", target=10.0)
 
 
-def idle_figure(run: Run, num_sequences: int) -> Figure:
+def idle_figure(run: Run, num_sequences: int, *, of: str = "", target: float = 3.0) -> Figure:
     """Return the share of the time in which the device had no step.
 
     A step begins with its first work on the device; what the device waits for within a step counts as work.
     """
     steps = "1 sequence" if num_sequences == 1 else f"{num_sequences} sequences"
     detail = f"{run.num_steps} steps, {1e3 * run.wall_s / run.num_steps:.2f} ms each"
-    return Figure(f"idle between steps, {steps}", 100 * run.idle_share, "%", target=3.0, at_most=True, detail=detail)
+    name = f"idle between steps, {of or steps}"
+    return Figure(name, 100 * run.idle_share, "%", target=target, at_most=True, detail=detail)
 
 
 def sampling_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
@@ -123,11 +136,34 @@ def sampling_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     logits = torch.randn(num_rows, vocab_size, device=device) * 3
     rows = np.arange(num_rows, dtype=np.int32)
     draws = np.random.default_rng(0).random(num_rows)
-    for name, row in FILTERS.items():
+    for name, (row, target) in FILTERS.items():
         sampling = np.zeros(num_rows, SAMPLING_ROW)
         sampling[:] = row.as_tuple()
         seconds = seconds_per_call(partial(sample_on_device, logits, rows, sampling, draws), device)
-        yield Figure(f"sampling, {num_rows} rows of {vocab_size:,} logits, {name}", seconds * 1e3, "ms")
+        about = f"sampling, {num_rows} rows of {vocab_size:,} logits, {name}"
+        yield Figure(about, seconds * 1e3, "ms", target, at_most=True)
+    del logits
+    free_memory(device)
+    yield _asking_figure(sizes, device)
+
+
+def _asking_figure(sizes: Sizes, device: torch.device) -> Figure:
+    """Measure decodes of which half ask for penalties, log-probabilities and rules, beside others that ask for none."""
+    num_rows = sizes.workload.batch_size
+    worker = worker_of(sizes.small_model, sizes, device, num_rows)
+    plain = Prompt(prompt_of(sizes.prompt_tokens, 1).token_ids, sizes.num_new_tokens, FILTERS["top-p alone"][0])
+    asking = replace(plain.sampling, num_logprobs=3, repetition_penalty=1.2, frequency_penalty=0.3)
+    rules = TokenRules(
+        banned_token_ids=np.arange(5, 9, dtype=np.int32),
+        biased_token_ids=np.array([3], np.int32),
+        biases=np.ones(1, np.float32),
+    )
+    asked = replace(plain, sampling=asking, token_rules=rules)
+    runs = [_run(worker, [plain, other] * (num_rows // 2)) for other in (plain, asked)]
+    plain_s, asked_s = (float(np.median(run.step_s[-sizes.num_new_tokens // 2 :])) for run in runs)
+    detail = f"{asked_s * 1e3:.2f} and {plain_s * 1e3:.2f} ms; idle {100 * runs[1].idle_share:.1f} %"
+    about = f"a step of {num_rows} rows of which half have penalties, log-probabilities and rules"
+    return Figure(about, asked_s / plain_s, "× a step without", target=1.1, at_most=True, detail=detail)
 
 
 def copy_figure(sizes: Sizes, device: torch.device) -> Figure:

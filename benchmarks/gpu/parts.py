@@ -81,8 +81,11 @@ PARTS: Sequence[Part] = (
     *_tests(
         "dense-kernels",
         "norms, activations, experts and products beside float64; copies of blocks",
-        90,
-        [f"{KERNELS}/test_{name}.py" for name in ("dense_kernels", "row_kernels", "matmul", "block_copy")],
+        120,
+        [
+            f"{KERNELS}/test_{name}.py"
+            for name in ("dense_kernels", "row_kernels", "matmul", "block_copy", "expert_products", "expert_graphs")
+        ],
         [f"{KERNELS}/test_row_kernels.py", f"{KERNELS}/test_block_copy.py"],
     ),
     *_tests(
@@ -94,7 +97,7 @@ PARTS: Sequence[Part] = (
     ),
     *_tests(
         "models",
-        "experts, int8, a model by transformers' code",
+        "int8, a model by transformers' code",
         90,
         [f"{DEVICE}/test_models.py"],
         [f"{DEVICE}/test_models.py"],
@@ -132,6 +135,8 @@ PARTS: Sequence[Part] = (
     ),
     _measured("invariance", "all logits of a sequence, bit for bit, alone, in chunks and in batches", 60, "invariance"),
     _measured("sampling", "sampling of 256 rows: greedy, top-p alone, every filter", 30),
+    _measured("contexts", "decodes at contexts of 2k: 1 B and 8 B, 32 and 256 rows; experts", 150, "workloads"),
+    _measured("workloads", "nano-vllm's benchmark, and 1,000 requests as long as ShareGPT's, 8 B", 150, "workloads"),
     _measured("throughput", "256 ragged sequences beside transformers' static batches", 90),
     Part(
         "memcheck",

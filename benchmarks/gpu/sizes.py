@@ -14,7 +14,14 @@ from benchmarks.end_to_end.adapters.peers import generate_batch
 from benchmarks.gpu.engine import Prompt
 from benchmarks.gpu.models import LLAMA_1B, LLAMA_8B, TINY
 from benchmarks.gpu.part import Progress
-from executor_svc.attention.interface import AttentionLayer, DecodeBatch, DecodePlanner, LayerCache
+from executor_svc.attention.interface import (
+    AttentionBackend,
+    AttentionLayer,
+    AttentionMetadata,
+    DecodeBatch,
+    DecodePlanner,
+    LayerCache,
+)
 from executor_svc.attention.key_value_write import write_in_torch
 from executor_svc.cache.cache_engine import CacheShape
 
@@ -126,6 +133,30 @@ def decode_bytes_per_s(backend: DecodePlanner, shape: DecodeShape, device: torch
     return num_layers * shape.num_bytes / seconds_per_call(run, device)
 
 
+@torch.inference_mode()
+def prefix_bytes_per_s(backend: AttentionBackend, shape: DecodeShape, num_new: int, device: torch.device) -> float:
+    """Return the rate at which a row of some new tokens reads the keys and values of a cached prefix."""
+    num_blocks = -(-(shape.context_tokens + num_new) // shape.block_size)
+    caches = [filled_cache(shape, num_blocks, device) for _ in range(16 if device.type == "cuda" else 2)]
+    positions = shape.context_tokens + np.arange(num_new)
+    metadata = AttentionMetadata(
+        starts=np.array([shape.context_tokens], np.int32),
+        lengths=np.array([num_new], np.int32),
+        block_tables=np.arange(num_blocks, dtype=np.int32)[None],
+        slot_mapping=torch.from_numpy(positions).to(device),
+    )
+    num_vectors = shape.num_heads + caches[0].num_vectors
+    qkv = torch.randn(num_new, num_vectors, shape.head_dim, device=device).to(shape.dtype)
+    layer, plan = AttentionLayer(shape.head_dim**-0.5), backend.plan(metadata, caches[0])
+
+    def attend() -> None:
+        for cache in caches:
+            plan.attend(qkv, None, cache, layer)
+
+    num_bytes = num_blocks * shape.cache.bytes_per_block
+    return len(caches) * num_bytes / seconds_per_call(attend, device)
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Requests of ragged lengths; each wants so many tokens, whatever they are."""
@@ -188,6 +219,12 @@ class Sizes:
     num_device_blocks: int | None  # None: what the memory has room for
     invariant_tokens: int  # of the compared sequence: more than a split of keys
     invariant_batch_sizes: Sequence[int]
+    prefix: tuple[DecodeShape, int]  # a cached prefix, and the new tokens behind it
+    context_tokens: int  # of each sequence of long decodes
+    context_batch_sizes: Sequence[int]
+    num_published_requests: int  # of ShareGPT's lengths; a quarter of nano-vllm's
+    published_tokens: int  # most of a prompt or of an output there
+    published_model: Mapping[str, Any] | None = None  # in place of the others' models; None: theirs
 
     def decode_shapes_of(self, backend: str) -> Sequence[DecodeShape]:
         """Return the shapes with blocks that a backend takes."""
@@ -219,6 +256,11 @@ FULL = Sizes(
     num_device_blocks=None,
     invariant_tokens=700,
     invariant_batch_sizes=(1, 32, 256),
+    prefix=(DecodeShape(1, 32768), 64),
+    context_tokens=2048,
+    context_batch_sizes=(32, 256),
+    num_published_requests=1000,
+    published_tokens=1024,
 )
 REHEARSAL = Sizes(
     copy_bytes=2**20,
@@ -237,6 +279,12 @@ REHEARSAL = Sizes(
     num_device_blocks=64,
     invariant_tokens=8,
     invariant_batch_sizes=(2,),
+    prefix=(DecodeShape(1, 40, 4, 2, 16, dtype=torch.float32), 8),
+    context_tokens=20,
+    context_batch_sizes=(2, 4),
+    num_published_requests=8,
+    published_tokens=24,
+    published_model=TINY,
 )
 
 

@@ -28,10 +28,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bloom, ALiBi": ("bloom", {"n_head": 4, "n_layer": 2}),
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "mixtral, experts": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen3_moe, many experts": (
+        "qwen3_moe",
+        {"head_dim": 16, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32},
+    ),
 }
 # Those whose steps are not replayed.
 OTHER_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral, experts": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
     "gpt_neox, code of transformers": ("gpt_neox", {}),
 }
 

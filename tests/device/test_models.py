@@ -1,4 +1,4 @@
-"""Models that take other ways on a GPU: experts, code of transformers, int8."""
+"""Models that take other ways on a GPU: code of transformers, int8."""
 
 from collections.abc import Callable
 from importlib.util import find_spec

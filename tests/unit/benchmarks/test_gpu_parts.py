@@ -10,6 +10,7 @@ import torch
 from benchmarks.gpu import measurements
 from benchmarks.gpu.part import Progress, SkippedError
 from benchmarks.gpu.test_files import SanitizerError, sanitize
+from benchmarks.gpu.workloads import nano_vllm_prompts, sharegpt_prompts
 from executor_svc.worker import assembly
 from executor_svc.worker.graph_capture import Capture, Replay
 
@@ -81,3 +82,11 @@ def test_captures_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert none is None
     assert [len(each.seconds) for each in captures] == [1]
     assert replay().tolist() == [1, 1]
+
+
+def test_the_lengths_that_others_publish_are_those_that_are_run() -> None:
+    ours = nano_vllm_prompts(256, 1024, 151_936)
+    assert sum(prompt.num_new_tokens for prompt in ours) == 133_966  # as its README has it
+    lengths = sharegpt_prompts(1000, 1024, 128_256)
+    assert sum(len(prompt.token_ids) for prompt in lengths) == pytest.approx(216_000, rel=0.02)
+    assert sum(prompt.num_new_tokens for prompt in lengths) == pytest.approx(198_000, rel=0.02)
