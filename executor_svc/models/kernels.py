@@ -188,10 +188,11 @@ def make_model(
         is_quantized = quantization != "none" or (stored is not None and stored.has_codes)
         name: str = quantization if stored is None else "quantized"
         library = find_product_library(name, device, cpu_kernels, setting) if is_quantized else None
-        is_invariant = numerics == "invariant" and device.type == "cuda" and has_triton() and not is_quantized
+        is_ours = device.type == "cuda" and has_triton() and quantization == "none"  # also with codes
+        is_invariant = numerics == "invariant" and is_ours
         dense = _make_dense(dtype, device, number_format, is_invariant, library, group)
         in_use, in_c = replace(found, library=library), () if library is None else (f"{name} products",)
-        products = "Triton" if is_invariant else "torchao" if is_quantized and device.type == "cuda" else "torch"
+        products = "Triton" if is_invariant else "torchao" if quantization == "int8" and device.type == "cuda" else "torch"
     has_states = any(layer.state is not None for layer in config.layers)
     states: Kernels = "torch" if found.library is None else "C"
     model = Decoder(config, dense, group, stored, None if found.library is None else NativeStateBackend(found.library))
@@ -318,7 +319,9 @@ def find_product_library(
 
 
 def why_no_products(device: torch.device, cpu_kernels: CpuKernels) -> str:
-    """Return why the C library cannot multiply by the codes of a file; empty: it can."""
+    """Return why no kernel can multiply by the codes of safetensors; empty: those in C can, or on a GPU Triton's."""
+    if device.type == "cuda":
+        return "" if has_triton() else "Triton is not installed"
     if device.type != "cpu":
         return f"device is {device.type}"
     if cpu_kernels == "torch":

@@ -11,6 +11,7 @@ from functools import cache, partial
 
 import torch
 
+from executor_svc.models.coded_linear import CODED_FORMATS, CodedLinear, take_codes
 from executor_svc.models.dense import (
     Embedding,
     EmbeddingWeights,
@@ -18,6 +19,7 @@ from executor_svc.models.dense import (
     HeadMaps,
     HeadNorms,
     LayerEnd,
+    MatrixRole,
     MatrixStack,
     Norm,
 )
@@ -60,6 +62,29 @@ class TritonDense(TorchDense):
         assert number_format == NumberFormat.FLOAT32 or not is_invariant, "int8 is torchao's"
         super().__init__(dtype, device, number_format=number_format, group=group)
         self._is_invariant = is_invariant
+
+    def matrix(
+        self,
+        num_inputs: int,
+        sizes: Sequence[int],
+        *,
+        has_bias: bool = False,
+        role: MatrixRole = "layer",
+        stored: Sequence[NumberFormat] = (),
+        stack: MatrixStack | None = None,
+    ) -> TorchMatrix:
+        """Return a map with uninitialised weights; see `DenseKernels`.
+
+        Codes of a file stay codes, but where rows are looked up, where experts lie in a stack, and where a matrix has
+        parts in several formats: there they are restored as they are loaded.
+        """
+        if not any(each in CODED_FORMATS for each in stored):
+            return super().matrix(num_inputs, sizes, has_bias=has_bias, role=role, stored=stored, stack=stack)
+        if len(set(stored)) == 1 and stack is None and role in ("layer", "qkv", "values"):
+            return CodedLinear(
+                num_inputs, stored[0], sizes, has_bias=has_bias, dtype=self.dtype, device=self.device
+            )
+        return take_codes(self._linear(num_inputs, sizes, has_bias, stack))
 
     def _linear(self, num_inputs: int, sizes: Sequence[int], has_bias: bool, stack: MatrixStack | None) -> Linear:
         """Return a map in floats, in a stack if there is one."""

@@ -49,7 +49,6 @@ class CodedTile:
     num_columns: int  # outputs
     num_parts: int  # of the inputs
     part_inputs: int  # of each; the last may have fewer
-    num_warps: int = 4
 
 
 def coded_tile(num_outputs: int, num_inputs: int) -> CodedTile:
@@ -137,6 +136,7 @@ def coded_matmul_kernel(
     KIND: tl.constexpr,
     NUM_OUTPUTS: tl.constexpr,
     NUM_INPUTS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
     GROUP_INPUTS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
@@ -160,6 +160,7 @@ def coded_matmul_kernel(
         KIND: Of the codes.
         NUM_OUTPUTS: Of the weight.
         NUM_INPUTS: Of the weight.
+        NUM_GROUPS: Of a row as it is held.
         GROUP_INPUTS: That share a scale.
         TILE_ROWS: Rows of a program, 16 or more.
         TILE_COLUMNS: See `CodedTile`.
@@ -170,7 +171,6 @@ def coded_matmul_kernel(
     """
     PER_BYTE: tl.constexpr = 2 if KIND >= UINT4 else 1
     GROUPS: tl.constexpr = TILE_INPUTS // GROUP_INPUTS
-    NUM_GROUPS: tl.constexpr = (NUM_INPUTS + GROUP_INPUTS - 1) // GROUP_INPUTS
     ROW_BYTES: tl.constexpr = NUM_GROUPS * (GROUP_INPUTS // PER_BYTE)
     IS_EVEN: tl.constexpr = NUM_INPUTS % TILE_INPUTS == 0
     num_row_tiles = tl.cdiv(num_rows, TILE_ROWS)
@@ -277,6 +277,7 @@ def coded_matmul(x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None
         KIND=weight.kind,
         NUM_OUTPUTS=num_outputs,
         NUM_INPUTS=weight.num_inputs,
+        NUM_GROUPS=len(weight.scales),
         GROUP_INPUTS=weight.group_inputs,
         TILE_ROWS=tile_rows,
         TILE_COLUMNS=tile.num_columns,
@@ -284,7 +285,7 @@ def coded_matmul(x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None
         PART_INPUTS=tile.part_inputs,
         NUM_PARTS=tile.num_parts,
         IS_SPLIT=is_split,
-        num_warps=tile.num_warps,
+        num_warps=warps_of(tile_rows),
         num_stages=stages_of(tile_rows, x.dtype.itemsize),
     )
     if is_split:
@@ -293,6 +294,11 @@ def coded_matmul(x: torch.Tensor, weight: CodedWeight, bias: torch.Tensor | None
             parts, bias, output, size, NUM_OUTPUTS=num_outputs, NUM_PARTS=tile.num_parts, TILE=SUM_TILE, num_warps=4
         )
     return output
+
+
+def warps_of(tile_rows: int) -> int:
+    """Return the warps of a program; the sums of a wide tile, of a part and of all, fill the registers of eight."""
+    return 4 if tile_rows == NARROW_ROWS else 8
 
 
 def stages_of(tile_rows: int, itemsize: int) -> int:

@@ -65,8 +65,8 @@ def random_rows(num_rows: int, num_inputs: int, dtype: torch.dtype) -> torch.Ten
 @pytest.mark.parametrize("number_format", CODED_FORMATS, ids=lambda each: each.name)
 def test_a_product_is_that_with_the_restored_weight(number_format: NumberFormat, shape: tuple[int, int]) -> None:
     """Whatever the format and the rows; alone, in a narrow tile, in a wide one the same bits."""
-    # The interpreter cuts bfloat16 off, which a device rounds: half of its last place on average.
-    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 2**-7)):
+    # The interpreter cuts bfloat16 off, where a device rounds: weights here, and results.
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 2**-6)):
         linear, weight = linear_of(number_format, *shape, dtype, has_bias=True)
         x = random_rows(70, shape[1], dtype)
 
