@@ -10,7 +10,6 @@ import torch
 
 from executor_svc.checkpoint.gguf.rounding import restore_rows
 from executor_svc.checkpoint.scaled_codes import E4M3, INT8, KINDS, MXFP4, NVFP4, UINT4, UINT4_G32, UINT4_G128, CodeKind
-from executor_svc.checkpoint.weight_map import WeightTarget
 from executor_svc.models.torch_dense import Linear
 from executor_svc.native.structs import NumberFormat
 from executor_svc.triton_kernels import coded_matmul as kernels
@@ -155,8 +154,18 @@ class RestoredPart:
         return bool(values.isfinite().all())
 
 
-def take_codes(linear: Linear) -> Linear:
-    """Let a map in floats take codes too, which are restored."""
-    restored: tuple[WeightTarget, ...] = tuple(RestoredPart(weight) for weight in linear.weights)
-    linear.weights = restored
-    return linear
+class RestoredLinear:
+    """A linear map in floats that takes codes too, which are restored as they are loaded."""
+
+    def __init__(self, linear: Linear) -> None:
+        self._linear = linear
+        self.weights = tuple(RestoredPart(weight) for weight in linear.weights)
+        self.biases = linear.biases
+
+    def rows(self, row_ids: torch.Tensor) -> torch.Tensor:
+        """Return rows of the weight, [num_ids, num_inputs]."""
+        return self._linear.rows(row_ids)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [num_rows, num_inputs] to [num_rows, num_outputs]."""
+        return self._linear(x)

@@ -192,7 +192,9 @@ def make_model(
         is_invariant = numerics == "invariant" and is_ours
         dense = _make_dense(dtype, device, number_format, is_invariant, library, group)
         in_use, in_c = replace(found, library=library), () if library is None else (f"{name} products",)
-        products = "Triton" if is_invariant else "torchao" if quantization == "int8" and device.type == "cuda" else "torch"
+        products = (
+            "Triton" if is_invariant else "torchao" if quantization == "int8" and device.type == "cuda" else "torch"
+        )
     has_states = any(layer.state is not None for layer in config.layers)
     states: Kernels = "torch" if found.library is None else "C"
     model = Decoder(config, dense, group, stored, None if found.library is None else NativeStateBackend(found.library))

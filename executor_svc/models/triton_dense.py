@@ -11,7 +11,7 @@ from functools import cache, partial
 
 import torch
 
-from executor_svc.models.coded_linear import CODED_FORMATS, CodedLinear, take_codes
+from executor_svc.models.coded_linear import CODED_FORMATS, CodedLinear, RestoredLinear
 from executor_svc.models.dense import (
     Embedding,
     EmbeddingWeights,
@@ -81,10 +81,8 @@ class TritonDense(TorchDense):
         if not any(each in CODED_FORMATS for each in stored):
             return super().matrix(num_inputs, sizes, has_bias=has_bias, role=role, stored=stored, stack=stack)
         if len(set(stored)) == 1 and stack is None and role in ("layer", "qkv", "values"):
-            return CodedLinear(
-                num_inputs, stored[0], sizes, has_bias=has_bias, dtype=self.dtype, device=self.device
-            )
-        return take_codes(self._linear(num_inputs, sizes, has_bias, stack))
+            return CodedLinear(num_inputs, stored[0], sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
+        return RestoredLinear(self._linear(num_inputs, sizes, has_bias, stack))
 
     def _linear(self, num_inputs: int, sizes: Sequence[int], has_bias: bool, stack: MatrixStack | None) -> Linear:
         """Return a map in floats, in a stack if there is one."""

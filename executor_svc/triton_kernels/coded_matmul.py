@@ -217,9 +217,7 @@ def coded_matmul_kernel(
 
 
 @triton.jit
-def sum_parts_kernel(
-    parts, bias, output, size, NUM_OUTPUTS: tl.constexpr, NUM_PARTS: tl.constexpr, TILE: tl.constexpr
-):
+def sum_parts_kernel(parts, bias, output, size, NUM_OUTPUTS: tl.constexpr, NUM_PARTS: tl.constexpr, TILE: tl.constexpr):
     """Add up parts in their order, as `coded_matmul_kernel` does that takes all; a program a tile.
 
     Args:
@@ -303,4 +301,6 @@ def warps_of(tile_rows: int) -> int:
 
 def stages_of(tile_rows: int, itemsize: int) -> int:
     """Return how many tiles of inputs a program has in flight, within 99 KiB of shared memory."""
-    return 4 if tile_rows == NARROW_ROWS and itemsize < 4 else 3
+    if itemsize == 4:
+        return 2
+    return 4 if tile_rows == NARROW_ROWS else 3

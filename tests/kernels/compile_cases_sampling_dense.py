@@ -15,12 +15,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from executor_svc.models.coded_linear import CODED_FORMATS, empty_weight
+from executor_svc.native.structs import NumberFormat
 from executor_svc.sampler.device_sampling import BLOCK, NUM_PIVOTS, NUM_WARPS, PART, PART_WARPS, TILE
-from executor_svc.triton_kernels import log_total
+from executor_svc.triton_kernels import coded_matmul, log_total
+from executor_svc.triton_kernels.coded_matmul import (
+    NARROW_ROWS,
+    TILE_INPUTS,
+    coded_matmul_kernel,
+    coded_tile,
+    rows_of_tile,
+    stages_of,
+    sum_parts_kernel,
+    warps_of,
+)
 from executor_svc.triton_kernels.dense import ACTIVATION_TILE, activation_kernel, norm_kernel, num_warps_of_norm
 from executor_svc.triton_kernels.expert_products import (
     SCAN_TILE,
@@ -54,6 +67,10 @@ def compile_cases(capability: int) -> list[Case]:
         _matmul(28_672, 4096, "bf16"),
         *([] if large is None else [_matmul(4096, 4096, "bf16", large)]),
         _matmul(4096, 2000, "fp32", has_bias=True),
+        *(_coded(each, 4096, 4096, num_rows, "bf16") for each in CODED_FORMATS for num_rows in (1, 17)),
+        _coded(NumberFormat.FP8, 28_672, 2000, 17, "fp16"),
+        _coded(NumberFormat.INT4_G128, 28_672, 4096, 17, "fp32"),
+        _sum_parts(),
         _route(has_correction_bias=False),
         _route(has_correction_bias=True),
         _log_total(),
@@ -131,6 +148,31 @@ def _matmul(
     else:
         constants["bias"] = None
     return matmul_kernel, types, constants, tile.num_warps, tile.num_stages
+
+
+def _coded(number_format: NumberFormat, num_outputs: int, num_inputs: int, num_rows: int, dtype: str) -> Case:
+    weight = empty_weight(CODED_FORMATS[number_format], num_outputs, num_inputs, torch.device("meta"))
+    tile, tile_rows = coded_tile(num_outputs, num_inputs), rows_of_tile(num_rows)
+    is_split = tile.num_parts > 1 and tile_rows == NARROW_ROWS
+    of_scales = "*u8" if weight.scales.dtype == torch.uint8 else "*fp32"
+    types = {"x": f"*{dtype}", "x_stride": "i32", "codes": "*u8", "scales": of_scales, "num_rows": "i32"}
+    types["output"] = "*fp32" if is_split else f"*{dtype}"
+    constants: dict[str, Any] = {"KIND": weight.kind, "NUM_OUTPUTS": num_outputs, "NUM_INPUTS": num_inputs}
+    constants |= {"NUM_GROUPS": len(weight.scales), "GROUP_INPUTS": weight.group_inputs, "TILE_ROWS": tile_rows}
+    constants |= {"TILE_COLUMNS": tile.num_columns, "TILE_INPUTS": TILE_INPUTS, "PART_INPUTS": tile.part_inputs}
+    constants |= {"NUM_PARTS": tile.num_parts, "IS_SPLIT": is_split, "bias": None}
+    for name, tensor, kind in (("zeros", weight.zeros, "*u8"), ("row_scales", weight.row_scales, "*fp32")):
+        if tensor is None:
+            constants[name] = None
+        else:
+            types[name] = kind
+    stages = stages_of(tile_rows, 4 if dtype == "fp32" else 2)
+    return coded_matmul_kernel, types, constants, warps_of(tile_rows), stages
+
+
+def _sum_parts() -> Case:
+    types = {"parts": "*fp32", "bias": "*bf16", "output": "*bf16", "size": "i32"}
+    return sum_parts_kernel, types, {"NUM_OUTPUTS": 4096, "NUM_PARTS": 4, "TILE": coded_matmul.SUM_TILE}, 4, 3
 
 
 def _route(*, has_correction_bias: bool) -> Case:

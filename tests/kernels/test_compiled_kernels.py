@@ -210,7 +210,7 @@ def test_kernels_fit_a_device(capability: int, tmp_path: Path) -> None:
     for case in needs:
         assert 0 < case["registers"] <= 255, case
         assert case["spilled"] == 0, case
-        is_product = case["name"].startswith(("matmul_kernel", "expert_product_kernel"))
+        is_product = case["name"].startswith(("matmul_kernel", "coded_matmul_kernel", "expert_product_kernel"))
         most = SHARED_BYTES_OF_PRODUCTS if is_product else SHARED_BYTES_OF_ALL
         if case["name"].startswith("matmul_kernel 4096 4096 128 256"):  # for this capability alone
             most = SHARED_BYTES[capability][1]

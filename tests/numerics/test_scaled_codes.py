@@ -663,9 +663,12 @@ def test_without_the_kernels_or_with_another_quantization_it_is_refused(
     assert refused(checkpoint, **settings) == sentence
 
 
-def test_a_gpu_refuses_it_and_names_what_works(checkpoint: Path) -> None:
+def test_a_gpu_without_triton_refuses_it(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor_svc.models.kernels.has_triton", lambda: False)
     config = ExecutorConfig.model_validate({"model": str(checkpoint), "dtype": "float32", "allow_requantization": True})
-    with pytest.raises(ModelLoadError, match=r"a CPU, but device is cuda; use the unquantized checkpoint$"):
+    with pytest.raises(
+        ModelLoadError, match=r"needs Triton on a GPU, but Triton is not installed; use the unquantized checkpoint$"
+    ):
         choose_model(ModelDirectory(checkpoint), config, torch.device("cuda"))
 
 
