@@ -135,7 +135,8 @@ def _from_codes(
 ) -> ChosenModel:
     """Return a model with the codes of its checkpoint as they are; `first` names a tensor of them.
 
-    Where there are no kernels for MXFP4, it is restored as it is loaded: float32 and bfloat16 have all its values.
+    Where there are no kernels for MXFP4, it is restored as it is loaded: float32 and bfloat16 have all its values. So
+    it is on a GPU, where experts, which alone have it, are multiplied in floats.
     """
     assert checkpoint.codes is not None, "it has codes"
     kind = checkpoint.codes.kind.name
@@ -145,13 +146,13 @@ def _from_codes(
             "--quantization"
         )
     reason = why_no_products(device, config.cpu_kernels)
-    if reason and checkpoint.codes.kind == MXFP4:
+    if (reason or device.type != "cpu") and checkpoint.codes.kind == MXFP4:
         return choose_decoder(model_config, config, device, group)
     if reason and (device.type != "cpu" or not config.allow_requantization):
         round_it = "set --allow-requantization to round it to int8-a8, or " if device.type == "cpu" else ""
+        needed = "Triton on a GPU" if device.type == "cuda" else "the kernels in C on a CPU"
         raise ModelLoadError(
-            f"{first} is {kind}, which needs the kernels in C on a CPU, but {reason}; {round_it}use the unquantized "
-            "checkpoint"
+            f"{first} is {kind}, which needs {needed}, but {reason}; {round_it}use the unquantized checkpoint"
         )
     return choose_decoder(model_config, config, device, group, stored=ScaledFormats(checkpoint, is_held=not reason))
 

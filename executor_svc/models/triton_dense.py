@@ -80,7 +80,7 @@ class TritonDense(TorchDense):
         """
         if not any(each in CODED_FORMATS for each in stored):
             return super().matrix(num_inputs, sizes, has_bias=has_bias, role=role, stored=stored, stack=stack)
-        if len(set(stored)) == 1 and stack is None and role in ("layer", "qkv", "values"):
+        if len(set(stored)) == 1 and stack is None and role not in ("vocabulary", "router"):
             return CodedLinear(num_inputs, stored[0], sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
         return RestoredLinear(self._linear(num_inputs, sizes, has_bias, stack))
 

@@ -1,5 +1,8 @@
 """Filters and draw on the device, without waiting for it: by the kernels of `executor_svc.triton_kernels.sampling`.
 
+A row is worked on in parts, whose size never depends on the batch: neither does what is drawn. Which kernels are
+launched depends on what the host knows, the parameters: 2 if all rows are greedy, 3 without filters, else 4.
+
 Biases, penalties and token rules come before (`torch_backend.py`): rows that have them are passed as rows of scores.
 """
 
@@ -10,24 +13,33 @@ import triton
 
 from executor_svc.device.transfer import to_device
 from executor_svc.sampler.filters import MIN_TEMPERATURE, Draws, SamplingRows
-from executor_svc.triton_kernels.sampling import choose_tokens, scan_parts, weigh_parts
+from executor_svc.triton_kernels.sampling import sample_rows
+from executor_svc.triton_kernels.sampling_candidates import (
+    NUM_BINS,
+    PART_NUMBERS,
+    gather_parts,
+    measure_parts,
+    weigh_parts,
+)
 from octavo.values.sampling_params_table import Stage, of_stage
 from octavo_shared.step_wire.step import Int32Array
 
 MAX_VOCAB_SIZE = 2**20
 
-# Tokens of a part of a row, and of a block of one.
-PART = 4096
-BLOCK = 64
-PART_WARPS = 8
-# Tokens that a program of the choice reads at once, eight a thread; thresholds that a pass over candidates tries.
+# Tokens of a part, 16 a thread: 63 programs for a row of 128,256.
+PART = 2048
+NUM_WARPS_OF_PART = 4
+# Parts that a program takes candidates from.
+PARTS_OF_PROGRAM = 4
+# Tokens that a program reads at once where it has a row for itself, four a thread; thresholds that a pass tries.
 TILE = 2048
-NUM_WARPS = 8
+NUM_WARPS = 16
 NUM_PIVOTS = 8
-# Candidates of a row that are put aside: 128 KiB.
-ROOM = 2**14
+# Tokens of a row that the filters may look at in memory of their own. Beyond, they read the row itself.
+CAPACITY = 16 * 1024
 
-# The numbers that the kernels read, in the order of their table; top_k, a whole number, goes beside the row.
+_FILTERS = tuple(parameter for parameter in of_stage(Stage.FILTER) if parameter.name != "temperature")
+# The numbers that the kernels read, in the order of their table; top_k, a whole number, goes before them.
 _NUMBERS = tuple(parameter.name for parameter in of_stage(Stage.FILTER) if not parameter.is_whole)
 
 
@@ -46,77 +58,46 @@ def sample_on_device(
         draws: [num_samples], in [0, 1).
     """
     assert logits.dtype == torch.float32 and logits.stride(1) == 1, "rows of float32"  # noqa: PT018
-    num_samples, size, device = len(sampling), logits.shape[1], logits.device
-    assert size <= MAX_VOCAB_SIZE, "the masses of more tokens may overflow"
-    # The stride of a single row may be anything, and another stride may be another machine code.
-    row_stride = logits.stride(0) if len(logits) > 1 else size
+    vocab_size = logits.shape[1]
+    assert vocab_size <= MAX_VOCAB_SIZE, "the masses of more tokens may overflow"
+    device, num_samples = logits.device, len(sampling)
+    is_random, choices = sampling["temperature"] > 0, _choices(logit_rows, sampling, draws, vocab_size)
+    num_parts = triton.cdiv(vocab_size, PART)
+    grid, padded = (num_samples, num_parts), triton.next_power_of_2(num_parts)
+    capacity = min(CAPACITY, vocab_size)
+    parts = torch.empty((*grid, PART_NUMBERS.value), dtype=torch.float64, device=device)
+    counts = torch.empty((num_samples, 1 + num_parts, NUM_BINS.value), dtype=torch.int32, device=device)
+    candidates = torch.empty((num_samples, capacity), dtype=torch.float32, device=device)
+    token_ids = torch.empty((num_samples, 1 + capacity), dtype=torch.int32, device=device)
     sampled = torch.empty((2, num_samples), dtype=torch.int64, device=device)
-    if not num_samples:
-        return sampled
-    is_greedy = bool((sampling["temperature"] <= 0).all())
-    draws_on_device, numbers, limits = _parameters(logit_rows, sampling, draws, size, device)
-    num_parts, num_blocks = -(-size // PART), -(-size // BLOCK)
-    parts_padded = triton.next_power_of_2(num_parts)
-
-    def empty(count: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(num_samples * count, dtype=dtype, device=device)
-
-    part_largest, part_indices = empty(num_parts, torch.float32), empty(num_parts, torch.int32)
-    block_maxima = empty(num_blocks, torch.float32)
-    scan_parts[(num_samples, num_parts)](
-        logits,
-        row_stride,
-        size,
-        limits,
-        part_largest,
-        part_indices,
-        block_maxima,
-        num_blocks,
-        PART=PART,
-        BLOCK=BLOCK,
-        num_warps=PART_WARPS,
-    )
-    room = 0 if is_greedy else ROOM
-    part_masses, part_moments = empty(num_parts, torch.int64), empty(num_parts, torch.float64)
-    if not is_greedy:
-        weigh_parts[(num_samples, num_parts)](
-            logits,
-            row_stride,
-            size,
-            numbers,
-            len(_NUMBERS),
-            limits,
-            part_largest,
-            part_indices,
-            part_masses,
-            part_moments,
-            PART=PART,
-            PARTS_PADDED=parts_padded,
-            num_warps=PART_WARPS,
+    # The stride of a single row may be anything, and another stride may be another machine code.
+    row_stride = logits.stride(0) if len(logits) > 1 else vocab_size
+    rows = (logits, row_stride, vocab_size, to_device(choices, device), choices.shape[1], parts)
+    of_part = {"TILE": PART, "num_warps": NUM_WARPS_OF_PART}
+    measure_parts[grid](*rows, counts, **of_part)
+    if is_random.any():
+        weigh_parts[grid](*rows, counts, PARTS_PADDED=padded, **of_part)
+    if choices[is_random, 1].any():
+        gather_parts[num_samples, triton.cdiv(num_parts, PARTS_OF_PROGRAM)](
+            *rows,
+            counts,
+            candidates,
+            token_ids,
+            capacity,
+            num_parts,
+            PARTS_PADDED=padded,
+            PARTS_OF_PROGRAM=PARTS_OF_PROGRAM,
+            **of_part,
         )
-    choose_tokens[(num_samples,)](
-        logits,
-        row_stride,
-        size,
-        numbers,
-        len(_NUMBERS),
-        limits,
-        draws_on_device,
-        part_largest,
-        part_indices,
-        part_masses,
-        part_moments,
-        block_maxima,
-        num_blocks,
-        empty(num_blocks if room else 0, torch.int32),
-        empty(room, torch.float32),
-        empty(room, torch.int32),
-        room,
+    sample_rows[(num_samples,)](
+        *rows,
         num_parts,
+        candidates,
+        token_ids,
+        capacity,
         sampled,
         PART=PART,
-        PARTS_PADDED=parts_padded,
-        BLOCK=BLOCK,
+        PARTS_PADDED=padded,
         TILE=TILE,
         NUM_PIVOTS=NUM_PIVOTS,
         num_warps=NUM_WARPS,
@@ -124,17 +105,14 @@ def sample_on_device(
     return sampled
 
 
-def _parameters(
-    logit_rows: Int32Array, sampling: SamplingRows, draws: Draws, size: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the draws, the numbers and the limits that the kernels read, in one copy."""
-    top_k = sampling["top_k"]
-    numbers = np.stack([_AS_KERNEL_READS.get(name, np.asarray)(sampling[name]) for name in _NUMBERS], 1)
-    limits = np.stack((logit_rows, np.where(top_k < size, top_k, 0)), 1)
-    arrays = (draws.astype(np.float64), numbers.astype(np.float32), limits.astype(np.int32))
-    packed = to_device(np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays]), device)
-    of_draws, of_numbers, of_limits = torch.split(packed, [array.nbytes for array in arrays])
-    return of_draws.view(torch.float64), of_numbers.view(torch.float32), of_limits.view(torch.int32)
+def _choices(logit_rows: Int32Array, sampling: SamplingRows, draws: Draws, vocab_size: int) -> npt.NDArray[np.float64]:
+    """Return what `sample_rows` reads of each row, in one array: float64 has room for all numbers as they are."""
+    top_k = np.where(sampling["top_k"] < vocab_size, sampling["top_k"], 0)
+    is_filtered = np.any(
+        [(top_k if each.name == "top_k" else sampling[each.name]) != each.row_value for each in _FILTERS], 0
+    )
+    numbers = [_AS_KERNEL_READS.get(name, np.asarray)(sampling[name]).astype(np.float32) for name in _NUMBERS]
+    return np.stack((logit_rows, is_filtered, top_k, draws, *numbers), 1, dtype=np.float64)
 
 
 def _bounded(temperature: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -83,33 +83,14 @@ EDITS = (
         "    }\n",
     ),
     # In Triton.
-    _instead(
-        _TRITON,
-        "    typical_p,\n    draw,\n    is_weighed,\n    mass,\n    moment,\n    TILE: tl",
-        "    typical_p,\n    epsilon,\n    draw,\n    is_weighed,\n    mass,\n    moment,\n    TILE: tl",
-    ),
     _before(
         _TRITON,
-        "    return drawn(row, (top, least, log_total, entropy, farthest), draw, TILE)\n",
+        "    return _drawn(row, (top, least, log_total, entropy, farthest), tl.load(choice + 3), TILE)\n",
+        "    epsilon = tl.load(numbers + 4).to(tl.float32)\n"
         "    if epsilon > 0.0:\n"
-        "        mass = mass_left(row, (top, least, log_total, entropy, farthest), TILE)\n"
-        "        least_share = tl.log(epsilon.to(tl.float64) * mass.to(tl.float64) / UNITS)\n"
-        "        least = tl.maximum(least, top + tl.minimum(least_share, 0.0).to(tl.float32))\n",
-    ),
-    _before(
-        _TRITON,
-        "        draw = tl.load(draws + index)\n",
-        "        epsilon = tl.load(numbers + num_numbers * index + 4)\n",
-    ),
-    _instead(
-        _TRITON,
-        "        if is_weighed & (top_p >= 1.0) & (typical_p >= 1.0):\n",
-        "        if is_weighed & (top_p >= 1.0) & (typical_p >= 1.0) & (epsilon <= 0.0):\n",
-    ),
-    _instead(
-        _TRITON,
-        "log_min_p, typical_p, draw, is_weighed, mass, moment, TILE, NUM_PIVOTS",
-        "log_min_p, typical_p, epsilon, draw, is_weighed, mass, moment, TILE, NUM_PIVOTS",
+        "        mass = _mass_left(row, (top, least, log_total, entropy, farthest), TILE)\n"
+        "        share = tl.log(epsilon.to(tl.float64) * mass.to(tl.float64) / UNITS)\n"
+        "        least = tl.maximum(least, top + tl.minimum(share, 0.0).to(tl.float32))\n",
     ),
 )
 

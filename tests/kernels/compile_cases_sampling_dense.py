@@ -22,7 +22,14 @@ from triton.compiler import ASTSource
 
 from executor_svc.models.coded_linear import CODED_FORMATS, empty_weight
 from executor_svc.native.structs import NumberFormat
-from executor_svc.sampler.device_sampling import BLOCK, NUM_PIVOTS, NUM_WARPS, PART, PART_WARPS, TILE
+from executor_svc.sampler.device_sampling import (
+    NUM_PIVOTS,
+    NUM_WARPS,
+    NUM_WARPS_OF_PART,
+    PART,
+    PARTS_OF_PROGRAM,
+    TILE,
+)
 from executor_svc.triton_kernels import coded_matmul, log_total
 from executor_svc.triton_kernels.coded_matmul import (
     NARROW_ROWS,
@@ -47,7 +54,8 @@ from executor_svc.triton_kernels.expert_products import (
 from executor_svc.triton_kernels.log_total import log_total_kernel
 from executor_svc.triton_kernels.matmul import GROUP_ROWS, MatmulTile, large_tile, matmul_kernel, matmul_tile
 from executor_svc.triton_kernels.routing import route_kernel
-from executor_svc.triton_kernels.sampling import choose_tokens, scan_parts, weigh_parts
+from executor_svc.triton_kernels.sampling import sample_rows
+from executor_svc.triton_kernels.sampling_candidates import gather_parts, measure_parts, weigh_parts
 
 Case = tuple[Any, Mapping[str, str], Mapping[str, Any], int, int]
 
@@ -56,7 +64,8 @@ def compile_cases(capability: int) -> list[Case]:
     """Return the cases; 80 is capability 8.0."""
     large = large_tile((capability // 10, capability % 10))
     return [
-        *_sampling(),
+        *_sampling(128_256),
+        *_sampling(2**20),
         _norm(4096, "bf16", "bf16"),
         _norm(2560, "bf16", "fp32"),
         _norm(16_384, "fp16", "fp16"),
@@ -84,29 +93,30 @@ def compile_cases(capability: int) -> list[Case]:
     ]
 
 
-def _sampling() -> list[Case]:
-    own = {
-        "num_parts": "i32",
-        "num_blocks": "i32",
-        "room": "i32",
-        "num_numbers": "i32",
-        "size": "i32",
-        "row_stride": "i32",
-    }
-    of_floats = ("logits", "numbers", "part_largest", "block_maxima", "candidate_logits")
-    types = own | dict.fromkeys(of_floats, "*fp32")
-    types |= dict.fromkeys(("limits", "part_indices", "block_ids", "candidate_ids"), "*i32")
-    types |= {"draws": "*fp64", "part_moments": "*fp64", "part_masses": "*i64", "sampled": "*i64"}
-    constants = {"PART": PART, "PARTS_PADDED": 32, "BLOCK": BLOCK, "TILE": TILE, "NUM_PIVOTS": NUM_PIVOTS}
+def _sampling(vocab_size: int) -> list[Case]:
+    padded = {"PARTS_PADDED": triton.next_power_of_2(triton.cdiv(vocab_size, PART))}
+    rows = {"logits": "*fp32", "row_stride": "i32", "size": "i32", "choices": "*fp64", "num_columns": "i32"}
+    rows |= {"parts": "*fp64"}
+    counts = {"counts": "*i32"}
+    found = {"candidates": "*fp32", "token_ids": "*i32", "capacity": "i32"}
+    drawn = {"num_parts": "i32", "sampled": "*i64"}
     return [
+        (measure_parts, rows | counts, {"TILE": PART}, NUM_WARPS_OF_PART, 3),
+        (weigh_parts, rows | counts, {"TILE": PART, **padded}, NUM_WARPS_OF_PART, 3),
         (
-            kernel,
-            {name: of_name for name, of_name in types.items() if name in kernel.arg_names},
-            {name: number for name, number in constants.items() if name in kernel.arg_names},
-            num_warps,
+            gather_parts,
+            rows | counts | found | {"num_parts": "i32"},
+            {"TILE": PART, **padded, "PARTS_OF_PROGRAM": PARTS_OF_PROGRAM},
+            NUM_WARPS_OF_PART,
             3,
-        )
-        for kernel, num_warps in ((scan_parts, PART_WARPS), (weigh_parts, PART_WARPS), (choose_tokens, NUM_WARPS))
+        ),
+        (
+            sample_rows,
+            rows | found | drawn,
+            {"PART": PART, **padded, "TILE": TILE, "NUM_PIVOTS": NUM_PIVOTS},
+            NUM_WARPS,
+            3,
+        ),
     ]
 
 

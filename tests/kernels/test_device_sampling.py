@@ -1,16 +1,15 @@
-"""What the sampling kernel draws is what the torch form of the sampler draws; the tolerance is that of rounding."""
+"""What the sampling kernels draw is what the torch form of the sampler draws; the tolerance is that of rounding."""
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from triton.runtime.interpreter import InterpreterBuilder
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from executor_svc.sampler import device_sampling
 from executor_svc.sampler.device_sampling import sample_on_device
@@ -21,7 +20,7 @@ from octavo_shared.step_wire.step import SamplingRow
 from tests.kernels.device import DEVICE, RANDOM_CASES, SLOW_IF_INTERPRETED
 from tests.support.sample_rows import KEPT_OF_TIES, ROWS_OF_FILTERS, TYPICAL_TOKENS, sampling_of
 
-# Tokens that a program reads at once, so few that small vocabularies take several tiles.
+# Tokens of a part, and that a program reads at once, so few that small vocabularies take several tiles.
 TILE = 128
 # In the interpreter passes are slow: many pivots are few of them, and a larger tile of a small vocabulary is one. On a
 # GPU a pass costs nothing, and each pair of numbers takes seconds to compile.
@@ -38,8 +37,9 @@ ROWS_OF_EACH = [ROWS_OF_FILTERS[index] for index in (0, 2, 4, 7, 9, 14)]
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make small vocabularies take several tiles."""
-    for name, number in {"TILE": TILE, "NUM_PIVOTS": NUM_PIVOTS, "PART": TILE, "BLOCK": 8, "ROOM": 64}.items():
-        monkeypatch.setattr(device_sampling, name, number)
+    monkeypatch.setattr(device_sampling, "PART", TILE)
+    monkeypatch.setattr(device_sampling, "TILE", TILE)
+    monkeypatch.setattr(device_sampling, "NUM_PIVOTS", NUM_PIVOTS)
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int, spread: float = 3.0) -> torch.Tensor:
@@ -141,10 +141,69 @@ def test_vocabularies_of_any_size(vocab_size: int) -> None:
 
 def test_the_tiles_that_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert (device_sampling.TILE, device_sampling.NUM_PIVOTS, device_sampling.PART) == (2048, 8, 4096)
+    assert (device_sampling.PART, device_sampling.TILE, device_sampling.NUM_PIVOTS) == (2048, 2048, 8)
     logits = random_logits(len(ROWS_OF_EACH), vocab_size=5003, seed=1)
 
     check(logits, ROWS_OF_EACH, np.linspace(0.05, 0.95, len(ROWS_OF_EACH)))
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "spread"),
+    [
+        (300, 1.0),
+        *(pytest.param(*case, marks=SLOW_IF_INTERPRETED) for case in ((3, 1.0), (129, 0.0), (701, 0.1), (701, 30.0))),
+    ],
+)
+def test_candidates_give_the_tokens_of_the_whole_row(
+    vocab_size: int, spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [*random_rows(8, seed=vocab_size), *ROWS_OF_FILTERS[4:]]
+    logits = random_logits(len(rows), vocab_size, seed=vocab_size, spread=spread)
+    logits[::3].round_()
+    logits[1::4, ::2] = -torch.inf
+    draws = np.random.default_rng(1).random(len(rows)).tolist()
+    results = []
+    # With room for one candidate the filters look at all tokens; with room for 40, at those of some rows.
+    for part, parts_of_program, capacity in ((TILE, 4, 10_000), (64, 2, 40), (256, 1, 1)):
+        monkeypatch.setattr(device_sampling, "PART", part)
+        monkeypatch.setattr(device_sampling, "PARTS_OF_PROGRAM", parts_of_program)
+        monkeypatch.setattr(device_sampling, "CAPACITY", capacity)
+        results.append(sample(logits, rows, draws))
+
+    assert results == [results[0]] * len(results)
+
+
+def test_rows_that_have_no_use_for_a_kernel_do_not_launch_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = random_logits(2, 300, seed=8)
+    monkeypatch.setattr(device_sampling, "gather_parts", None)
+    sample(logits, [SamplingRow(), SamplingRow(temperature=1.0, top_k=300)], [0.1, 0.2])
+    monkeypatch.setattr(device_sampling, "weigh_parts", None)
+    sample(logits, [SamplingRow(), SamplingRow(top_k=5, top_p=0.5)], [0.1, 0.2])
+
+
+@pytest.mark.skipif(IS_COMPILED, reason="the interpreter's loads are counted")
+def test_a_row_is_read_three_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = random_logits(1, 10 * TILE, seed=9)
+    begin, num_read = logits.data_ptr(), 0
+    load = InterpreterBuilder.create_masked_load
+
+    def count(builder: InterpreterBuilder, pointers: TensorHandle, mask: TensorHandle, *others: object) -> TensorHandle:
+        nonlocal num_read
+        offsets = pointers.data[mask.data].astype(np.int64) - begin
+        num_read += int(((offsets >= 0) & (offsets < logits.nbytes)).sum())
+        return load(builder, pointers, mask, *others)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", count)
+    passes = []
+    for row in (SamplingRow(), *ROWS_OF_FILTERS):
+        num_read = 0
+        sample_on_device(logits, np.zeros(1, np.int32), sampling_of(row), np.array([0.5]))
+        passes.append(num_read / logits.numel())
+
+    assert passes[0] == 1.0  # greedy
+    assert passes[1] == 2.1  # no filter: then the part that the draw falls into
+    assert all(2.0 < of_row <= 3.0 for of_row in passes[2:])
+    assert passes[2] < 3.0  # the likeliest token alone: parts without candidates are not read
 
 
 def test_tokens_of_nearly_equal_scores() -> None:
@@ -181,6 +240,19 @@ TIED = [math.exp(score) for score in (0.0, 3.0, 2.0, 2.0, -1.0, -2.0, -9.0)]
 )
 def test_ties_stay_together(row: SamplingRow, kept: set[int]) -> None:
     assert tokens_left(TIED, row) == kept
+
+
+@pytest.mark.parametrize(
+    ("row", "kept"),
+    [
+        (SamplingRow(temperature=1.0, top_k=2, top_p=0.5), {0}),
+        (SamplingRow(temperature=1.0, top_k=4, top_p=0.5, min_p=0.8), {0, 1}),
+    ],
+)
+def test_top_p_is_a_share_of_what_top_k_leaves(row: SamplingRow, kept: set[int]) -> None:
+    scores = torch.tensor([[0.3, 0.25, 0.2, 0.15, 0.1]], device=DEVICE).log()
+    # A draw in the middle would not tell whether too much is left.
+    assert sample(scores, [row] * 2, [0.0, LAST_DRAW], [0, 0]) == [min(kept), max(kept)]
 
 
 @pytest.mark.parametrize(("probabilities", "typical_p", "kept"), TYPICAL_TOKENS)
@@ -246,38 +318,3 @@ def test_other_layouts_are_refused() -> None:
     for logits in (torch.zeros(4, 3, device=DEVICE).t(), torch.zeros(3, 4, device=DEVICE, dtype=torch.float64)):
         with pytest.raises(AssertionError):
             sample(logits, [SamplingRow()], [0.0])
-
-
-@pytest.mark.skipif(IS_COMPILED, reason="a device does not count its loads")
-def test_a_row_is_read_at_most_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a bound rules most tokens out, as of logits that a model makes."""
-    monkeypatch.undo()
-    logits = random_logits(1, vocab_size=9001, seed=1, spread=4.0)
-    begin, end = logits.data_ptr(), logits.data_ptr() + logits.nbytes
-    load, num_read = InterpreterBuilder.create_masked_load, 0
-
-    def counted(self: Any, ptrs: Any, mask: Any, *arguments: Any) -> Any:
-        nonlocal num_read
-        addresses = ptrs.data[mask.data]
-        num_read += int(((addresses >= begin) & (addresses < end)).sum())
-        return load(self, ptrs, mask, *arguments)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", counted)
-    for row, most in [(SamplingRow(), 1), *((row, 3) for row in (SamplingRow(temperature=0.7), *ROWS_OF_EACH))]:
-        num_read = 0
-        sample(logits, [row], [0.6])
-        assert 0 < num_read <= most * logits.shape[1], row
-
-
-@pytest.mark.parametrize("kind", ["distinct", "ties"])
-def test_where_candidates_have_no_room_the_tokens_are_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = random_rows(24, seed=3)
-    logits = random_logits(len(rows), vocab_size=250, seed=4)
-    if kind == "ties":
-        logits.round_()
-    draws = np.random.default_rng(1).random(len(rows)).tolist()
-    found = []
-    for room in (1, 20, 250):
-        monkeypatch.setattr(device_sampling, "ROOM", room)
-        found.append(sample(logits, rows, draws))
-    assert found[0] == found[1] == found[2]
