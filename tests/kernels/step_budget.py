@@ -19,11 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 import executor_svc
 import octavo_shared
-from executor_svc.device.transfer import to_device
+from executor_svc.device.transfer import copy_to_device, to_device
 from executor_svc.worker.graph_capture import Cut, Launch, Replay
 from tests.numerics.strict_capture import ALLOCATIONS, LaunchLog
 
 PRODUCT = tuple(f"{Path(package.__path__[0])}/" for package in (executor_svc, octavo_shared))
+
+COPIES = to_device.__code__, copy_to_device.__code__
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +45,37 @@ class Spending(LaunchLog):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self.num_allocations = 0
-        self._on_host: set[int] = set()  # memory that only the host works on
+        self._on_host: set[int] = set()  # addresses of memory that only the host works on
+        self._kept: list[Any] = []  # that memory: nothing else comes to lie there
         self.copies: list[str] = []  # who asked for them
-        self.answers: list[str] = []
+        self.num_answers = 0
         self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, given = func.overloadpacket.__name__, _memories((args, kwargs))
-        if name == "lift_fresh":  # of an array; `to_device` copies it
+        if name == "lift_fresh":  # of an array
             if _innermost_of_ours() is not to_device.__code__:
-                self._on_host |= given
+                self._note_host_memory(args)
             return func(*args, **(kwargs or {}))
-        if given and given <= self._on_host:
+        is_copy = name == "copy_" and _memories(args[1]) <= self._on_host
+        if is_copy or (given and given <= self._on_host):
             result = func(*args, **(kwargs or {}))
-            self._on_host |= _memories(result)
+            if not is_copy:
+                self._note_host_memory(result)
             return result
         result = super().__torch_dispatch__(func, types, args, kwargs)
         self.num_allocations += len(_memories(result) - given)
         return result
 
+    def _note_host_memory(self, values: Any) -> None:
+        self._on_host |= _memories(values)
+        self._kept.append(values)
+
     @property
     def budget(self) -> Budget:
         """What was counted."""
-        num_copies = len(self.copies)
-        return Budget(
-            len(self.on_device), num_copies, len(self.answers), self.num_allocations + num_copies, self.calls.total()
-        )
+        num_calls = self.calls.total()
+        return Budget(len(self.on_device), len(self.copies), self.num_answers, self.num_allocations, num_calls)
 
     def follow(self, frame: FrameType, event: str, _: object) -> None:
         """Count a call; see `sys.setprofile`."""
@@ -76,12 +83,10 @@ class Spending(LaunchLog):  # type: ignore[no-untyped-call]
         if event != "call" or code.co_name.startswith("<") or not code.co_filename.startswith(PRODUCT):
             return
         self.calls[code.co_qualname] += 1
-        if code is to_device.__code__ and frame.f_locals["values"].size:
-            caller = frame.f_back
-            assert caller is not None
-            if caller.f_code.co_name == "index_to_device" and caller.f_back is not None:
-                caller = caller.f_back
+        caller = frame.f_back
+        if code in COPIES and frame.f_locals["values"].size and caller is not None:
             self.copies.append(caller.f_code.co_qualname)
+            self.num_allocations += code is to_device.__code__
 
 
 class _Answers(TorchFunctionMode):
@@ -93,7 +98,7 @@ class _Answers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "to" and "cpu" in args:
-            self._spending.answers.append("to")
+            self._spending.num_answers += 1
         return func(*args, **(kwargs or {}))
 
 

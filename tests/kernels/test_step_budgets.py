@@ -43,6 +43,8 @@ RULES = TokenRules(
     allowed_mask=pack_mask(np.arange(60, dtype=np.int32), VOCAB_SIZE),
 )
 
+NUM_ROWS = 2, 4
+
 Steps = Callable[[StepDriver, int], list[TableDelta]]
 
 
@@ -102,15 +104,15 @@ class Row:
 
 
 ROWS = {
-    "decode": Row("off", decodes_of(DRAWN), Budget(0, 0, 0, 0, 0)),
-    "decode, greedy, by a graph": Row("auto", decodes_of(GREEDY), Budget(0, 0, 0, 0, 0)),
-    "decode by a graph": Row("auto", decodes_of(DRAWN), Budget(0, 0, 0, 0, 0)),
-    "prompts": Row("off", prompts, Budget(0, 0, 0, 0, 0)),
-    "prompts by pieces": Row("auto", prompts, Budget(0, 0, 0, 0, 0)),
-    "decodes and a prompt": Row("off", mixed, Budget(0, 0, 0, 0, 0)),
-    "decodes and a prompt by pieces": Row("auto", mixed, Budget(0, 0, 0, 0, 0)),
-    "rows that ask for everything": Row("auto", decodes_of(EVERYTHING, RULES), Budget(0, 0, 0, 0, 0)),
-    "beams": Row("auto", beams, Budget(0, 0, 0, 0, 0)),
+    "decode": Row("off", decodes_of(DRAWN), Budget(39, 8, 1, 47, 218)),
+    "decode, greedy, by a graph": Row("auto", decodes_of(GREEDY), Budget(8, 4, 1, 15, 79)),
+    "decode by a graph": Row("auto", decodes_of(DRAWN), Budget(9, 4, 1, 15, 79)),
+    "prompts": Row("off", prompts, Budget(34, 8, 1, 46, 308)),
+    "prompts by pieces": Row("auto", prompts, Budget(13, 6, 1, 19, 228)),
+    "decodes and a prompt": Row("off", mixed, Budget(41, 9, 1, 48, 308)),
+    "decodes and a prompt by pieces": Row("auto", mixed, Budget(18, 6, 1, 19, 225)),
+    "rows that ask for everything": Row("auto", decodes_of(EVERYTHING, RULES), Budget(90, 26, 4, 105, 176)),
+    "beams": Row("auto", beams, Budget(43, 6, 3, 42, 182)),
 }
 
 
@@ -122,6 +124,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Torc
     room = {"max_num_seqs": 5, "max_num_batched_tokens": 16}
     with pytest.MonkeyPatch.context() as monkeypatch, ZeroedMemory():
         log_kernels(monkeypatch, are_run=False)
+        monkeypatch.setattr("executor_svc.models.torch_dense.MAX_ROWS_TRANSPOSED", 0)  # they are a CPU's
         yield {
             each: worker_with(
                 "triton", directory, torch.float32, monkeypatch, CountedGraphs(), cuda_graphs=each, **room
@@ -131,19 +134,21 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Torc
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("num_rows", [2, 4])
+@pytest.mark.parametrize("num_rows", NUM_ROWS)
 def test_a_step_takes_no_more_than_its_budget(num_rows: int, name: str, workers: dict[str, TorchWorker]) -> None:
     row = ROWS[name]
     worker = workers[row.cuda_graphs]
-    worker.reset()
-    ahead = Ahead(StepDriver(worker))
-    *earlier, last = row.steps(ahead.driver, num_rows)
-    for delta in earlier:
-        ahead.launch(delta)
+    for _ in range(2):  # what is looked up once is known the second time
+        worker.reset()
+        ahead = Ahead(StepDriver(worker))
+        *earlier, last = row.steps(ahead.driver, num_rows)
+        for delta in earlier:
+            ahead.launch(delta)
+        with spending() as spent:
+            ahead.launch(last)
+        ahead.finish()
 
-    with spending() as spent:
-        ahead.launch(last)
-
-    ahead.finish()
-    print(name, num_rows, spent.budget, spent.on_device, spent.copies, sep="\n  ")
-    assert spent.budget == row.budget, (spent.on_device, spent.copies, spent.calls)
+    spent_on = spent.on_device, spent.copies, spent.calls
+    assert replace(spent.budget, calls=0) == replace(row.budget, calls=0), spent_on
+    if num_rows == max(NUM_ROWS):  # admissions are calls of their own
+        assert spent.budget.calls == row.budget.calls, spent_on
