@@ -139,13 +139,13 @@ class CountedGraphs:
     """A capture whose graphs hold nothing: launching one is one launch, and its output stays what it was at first."""
 
     def __init__(self) -> None:
-        self.in_graphs: dict[int, list[str]] = {}  # by number of rows: what a graph of a whole step launches
-        self.in_pieces_of: dict[int, list[str]] = {}  # by number of tokens: what all pieces of a step launch
+        self.of_graphs: dict[int, list[str]] = {}  # by number of rows: what a graph of a whole step launches
+        self.of_pieces: dict[int, list[str]] = {}  # by number of tokens: what all pieces of a step launch
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Replay:
         with LaunchLog() as log:
             output = run()
-        self.in_graphs[len(output)] = log.on_device
+        self.of_graphs[len(output)] = log.on_device
 
         def replay() -> torch.Tensor:
             _launch_graph()
@@ -158,7 +158,7 @@ class CountedGraphs:
         pieces: list[Launch] = [_launch_graph]
         with LaunchLog() as log:
             output = run(lambda: pieces.append(_launch_graph))
-        self.in_pieces_of[len(output)] = log.on_device
+        self.of_pieces[len(output)] = log.on_device
         return pieces, output
 
 

@@ -117,8 +117,14 @@ ROWS = {
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TorchWorker]]:
-    """Yield the worker of each setting of `cuda_graphs`, with graphs of all kinds."""
+def graphs() -> CountedGraphs:
+    """Return what records the graphs of all kinds."""
+    return CountedGraphs()
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory, graphs: CountedGraphs) -> Iterator[dict[str, TorchWorker]]:
+    """Yield the worker of each setting of `cuda_graphs`."""
     directory = tmp_path_factory.mktemp("model")
     save_tiny_model(directory)
     room = {"max_num_seqs": 5, "max_num_batched_tokens": 16}
@@ -126,9 +132,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Torc
         log_kernels(monkeypatch, are_run=False)
         monkeypatch.setattr("executor_svc.models.torch_dense.MAX_ROWS_TRANSPOSED", 0)  # they are a CPU's
         yield {
-            each: worker_with(
-                "triton", directory, torch.float32, monkeypatch, CountedGraphs(), cuda_graphs=each, **room
-            )[0]
+            each: worker_with("triton", directory, torch.float32, monkeypatch, graphs, cuda_graphs=each, **room)[0]
             for each in ("off", "auto")
         }
 
@@ -152,3 +156,10 @@ def test_a_step_takes_no_more_than_its_budget(num_rows: int, name: str, workers:
     assert replace(spent.budget, calls=0) == replace(row.budget, calls=0), spent_on
     if num_rows == max(NUM_ROWS):  # admissions are calls of their own
         assert spent.budget.calls == row.budget.calls, spent_on
+
+
+@pytest.mark.usefixtures("workers")
+def test_graphs_hold_no_more_than_their_budget(graphs: CountedGraphs) -> None:
+    """Of two layers, by number of rows and by number of tokens."""
+    assert {size: len(launches) for size, launches in graphs.of_graphs.items()} == dict.fromkeys((1, 2, 4, 5), 0)
+    assert {size: len(launches) for size, launches in graphs.of_pieces.items()} == dict.fromkeys((8, 16), 0)
