@@ -1,10 +1,10 @@
 """Attention by the flash-attn library, version 2 and version 3: float16 and bfloat16 on a CUDA device.
 
 Both read the paged cache in place. Decodes go through `flash_attn_with_kvcache`, whose arguments are tensors on the
-device, so that a CUDA graph can have the call; into how many parts it cuts the keys of a row we say, by the number of
-rows, because the library would look at the longest row that the host knows of. Version 3 takes rows of any length through the same function; version 2
-takes a step with prefill chunks through `flash_attn_varlen_func`. The causal mask of all of them is aligned to the last
-query and the last key of a row, which is what positions mean here.
+device, so that a CUDA graph can have the call. Into how many parts it cuts the keys of a row we say, by the number of
+rows: the library would go by the longest row that the host knows of. Version 3 takes rows of any length through the
+same function; version 2 takes a step with prefill chunks through `flash_attn_varlen_func`. The causal mask of all of
+them is aligned to the last query and the last key of a row, which is what positions mean here.
 
 What a mask hides is multiplied by 0, so it must be no NaN. Version 2 reads tiles of keys from within one block, and
 what lies behind the last key as zeros. Version 3 reads tiles of many blocks: its cache is to be zeroed at the start.
