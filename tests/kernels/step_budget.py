@@ -121,7 +121,7 @@ def _memories(values: Any) -> set[int]:
 
 def _innermost_of_ours() -> CodeType | None:
     """Return which function of ours is running."""
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None and not frame.f_code.co_filename.startswith(PRODUCT):
         frame = frame.f_back
     return None if frame is None else frame.f_code

@@ -129,7 +129,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory, graphs: CountedGraphs) -> 
     directory = tmp_path_factory.mktemp("model")
     save_tiny_model(directory)
     room = {"max_num_seqs": 5, "max_num_batched_tokens": 16}
-    with pytest.MonkeyPatch.context() as monkeypatch, ZeroedMemory():
+    with pytest.MonkeyPatch.context() as monkeypatch, ZeroedMemory():  # type: ignore[no-untyped-call]
         log_kernels(monkeypatch, are_run=False)
         monkeypatch.setattr("executor_svc.models.torch_dense.MAX_ROWS_TRANSPOSED", 0)  # they are a CPU's
         yield {
