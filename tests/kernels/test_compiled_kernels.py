@@ -172,7 +172,7 @@ def test_kernels_of_every_cache_keep_within_their_budgets(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize(("head_dim", "group"), [(128, 1), (128, 7), (128, 24), (64, 71)])
 def test_groups_of_every_size_keep_within_the_budgets(
     head_dim: int, group: int, capability: int, tmp_path: Path
@@ -181,7 +181,7 @@ def test_groups_of_every_size_keep_within_the_budgets(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize(
     ("dtype", "group", "cache"),
     [("bfloat16", 16, ""), ("bfloat16", 128, ""), ("bfloat16", 16, "int8"), ("float16", 16, "fp8_e4m3")],
