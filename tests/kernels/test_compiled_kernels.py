@@ -109,6 +109,8 @@ def check(kernel: CompiledKernel) -> None:
         most_stack = max(most_stack, MAX_STACK_BYTES_CONVERTED[num_bits])
     if kernel.case.value_begin:
         most_stack = MAX_STACK_BYTES_LATENT.get(kernel.name, 0)
+        if kernel.name == "attend_kernel" and capability == 100:
+            most_stack = 360  # of a cache of fp8
     assert kernel.stack_bytes <= most_stack, kernel
     assert kernel.shared_bytes <= most_shared, kernel
     # A warp of the fold reads a head at a time, of 64 numbers 8 bytes a thread.
