@@ -54,7 +54,6 @@ class Run:
     wall_s: float = 0.0
     device_s: float = 0.0  # sum of the steps' times on the device
     step_s: list[float] = field(default_factory=list)  # of each step, on the device
-    launch_s: list[float] = field(default_factory=list)  # of each step, processor time of the thread that launches
     num_steps: int = 0
     max_in_flight: int = 0
     num_preemptions: int = 0
@@ -128,9 +127,7 @@ class InProcessEngine:
                 step = self._planner.schedule(time.perf_counter()).step
                 if step is None:
                     break
-                begin_launch_s = time.thread_time()
                 running.append(self._worker.launch(step))
-                run.launch_s.append(time.thread_time() - begin_launch_s)
                 run.num_copied_blocks += len(step.blocks_to_copy)
                 run.num_swapped_blocks += len(step.blocks_to_swap_out) + len(step.blocks_to_swap_in)
             run.max_in_flight = max(run.max_in_flight, len(running))

@@ -115,14 +115,6 @@ def idle_figure(run: Run, num_sequences: int) -> Figure:
     return Figure(f"idle between steps, {steps}", 100 * run.idle_share, "%", target=3.0, at_most=True, detail=detail)
 
 
-def launch_figure(run: Run, num_sequences: int, num_steps: int) -> Figure:
-    """Return the processor time of launching a step, the median of the last ones, which only decode."""
-    last_ms = 1e3 * np.array(run.launch_s[-num_steps:])
-    detail = f"{last_ms.max():.2f} ms the longest"
-    name = f"launch of a decode step, {num_sequences} sequences"
-    return Figure(name, float(np.median(last_ms)), "ms of the CPU", target=0.5, at_most=True, detail=detail)
-
-
 def sampling_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     """Measure sampling on the device, greedy and with filters."""
     from executor_svc.sampler.device_sampling import sample_on_device
@@ -203,8 +195,6 @@ def steps_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
         )
         if size == 1:
             yield idle_figure(run, 1)
-        if size == max(sizes.decode_batch_sizes):
-            yield launch_figure(run, size, sizes.num_new_tokens // 2)
     num_weights = num_weight_bytes(sizes.large_model, 1)
     for num_tokens in sizes.prefill_tokens:
         run = min((_run(worker, [prompt_of(num_tokens, 1)]) for _ in range(3)), key=lambda run: run.device_s)
