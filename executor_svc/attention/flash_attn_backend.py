@@ -1,9 +1,10 @@
 """Attention by the flash-attn library, version 2 and version 3: float16 and bfloat16 on a CUDA device.
 
 Both read the paged cache in place. Decodes go through `flash_attn_with_kvcache`, whose arguments are tensors on the
-device, so that a CUDA graph can have the call. Version 3 takes rows of any length through the same function; version 2
-takes a step with prefill chunks through `flash_attn_varlen_func`. The causal mask of all of them is aligned to the last
-query and the last key of a row, which is what positions mean here.
+device, so that a CUDA graph can have the call. Into how many parts it cuts the keys of a row we say, by the number of
+rows: the library would go by the longest row that the host knows of. Version 3 takes rows of any length through the
+same function; version 2 takes a step with prefill chunks through `flash_attn_varlen_func`. The causal mask of all of
+them is aligned to the last query and the last key of a row, which is what positions mean here.
 
 What a mask hides is multiplied by 0, so it must be no NaN. Version 2 reads tiles of keys from within one block, and
 what lies behind the last key as zeros. Version 3 reads tiles of many blocks: its cache is to be zeroed at the start.
@@ -28,6 +29,7 @@ from executor_svc.attention.interface import (
     Rotation,
 )
 from executor_svc.attention.key_value_write import WriteKeysAndValues, write_in_torch
+from executor_svc.attention.splits import multiprocessors_of, number_of_splits
 from executor_svc.device.transfer import to_device
 from octavo_shared.step_wire.step import Int32Array
 
@@ -37,15 +39,17 @@ class FlashAttention2Backend:
 
     Args:
         write: The first half of attention.
+        num_multiprocessors: Of the device; None: ask it.
 
     Raises: ImportError: the library is missing, or does not fit the installed torch.
     """
 
-    def __init__(self, write: WriteKeysAndValues = write_in_torch) -> None:
+    def __init__(self, write: WriteKeysAndValues = write_in_torch, num_multiprocessors: int | None = None) -> None:
         library = import_module("flash_attn")
         self._varlen = library.flash_attn_varlen_func
         self._with_kvcache = library.flash_attn_with_kvcache
         self._write = write
+        self._num_multiprocessors = num_multiprocessors
 
     def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> AttentionPlan:
         """Prepare a step."""
@@ -83,6 +87,7 @@ class FlashAttention2Backend:
         self, slot_mapping: torch.Tensor, num_visible_tokens: torch.Tensor, tables: TablesUnder
     ) -> AttentionPlan:
         """Prepare rows of one token each."""
+        num_rows = len(num_visible_tokens)
 
         def call(query: torch.Tensor, cache: LayerCache, layer: AttentionLayer) -> torch.Tensor:
             output: torch.Tensor = self._with_kvcache(
@@ -92,11 +97,22 @@ class FlashAttention2Backend:
                 cache_seqlens=num_visible_tokens,
                 block_table=tables(layer.window_tokens),
                 alibi_slopes=_slopes_of(query, layer),
+                num_splits=self._num_splits(num_rows, query.shape[1], cache, layer),
                 **_scores(layer),
             )
             return output.squeeze(1)
 
         return FlashAttentionPlan(self._write, slot_mapping, call)
+
+    def _num_splits(self, num_rows: int, num_heads: int, cache: LayerCache, layer: AttentionLayer) -> int:
+        """Return into how many parts decodes cut the keys of each row: version 2 has a program for each part.
+
+        It takes the query heads of a KV head together, but not where a layer has a window or ALiBi, and counts on two
+        programs of 128 threads for each multiprocessor.
+        """
+        num_places = 2 * (self._num_multiprocessors or multiprocessors_of(cache.keys.device))
+        are_together = layer.window_tokens is None and layer.alibi_slopes is None
+        return number_of_splits(num_rows, cache.keys.shape[2] if are_together else num_heads, num_places)
 
 
 class FlashAttention3Backend:
@@ -104,13 +120,15 @@ class FlashAttention3Backend:
 
     Args:
         write: The first half of attention.
+        num_multiprocessors: Of the device; None: ask it.
 
     Raises: ImportError: the library is missing, or does not fit the installed torch.
     """
 
-    def __init__(self, write: WriteKeysAndValues = write_in_torch) -> None:
+    def __init__(self, write: WriteKeysAndValues = write_in_torch, num_multiprocessors: int | None = None) -> None:
         self._with_kvcache: Any = import_module("flash_attn_interface").flash_attn_with_kvcache
         self._write = write
+        self._num_multiprocessors = num_multiprocessors
 
     def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> AttentionPlan:
         """Prepare a step."""
@@ -139,6 +157,7 @@ class FlashAttention3Backend:
         tables: TablesUnder,
     ) -> AttentionPlan:
         """Prepare rows of any length."""
+        num_rows = len(num_visible_tokens)
 
         def call(query: torch.Tensor, cache: LayerCache, layer: AttentionLayer) -> torch.Tensor:
             assert layer.alibi_slopes is None, "version 3 has no ALiBi; the rules say so"
@@ -150,11 +169,20 @@ class FlashAttention3Backend:
                 page_table=tables(layer.window_tokens),
                 cu_seqlens_q=query_ends,
                 max_seqlen_q=longest_query,
+                num_splits=self._num_splits(num_rows, cache) if longest_query == 1 else 0,
                 **_scores(layer),
             )
             return output
 
         return FlashAttentionPlan(self._write, slot_mapping, call)
+
+    def _num_splits(self, num_rows: int, cache: LayerCache) -> int:
+        """Return into how many parts decodes cut the keys of a row at most; the device cuts shorter ones into fewer.
+
+        Version 3 takes the query heads of a KV head together; a program fills a multiprocessor. 0 leaves all to it.
+        """
+        num_places = self._num_multiprocessors or multiprocessors_of(cache.keys.device)
+        return number_of_splits(num_rows, cache.keys.shape[2], num_places)
 
 
 @dataclass(frozen=True, slots=True)

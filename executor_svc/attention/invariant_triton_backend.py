@@ -9,7 +9,8 @@ import torch
 
 from executor_svc.attention.explicit_attention import slopes_on
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, DecodeBatch, LayerCache, Rotation
-from executor_svc.attention.triton_backend import Chunks, copy_at_once, multiprocessors_of, number_of_splits
+from executor_svc.attention.splits import multiprocessors_of, number_of_splits
+from executor_svc.attention.triton_backend import Chunks, copy_at_once
 from executor_svc.triton_kernels.invariant_attention import QueryTiles, SplitStates, attend
 from executor_svc.triton_kernels.key_value_write import write_in_triton
 from executor_svc.triton_kernels.prefill import query_tiles

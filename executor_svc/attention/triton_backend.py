@@ -4,7 +4,6 @@ A plan parts the rows of a step: rows of one token go to the decode kernel, long
 depends on no layer is made and copied to the device once a step.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,52 +13,22 @@ import torch
 
 from executor_svc.attention.explicit_attention import slopes_on
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, DecodeBatch, LayerCache, Rotation
+from executor_svc.attention.splits import MAX_WAVES, multiprocessors_of, number_of_splits
 from executor_svc.device.transfer import to_device
 from executor_svc.triton_kernels.decode import DecodeRows, PartialResults, decode
 from executor_svc.triton_kernels.key_value_write import write_in_triton
 from executor_svc.triton_kernels.prefill import PrefillRows, prefill, query_tiles
 from executor_svc.triton_kernels.tiles import (
     MAX_RESIDENT_PROGRAMS,
-    MAX_SPLITS,
     groups_of,
     prefill_tile,
     resident_programs,
 )
 
-# Programs for each place: more than one, so that a row longer than the others does not run alone at the end.
-MIN_WAVES, MAX_WAVES = 2, 4
-# A number of splits is good enough if it keeps this much of the device busy that the best one does.
-GOOD_ENOUGH: Final = 0.9
 # Of a tile of queries: with fewer keys a split writes and reads more of its results than it reads keys and values.
 MIN_SPLIT_KEYS: Final = 256
 # Arrays in one copy begin at multiples of 16 bytes: the compiler makes one kernel for aligned addresses only.
 ALIGNMENT: Final = 4
-
-
-def number_of_splits(num_rows: int, num_kv_heads: int, num_places: int) -> int:
-    """Return into how many parts a decode kernel cuts the keys of each row; the lengths have no say.
-
-    The least number that makes `MIN_WAVES` programs for each place on the device, if there may be so many, and a last
-    wave that is nearly full.
-    It follows the batch, and the backend here cuts a row's sums by it; `invariant_triton_backend.py` does not.
-
-    Args:
-        num_rows: 1 or more.
-        num_kv_heads: Of the layer.
-        num_places: Programs that the device runs at once: `resident_programs` for each multiprocessor.
-    """
-    num_programs = num_rows * num_kv_heads
-    most = max(1, min(MAX_SPLITS, MAX_WAVES * num_places // num_programs))
-    least = -(-MIN_WAVES * num_places // num_programs)
-    if least > most:  # few rows: one wave that is full is better than two of which one is nearly empty
-        least = max(1, most // 2)
-    busy = [_busy_share(num_programs * splits / num_places) for splits in range(least, most + 1)]
-    return next(least + index for index, share in enumerate(busy) if share >= GOOD_ENOUGH * max(busy))
-
-
-def _busy_share(waves: float) -> float:
-    """Return how much of the device works, on average, until the last of so many waves of programs is over."""
-    return waves / math.ceil(waves)
 
 
 def number_of_prefill_splits(num_tiles: int, num_groups: int, num_keys: int, num_multiprocessors: int) -> int:
@@ -260,11 +229,6 @@ def prefill_rows(chunks: Chunks, query: torch.Tensor, cache: LayerCache) -> Pref
     tiles = query_tiles(chunks.starts, chunks.lengths, chunks.first_tokens, tile.num_queries // group)
     num_keys = int(tiles[0, 2] + tiles[0, 3])  # the longest tile is the first
     return PrefillRows(to_device(tiles, query.device), chunks.block_tables, tile, num_keys)
-
-
-def multiprocessors_of(device: torch.device) -> int:
-    """Return how many multiprocessors a CUDA device has."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _capability(device: torch.device) -> tuple[int, int]:

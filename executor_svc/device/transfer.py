@@ -33,6 +33,14 @@ def to_device(values: npt.NDArray[np.generic], device: torch.device) -> torch.Te
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def copy_to_device(values: npt.NDArray[np.generic], destination: torch.Tensor) -> None:
+    """Copy an array into memory of a device, contiguous, of the same dtype and shape: otherwise as `to_device`."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    if destination.device.type != "cpu":
+        tensor = tensor.pin_memory()
+    destination.copy_(tensor, non_blocking=True)
+
+
 def index_to_device(values: npt.NDArray[np.integer], device: torch.device) -> torch.Tensor:
     """Return a copy of indices on a device, int64."""
     return to_device(values.astype(np.int64), device)

@@ -121,7 +121,7 @@ class DeviceSampler:
         draws: npt.NDArray[np.float64],
     ) -> torch.Tensor:
         drawn = self._draw(scores, of_scores, sampling, draws)
-        drawn[1] *= int(RowFlag.NOT_FINITE)
+        drawn[1].mul_(int(RowFlag.NOT_FINITE))  # `*=` would copy the row onto itself too
         return drawn
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from executor_svc.attention.interface import DecodeBatch, DecodePlanner, LayerCache, first_caches, join_plans
-from executor_svc.device.transfer import to_device
+from executor_svc.device.transfer import copy_to_device, to_device
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.worker.graph_capture import Capture
 from executor_svc.worker.last_tokens import LastTokens
@@ -82,7 +82,7 @@ class DecodeGraphs:
         inputs[:3, :num_rows] = table.token_ids[slots, positions], places, positions
         for row, group in enumerate(table.groups, 3):
             inputs[row, :num_rows] = group.places_of(slots, positions)
-        self._inputs.copy_(to_device(inputs, self._inputs.device))
+        copy_to_device(inputs, self._inputs)
         for group, spare_block_id, tables in zip(table.groups, self._spare_block_ids, self._block_tables, strict=True):
             num_blocks = int(positions.max()) // group.block_size + 1
             block_tables = np.full((size, num_blocks), spare_block_id, np.int32)

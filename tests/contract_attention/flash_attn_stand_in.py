@@ -21,7 +21,7 @@ TILE_KEYS = 128
 # What the stand-ins compute with; they have no meaning for the other arguments.
 UNDERSTOOD = {
     *("q", "k", "v", "k_cache", "v_cache", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
-    *("cache_seqlens", "block_table", "page_table"),
+    *("cache_seqlens", "block_table", "page_table", "num_splits"),
     *("softmax_scale", "causal", "window_size", "softcap", "alibi_slopes"),
 }
 
@@ -96,6 +96,7 @@ def flash_attn_with_kvcache_2(
     assert cache_seqlens is not None
     assert block_table is not None
     assert k_cache.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
+    assert num_splits <= 128, "num_splits > 128 not supported"
     batch_size, seqlen_q = q.shape[:2]
     scores = _Scores(softmax_scale, causal, window_size, softcap, alibi_slopes)
     query_ends = torch.arange(batch_size + 1) * seqlen_q
@@ -139,6 +140,7 @@ def flash_attn_with_kvcache_3(
     assert cache_seqlens is not None
     assert page_table is not None
     assert cu_seqlens_q is not None
+    assert num_splits <= 256, "num_splits > 256 not supported"
     assert max_seqlen_q is not None, "max_seqlen_q must be provided if cu_seqlens_q is provided"
     scores = _Scores(softmax_scale, causal, window_size, softcap, None)
     query_ends = _checked_ends(cu_seqlens_q, len(page_table), len(q), max_seqlen_q)

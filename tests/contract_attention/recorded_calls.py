@@ -6,6 +6,7 @@ python -m tests.contract_attention.recorded_calls        write the file anew, af
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,18 @@ PATH = Path(__file__).parent / "recorded_calls.json"
 StandIn = Callable[[], AbstractContextManager[list[Call]]]
 # Library: its stand-in, our backend, the block size, and what of a layer it does.
 LIBRARIES: dict[str, tuple[StandIn, Callable[..., AttentionBackend], int, tuple[str, ...]]] = {
-    "flash_attn 2": (flash_attn_2, FlashAttention2Backend, 256, ("soft cap", "window", "ALiBi")),
-    "flash_attn 3": (flash_attn_3, FlashAttention3Backend, 16, ("soft cap", "window")),
+    "flash_attn 2": (
+        flash_attn_2,
+        partial(FlashAttention2Backend, num_multiprocessors=132),
+        256,
+        ("soft cap", "window", "ALiBi"),
+    ),
+    "flash_attn 3": (
+        flash_attn_3,
+        partial(FlashAttention3Backend, num_multiprocessors=132),
+        16,
+        ("soft cap", "window"),
+    ),
     "xformers": (xformers, XformersBackend, 64, ()),
 }
 

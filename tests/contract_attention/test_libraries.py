@@ -131,6 +131,25 @@ def test_decode_calls_are_equal_whatever_the_lengths(library: str) -> None:
     assert first | {"k_cache": "", "v_cache": ""} == second | {"k_cache": "", "v_cache": ""}
 
 
+@each_row(
+    ("flash_attn 2", AttentionLayer(0.25), [58, 33, 6, 3]),  # 264 places, 2 KV heads
+    ("flash_attn 2", AttentionLayer(0.25, WINDOW), [40, 11, 2, 1]),  # 6 query heads, each alone
+    ("flash_attn 3", AttentionLayer(0.25, WINDOW), [58, 23, 3, 2]),  # 132 places
+)
+def test_splits_of_decodes_follow_the_number_of_rows_alone(
+    library: str, layer: AttentionLayer, splits: list[int]
+) -> None:
+    """Left to itself a library looks at how long rows may be, and a graph's may be of any length."""
+    stand_in, make, block_size, _ = LIBRARIES[library]
+    with stand_in() as calls:
+        for num_rows, length in product((1, 8, 64, 128), (1, 300)):
+            step = Step([(length - 1, 1)] * num_rows, block_size)
+            inputs = without_nan(LayerInput(step, (6, 2), 16, is_rotated=False, dtype=DTYPE), library)
+            inputs.attend(make(), layer)
+
+    assert [call[1]["num_splits"] for call in calls[::2]] == [call[1]["num_splits"] for call in calls[1::2]] == splits
+
+
 @each_row(*LIBRARIES)
 def test_what_a_step_has_in_common_is_made_once_for_all_layers(library: str) -> None:
     stand_in, make, block_size, abilities = LIBRARIES[library]

@@ -72,7 +72,7 @@ def test_a_cache_of_8_bits_gives_the_tokens_of_the_reference(
     backend: str, kv_cache_dtype: str, saved_model: SavedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, _ = saved_model("llama")
-    room = {"num_device_blocks": None, "kv_cache_gib": 64.5 * BYTES_OF_BLOCKS[kv_cache_dtype] / 2**30}
+    room: dict[str, Any] = {"num_device_blocks": None, "kv_cache_gib": 64.5 * BYTES_OF_BLOCKS[kv_cache_dtype] / 2**30}
     reference = reference_worker(directory, kv_cache_dtype=kv_cache_dtype)  # before it would get the sampler of a GPU
     worker, _ = worker_with(backend, directory, torch.float32, monkeypatch, kv_cache_dtype=kv_cache_dtype, **room)
     prompts = prompts_of(LENGTHS)

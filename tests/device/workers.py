@@ -70,9 +70,14 @@ class CountedPieces(CountedCapture):
 
 
 def worker_with(
-    backend: str, directory: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, **changes: Any
+    backend: str,
+    directory: Path,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+    capture: Capture | None = None,
+    **changes: Any,
 ) -> tuple[TorchWorker, CountedCapture]:
-    """Return a worker of the model in a directory, and what counts its replays.
+    """Return a worker of the model in a directory, and what counts its replays, unless `capture` records its graphs.
 
     The backend "invariant" is that of `--numerics invariant`, with the products that go with it.
     """
@@ -95,7 +100,7 @@ def worker_with(
         },
     )
     counted = CountedPieces(graph_capture(DEVICE)) if IS_GPU else CountedCapture(None)
-    monkeypatch.setattr("executor_svc.worker.assembly.graph_capture", lambda _: counted)
+    monkeypatch.setattr("executor_svc.worker.assembly.graph_capture", lambda _: capture or counted)
     monkeypatch.setattr("executor_svc.worker.assembly.device_sampling", lambda _: sample_on_device)
     model_config = parse_config(json.loads((directory / "config.json").read_text()), directory / "config.json")
     if IS_GPU:

@@ -9,12 +9,8 @@ import torch
 from executor_svc.attention import triton_backend
 from executor_svc.attention.interface import AttentionLayer, DecodeBatch, DecodePlanner, LayerCache
 from executor_svc.attention.rules import AttentionNeeds, TritonRules
-from executor_svc.attention.triton_backend import (
-    MAX_WAVES,
-    TritonAttentionBackend,
-    number_of_prefill_splits,
-    number_of_splits,
-)
+from executor_svc.attention.splits import MAX_WAVES, number_of_splits
+from executor_svc.attention.triton_backend import TritonAttentionBackend, number_of_prefill_splits
 from executor_svc.triton_kernels.decode import DecodeRows
 from executor_svc.triton_kernels.prefill import PrefillRows, query_tiles
 from executor_svc.triton_kernels.tiles import MAX_RESIDENT_PROGRAMS, MAX_SPLITS, groups_of, resident_programs
