@@ -302,5 +302,5 @@ def warps_of(tile_rows: int) -> int:
 def stages_of(tile_rows: int, itemsize: int) -> int:
     """Return how many tiles of inputs a program has in flight, within 99 KiB of shared memory."""
     if itemsize == 4:
-        return 2
+        return 2 if tile_rows == NARROW_ROWS else 1
     return 4 if tile_rows == NARROW_ROWS else 3

@@ -23,6 +23,30 @@ def dot(left, right, accumulator):
 
 
 @triton.jit
+def sum_products(x_rows, weight_rows, is_row, is_column, NUM_INPUTS: tl.constexpr, TILE_INPUTS: tl.constexpr):
+    """Return x @ weight.T of a tile in float32, [num_rows, num_columns]: inputs from the first to the last, in tiles.
+
+    Args:
+        x_rows: Pointers to the rows of x, [num_rows, 1].
+        weight_rows: Pointers to those of the weight, one an output, [num_columns, 1].
+        is_row: Which rows are read, [num_rows]; the others are 0.
+        is_column: The same of outputs, [num_columns].
+        NUM_INPUTS: Of a row.
+        TILE_INPUTS: That are multiplied at once.
+    """
+    IS_EVEN: tl.constexpr = NUM_INPUTS % TILE_INPUTS == 0
+    sums = tl.full([x_rows.shape[0], weight_rows.shape[0]], 0.0, tl.float32)
+    for begin in tl.range(0, NUM_INPUTS, TILE_INPUTS):
+        inputs = begin + tl.arange(0, TILE_INPUTS)
+        # What is beyond the last input adds zeros.
+        is_input = tl.full([TILE_INPUTS], True, tl.int1) if IS_EVEN else inputs < NUM_INPUTS
+        left = tl.load(x_rows + inputs[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0)
+        right = tl.load(weight_rows + inputs[None, :], mask=is_column[:, None] & is_input[None, :], other=0.0)
+        sums = dot(left, tl.trans(right), sums)
+    return sums
+
+
+@triton.jit
 def first_numbers(vectors, is_read, NUMBER: tl.constexpr, PADDED: tl.constexpr):
     """Return the first numbers of vectors at some pointers, [num_vectors, PADDED], 0 where there are none."""
     dims = tl.arange(0, PADDED)

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from executor_svc.triton_kernels.common import dot
+from executor_svc.triton_kernels.common import sum_products
 from executor_svc.triton_kernels.dense import sigmoid
 
 # Choices that a program reads at once, to find those of its expert.
@@ -171,20 +171,12 @@ def expert_product_kernel(
     tile = tl.program_id(0) % num_tiles
     expert = tl.load(tile_experts + tile).to(tl.int64)
     if expert >= 0:
-        IS_EVEN: tl.constexpr = NUM_INPUTS % TILE_INPUTS == 0
         choices = tl.load(tile_choices + tile * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
         columns = tl.program_id(0) // num_tiles * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
         is_row, is_column = choices >= 0, columns < NUM_OUTPUTS
         x_rows = x + choices[:, None] // CHOICES_OF_ROW * NUM_INPUTS
         weight_rows = weights + expert * (NUM_OUTPUTS * NUM_INPUTS) + columns.to(tl.int64)[:, None] * NUM_INPUTS
-        sums = tl.full([TILE_ROWS, TILE_COLUMNS], 0.0, tl.float32)
-        for begin in tl.range(0, NUM_INPUTS, TILE_INPUTS):
-            inputs = begin + tl.arange(0, TILE_INPUTS)
-            # What is beyond the last input adds zeros.
-            is_input = tl.full([TILE_INPUTS], True, tl.int1) if IS_EVEN else inputs < NUM_INPUTS
-            left = tl.load(x_rows + inputs[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0)
-            right = tl.load(weight_rows + inputs[None, :], mask=is_column[:, None] & is_input[None, :], other=0.0)
-            sums = dot(left, tl.trans(right), sums)
+        sums = sum_products(x_rows, weight_rows, is_row, is_column, NUM_INPUTS, TILE_INPUTS)
         if biases is not None:
             bias = tl.load(biases + expert * NUM_OUTPUTS + columns, mask=is_column, other=0.0)
             sums += bias.to(tl.float32)[None, :]

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from executor_svc.triton_kernels.common import dot
+from executor_svc.triton_kernels.common import sum_products
 
 # Programs on a multiprocessor at once: each has 48 to 96 KiB of shared memory.
 RESIDENT_PROGRAMS: Final = 2
@@ -94,7 +94,6 @@ def matmul_kernel(
     """
     num_row_tiles = tl.cdiv(num_rows, TILE_ROWS)
     NUM_COLUMN_TILES: tl.constexpr = (NUM_OUTPUTS + TILE_COLUMNS - 1) // TILE_COLUMNS
-    IS_EVEN: tl.constexpr = NUM_INPUTS % TILE_INPUTS == 0
     for tile in tl.range(tl.program_id(0), num_row_tiles * NUM_COLUMN_TILES, tl.num_programs(0)):
         first_row_tile = tile // (GROUP_ROWS * NUM_COLUMN_TILES) * GROUP_ROWS
         group_rows = tl.minimum(num_row_tiles - first_row_tile, GROUP_ROWS)
@@ -104,14 +103,7 @@ def matmul_kernel(
         is_row, is_column = rows < num_rows, columns < NUM_OUTPUTS
         x_rows = x + rows.to(tl.int64)[:, None] * x_stride
         weight_rows = weight + columns.to(tl.int64)[:, None] * NUM_INPUTS
-        sums = tl.full([TILE_ROWS, TILE_COLUMNS], 0.0, tl.float32)
-        for begin in tl.range(0, NUM_INPUTS, TILE_INPUTS):
-            inputs = begin + tl.arange(0, TILE_INPUTS)
-            # What is beyond the last input adds zeros.
-            is_input = tl.full([TILE_INPUTS], True, tl.int1) if IS_EVEN else inputs < NUM_INPUTS
-            left = tl.load(x_rows + inputs[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0)
-            right = tl.load(weight_rows + inputs[None, :], mask=is_column[:, None] & is_input[None, :], other=0.0)
-            sums = dot(left, tl.trans(right), sums)
+        sums = sum_products(x_rows, weight_rows, is_row, is_column, NUM_INPUTS, TILE_INPUTS)
         if bias is not None:
             sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
         places = output + rows.to(tl.int64)[:, None] * NUM_OUTPUTS + columns[None, :]

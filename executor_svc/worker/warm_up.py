@@ -5,10 +5,20 @@ import numpy as np
 from executor_svc.worker.interface import Worker, execute
 from octavo_shared.step_wire.step import Admission, SamplingRow, Step, TableDelta, pairs
 
-# Sequences decode greedily, and draw with every filter.
+# Sequences decode greedily, and draw with every filter, penalties and log-probabilities.
 SAMPLINGS = (
     SamplingRow(),
-    SamplingRow(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, typical_p=0.9, seed=1),
+    SamplingRow(
+        temperature=1.0,
+        top_k=50,
+        top_p=0.9,
+        min_p=0.01,
+        typical_p=0.9,
+        seed=1,
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        num_logprobs=1,
+    ),
 )
 # Decodes beside a prompt, as a large batch has them: kernels for few rows differ from kernels for many.
 MANY_SEQUENCES = 160
