@@ -28,7 +28,7 @@ from executor_svc.models.dense import (
     Segment,
 )
 from executor_svc.models.latent_weights import LatentLayers
-from executor_svc.models.sharding import Rows, Shard, rotary_rows, rows_by_turns, scaled
+from executor_svc.models.sharding import Rows, Shard, qkv_rows
 from executor_svc.models.state_weights import StateLayers
 from executor_svc.native.structs import FLOAT_INPUTS, NumberFormat
 from executor_svc.states.interface import StateWeights
@@ -152,7 +152,7 @@ class DecoderWeights(Generic[MatrixT]):
             return self._columns(rows, has_bias=layer.state.has_bias, role=role)
         if layer.latent is not None:
             return self._columns(self._latent_layers.projected_rows(index, layer), has_bias=False, role="qkv")
-        return self._columns(self._qkv_rows(index, layer), has_bias=self._config.qkv_bias, role="qkv")
+        return self._columns(qkv_rows(self._config, self._shard, index), has_bias=self._config.qkv_bias, role="qkv")
 
     def _layer_end(self, index: int, layer: LayerConfig) -> LayerEnd[MatrixT]:
         config, names = self._config, self._config.names
@@ -265,42 +265,6 @@ class DecoderWeights(Generic[MatrixT]):
         sinks = self._tensor(end - begin, dtype=torch.float32)
         self.map.add(self._config.names.sinks.format(layer=index), (layer.num_heads,), sinks, rows=(ours,))
         return sinks
-
-    def _qkv_rows(self, index: int, layer: LayerConfig) -> list[Rows]:
-        """Return this rank's rows of q, of k and of v, and of the gate of what is attended."""
-        names = self._config.names
-        tensors = [name.format(layer=index) for name in names.qkv]
-        counts = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
-        ours_of_kv = self._shard.kv_heads(layer)
-        ours = (self._shard.even_part(layer.num_heads), ours_of_kv, ours_of_kv)
-        dim = layer.head_dim
-        if layer.keys_are_values:
-            tensors[2] = tensors[1]
-        if layer.cache_of is not None:
-            return [Rows(tensors[0], counts[0] * dim, (scaled(ours[0], dim),))]
-        if names.qkv_layout == "apart":
-            parts = zip(tensors, counts, ours, strict=True)
-            query, key, value = (Rows(tensor, count * dim, (scaled(heads, dim),)) for tensor, count, heads in parts)
-            if layer.rope is not None and layer.rope.is_interleaved:
-                query, key = (self._in_rotary_order(layer, part) for part in (query, key))
-            if not layer.has_output_gate:
-                return [query, key, value]
-            query, gate = rows_by_turns(tensors[0], counts[0], (dim, dim), [ours[0]] * 2)
-            return [query, key, value, gate]
-        total = sum(counts) * dim
-        if names.qkv_layout == "merged":
-            begins = (0, counts[0], counts[0] + counts[1])
-            return [
-                Rows(tensors[0], total, (scaled((first + heads[0], first + heads[1]), dim),))
-                for first, heads in zip(begins, ours, strict=True)
-            ]
-        return rows_by_turns(tensors[0], layer.num_heads, (dim, dim, dim), ours)
-
-    def _in_rotary_order(self, layer: LayerConfig, rows: Rows) -> Rows:
-        """Return the rows of whole heads in the order of `rotary_rows`."""
-        ((begin, end),), dim = rows.ranges, layer.head_dim
-        ranges = [pair for head in range(begin, end, dim) for pair in rotary_rows(layer, head, dim)]
-        return replace(rows, ranges=tuple(ranges))
 
     def _columns_of_vector(self, parts: Sequence[Rows], num_inputs: int) -> MatrixT:
         return self._columns(parts, has_bias=False, num_inputs=num_inputs)

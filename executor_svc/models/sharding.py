@@ -105,6 +105,44 @@ def rows_by_turns(tensor: str, num_heads: int, sizes: Sequence[int], ours: Seque
     ]
 
 
+def qkv_rows(config: ModelConfig, shard: Shard, index: int) -> list[Rows]:
+    """Return the rows of q, of k and of v of a layer that a rank has, and of the gate of what is attended."""
+    layer, names = config.layers[index], config.names
+    tensors = [name.format(layer=index) for name in names.qkv]
+    counts = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
+    ours_of_kv = shard.kv_heads(layer)
+    ours = (shard.even_part(layer.num_heads), ours_of_kv, ours_of_kv)
+    dim = layer.head_dim
+    if layer.keys_are_values:
+        tensors[2] = tensors[1]
+    if layer.cache_of is not None:
+        return [Rows(tensors[0], counts[0] * dim, (scaled(ours[0], dim),))]
+    if names.qkv_layout == "apart":
+        parts = zip(tensors, counts, ours, strict=True)
+        query, key, value = (Rows(tensor, count * dim, (scaled(heads, dim),)) for tensor, count, heads in parts)
+        if layer.rope is not None and layer.rope.is_interleaved:
+            query, key = (_in_rotary_order(layer, part) for part in (query, key))
+        if not layer.has_output_gate:
+            return [query, key, value]
+        query, gate = rows_by_turns(tensors[0], counts[0], (dim, dim), [ours[0]] * 2)
+        return [query, key, value, gate]
+    total = sum(counts) * dim
+    if names.qkv_layout == "merged":
+        begins = (0, counts[0], counts[0] + counts[1])
+        return [
+            Rows(tensors[0], total, (scaled((first + heads[0], first + heads[1]), dim),))
+            for first, heads in zip(begins, ours, strict=True)
+        ]
+    return rows_by_turns(tensors[0], layer.num_heads, (dim, dim, dim), ours)
+
+
+def _in_rotary_order(layer: LayerConfig, rows: Rows) -> Rows:
+    """Return the rows of whole heads in the order of `rotary_rows`."""
+    ((begin, end),), dim = rows.ranges, layer.head_dim
+    ranges = [pair for head in range(begin, end, dim) for pair in rotary_rows(layer, head, dim)]
+    return replace(rows, ranges=tuple(ranges))
+
+
 def _check(config: ModelConfig, layer: LayerConfig, size: int) -> None:
     mlp = layer.mlp.mlp if isinstance(layer.mlp, ExpertsConfig) else layer.mlp
     shared = layer.mlp.shared if isinstance(layer.mlp, ExpertsConfig) else None

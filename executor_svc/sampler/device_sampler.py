@@ -7,7 +7,6 @@ token of a row does not depend on what others ask for; rules, penalties and log-
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +23,11 @@ from octavo_shared.step_wire.step import Int32Array, RowFlag
 VALUES_AT_ONCE = 32 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
 class Arrivals:
     """What is on its way from the device to the host, and where it goes."""
 
-    _parts: list[tuple[tuple[torch.Tensor, ...], Callable[..., None]]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._parts: list[tuple[tuple[torch.Tensor, ...], Callable[..., None]]] = []
 
     def send(self, put: Callable[..., None], *tensors: torch.Tensor) -> None:
         """Copy tensors, from a GPU into pinned memory; `put` gets them as arrays once all are there."""

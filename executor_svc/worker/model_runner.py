@@ -27,6 +27,7 @@ from executor_svc.models.language_model import LanguageModel
 from executor_svc.states.live_states import AcceptedDrafts, LiveStates, StepStates
 from executor_svc.worker.last_tokens import LastTokens
 from executor_svc.worker.step_graphs import StepGraphs
+from executor_svc.worker.step_tokens import StepTokens
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import Int32Array
 
@@ -220,20 +221,16 @@ def wanted_tokens(layout: StepLayout) -> tuple[Int32Array, int, Int32Array]:
 
 def prepare_input(table: BatchTable, layout: StepLayout | MtpRows, last_tokens: LastTokens) -> ModelInput:
     """Lay the tokens of all rows flat, in row order."""
-    lengths, device = layout.lengths, last_tokens.device
-    row_begins = np.cumsum(lengths) - lengths
-    # Position of a token: its index in the step, less where its row begins, plus where the row starts.
-    positions = np.arange(lengths.sum()) + np.repeat(layout.starts - row_begins, lengths)
-    slots = np.repeat(layout.slots, lengths)
-    longest = int((layout.starts + lengths).max())
+    tokens, device = StepTokens.of(layout), last_tokens.device
+    slots, positions = tokens.slots, tokens.positions
     return ModelInput(
         token_ids=last_tokens.fill_in(table.token_ids[slots, positions], slots, positions),
         positions=index_to_device(positions, device),
         attention=[
             AttentionMetadata(
                 starts=layout.starts,
-                lengths=lengths,
-                block_tables=group.block_ids[layout.slots, : -(-longest // group.block_size)],
+                lengths=layout.lengths,
+                block_tables=group.block_ids[layout.slots, : -(-tokens.longest // group.block_size)],
                 slot_mapping=index_to_device(group.places_of(slots, positions), device),
             )
             for group in table.groups

@@ -27,6 +27,7 @@ from executor_svc.device.transfer import to_device
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.worker.graph_capture import Cut, Launch, PieceCapture
 from executor_svc.worker.last_tokens import LastTokens
+from executor_svc.worker.step_tokens import StepTokens
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 
 
@@ -95,22 +96,20 @@ class PieceGraphs:
 
         The result, [num_tokens, hidden_size], is valid until the next call.
         """
-        lengths, num_tokens = layout.lengths, layout.num_tokens
+        tokens, num_tokens = StepTokens.of(layout), layout.num_tokens
+        slots, positions = tokens.slots, tokens.positions
         size = next(size for size in self._sizes if size >= num_tokens)
-        slots = np.repeat(layout.slots, lengths)
-        begins = np.cumsum(lengths) - lengths
-        positions = np.arange(num_tokens) + np.repeat(layout.starts - begins, lengths)
         inputs = self._padding[:, :size].copy()
         places = self._last_tokens.places_of(slots, positions)
         inputs[:3, :num_tokens] = table.token_ids[slots, positions], places, positions
         for row, group in enumerate(table.groups, 3):
             inputs[row, :num_tokens] = group.places_of(slots, positions)
         self._inputs[:, :size].copy_(to_device(inputs, self._inputs.device))
-        longest = int((layout.starts + lengths).max())
         plans = []
         for row, (group, cache) in enumerate(zip(table.groups, self._first_caches, strict=True), 3):
-            tables = group.block_ids[layout.slots, : -(-longest // group.block_size)]
-            metadata = AttentionMetadata(layout.starts, lengths, tables, self._inputs[row, :num_tokens])
+            block_tables = group.block_ids[layout.slots, : -(-tokens.longest // group.block_size)]
+            slot_mapping = self._inputs[row, :num_tokens]
+            metadata = AttentionMetadata(layout.starts, layout.lengths, block_tables, slot_mapping)
             plans.append(self._backend.plan(metadata, cache))
         recorded = self._recorded[size]
         for piece, read in zip(recorded.pieces, recorded.reads, strict=False):

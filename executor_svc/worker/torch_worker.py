@@ -150,11 +150,14 @@ class TorchWorker:
     def _launch_on_device(self, step: Step, layout: StepLayout, digest: int | None, timer: HostTimer) -> LaunchedStep:
         if len(self._unrecorded) >= MAX_UNKNOWN_TOKENS:
             self._record(self._unrecorded[0])
-        answer, arrivals = no_answer(step, layout), Arrivals()
-        sampled = torch.empty((2, 0), dtype=torch.int64, device=self._runner.model.device)
+        answer = no_answer(step, layout)
         if layout.num_tokens:
             sampled, arrivals = self._compute(answer, layout)
-        self._pool(step, answer)
+        else:
+            sampled = torch.empty((2, 0), dtype=torch.int64, device=self._runner.model.device)
+            arrivals = Arrivals()
+        if step.pooling_inputs:
+            self._pool(step, answer)
         answer.table_digest, answer.grammars_loaded = digest, self._take_loaded()
         launched = LaunchedStep(answer, layout, sampled, arrivals, timer, self._record, self._probe)
         self._unrecorded.append(launched)
@@ -168,7 +171,8 @@ class TorchWorker:
         else:
             answer, computed = self._compute_on_host(step, layout)
             self.table.resolve(layout, answer.sampled_token_ids, answer.token_counts, all_current=True)
-        self._pool(step, answer)
+        if step.pooling_inputs:
+            self._pool(step, answer)
         answer.table_digest, answer.grammars_loaded = digest, self._take_loaded()
         timer.stop()
         answer.execute_duration_us = timer.duration_us()
@@ -207,9 +211,8 @@ class TorchWorker:
 
     def _pool(self, step: Step, answer: StepResult) -> None:
         """Add the vectors of the texts of a step to its answer."""
-        if step.pooling_inputs:
-            assert self._pooler is not None, "else they are refused"
-            answer.pooling_outputs = self._pooler.pool(step.pooling_inputs)
+        assert self._pooler is not None, "else they are refused"
+        answer.pooling_outputs = self._pooler.pool(step.pooling_inputs)
 
     def _compute(self, answer: StepResult, layout: StepLayout) -> tuple[torch.Tensor, Arrivals]:
         """Run the model and sample, on a device that is ahead of the host, for an answer without tokens yet.
@@ -233,11 +236,11 @@ class TorchWorker:
         """Sample on the device, behind the forward pass; rows with a grammar wait for the tokens before theirs."""
         assert isinstance(self._sampler, DeviceSampler)
         rows, flags = SampleRows.of_step(self.table, layout), None
-        if rows.is_guided is not None and self._unrecorded:
-            self._record(self._unrecorded[-1])
-        finish_masks = self._begin_masks(rows)
-        if finish_masks is not None:
-            flags = finish_masks()
+        if rows.is_guided is not None:
+            if self._unrecorded:
+                self._record(self._unrecorded[-1])
+            finish_masks = self._begin_masks(rows)
+            flags = None if finish_masks is None else finish_masks()
         known = self._last_tokens.fill_in
         sampled, arrivals = launch_answer(
             answer, self.table, layout, rows, computed, self._runner.model, self._sampler, known
