@@ -123,19 +123,23 @@ async def test_who_hangs_up_leaves_no_trace(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr() == ("", "")
 
 
+def num_threads() -> int:
+    """Return how many there are, but for those in which asyncio runs what blocks: these come and go with the load."""
+    return sum(not thread.name.startswith("asyncio_") for thread in threading.enumerate())
+
+
 async def test_idle_connections_have_so_many_threads_and_make_way_for_a_scrape() -> None:
     server = MetricsServer("127.0.0.1:0", lambda: [A.single(3)])
     address = await server.start()
     host, port = address.split(":")
-    before = threading.active_count()
+    before = num_threads()
     with ExitStack() as stack:
         idle = [
             stack.enter_context(await asyncio.to_thread(socket.create_connection, (host, int(port))))
             for _ in range(3 * MAX_CONNECTIONS)
         ]
         assert "octavo_a_total 3.0\n" in await scrape(address)
-        most = threading.active_count() - before
-        assert MAX_CONNECTIONS // 2 < most <= MAX_CONNECTIONS + 2  # this test scrapes in a thread, too
+        assert MAX_CONNECTIONS // 2 < num_threads() - before <= MAX_CONNECTIONS + 1
         idle[0].settimeout(PATIENCE_S)
         assert await asyncio.to_thread(idle[0].recv, 1) == b""  # the oldest one was closed
         idle[-1].sendall(b"GET / HTTP/1.0\r\n\r\n")
