@@ -20,8 +20,7 @@ def number_of_splits(num_rows: int, num_kv_heads: int, num_places: int) -> int:
     """Return into how many parts a decode kernel cuts the keys of each row; the lengths have no say.
 
     The least number that makes `MIN_WAVES` programs for each place on the device, if there may be so many, and a last
-    wave that is nearly full.
-    It follows the batch, and the backend here cuts a row's sums by it; `invariant_triton_backend.py` does not.
+    wave that is nearly full. It follows the batch: backends but the invariant one cut a row's sums by it.
 
     Args:
         num_rows: 1 or more.
