@@ -31,6 +31,7 @@ from octavo.errors import (
     UnavailableError,
 )
 from octavo.generation.v1 import generation_service_pb2
+from octavo.values.output_messages import model_from_proto
 from octavo.values.outputs import (
     Accepted,
     Event,
@@ -40,7 +41,6 @@ from octavo.values.outputs import (
     Prompt,
     RequestOutput,
     TokenizedPrompt,
-    model_from_proto,
 )
 from octavo.values.prompts import detokenize_request, generate_request, tokenize_request
 from octavo.values.sampling_params import SamplingParams, list_params, one_for_each, with_keywords

@@ -32,7 +32,8 @@ from octavo.errors import (
     UnavailableError,
 )
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
-from octavo.values.outputs import Accepted, Event, Finished, event_from_proto
+from octavo.values.output_messages import event_from_proto
+from octavo.values.outputs import Accepted, Event, Finished
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response")

@@ -16,18 +16,13 @@ from octavo.answer_reading import reading_answers
 from octavo.calls.streamed_answer import StreamedAnswer
 from octavo.errors import ClosedError, InternalError, OctavoError, UnavailableError, from_status
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.values.outputs import (
-    Delta,
-    Event,
-    FailedRequest,
-    Prompt,
-    Provenance,
-    TokenLogprob,
+from octavo.values.output_messages import (
     alternatives_of,
     finished_from_proto,
     prompt_logprobs_from_proto,
     provenance_from_proto,
 )
+from octavo.values.outputs import Delta, Event, FailedRequest, Prompt, Provenance, TokenLogprob
 from octavo.values.prompts import generate_request
 from octavo.values.sampling_params import SamplingParams, with_keywords
 

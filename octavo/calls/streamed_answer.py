@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo.values.output_messages import accepted_from_proto
 from octavo.values.outputs import (
     Accepted,
     Delta,
@@ -15,7 +16,6 @@ from octavo.values.outputs import (
     PromptLogprobs,
     Provenance,
     TokenLogprob,
-    accepted_from_proto,
 )
 
 

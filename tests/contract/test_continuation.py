@@ -14,7 +14,7 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from octavo.calls.streamed_answer import StreamedAnswer
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.values.outputs import event_from_proto
+from octavo.values.output_messages import event_from_proto
 from tests.support.stack import Stack, running_stack, token_request, until
 from tests.support.step_logs import check_replay
 

@@ -12,7 +12,8 @@ from executor_svc.fake.worker import FakeWorker
 from executor_svc.worker.interface import execute
 from octavo.calls.streamed_answer import StreamedAnswer
 from octavo.generation.v1 import generation_service_pb2 as pb
-from octavo.values.outputs import Finished, FinishReason, Output, event_from_proto
+from octavo.values.output_messages import event_from_proto
+from octavo.values.outputs import Finished, FinishReason, Output
 from octavo.values.prompts import generate_request
 from octavo.values.sampling_params import with_keywords
 from octavo_shared.grammar.grammar import Grammar
