@@ -12,7 +12,9 @@ from executor_svc.attention.key_value_write import write_in_torch
 from executor_svc.attention.torch_backend import TorchAttentionPlan
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.decoder import Decoder
+from executor_svc.parallel.group import SINGLE_RANK, SingleRank
 from executor_svc.worker.loading import load_worker
+from executor_svc.worker.step_graphs import GraphPlan
 from octavo_shared.step_wire.step import SamplingRow, TableDelta, pairs
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, StepDriver
@@ -102,3 +104,20 @@ def test_prompts_in_pieces_are_prompts_at_once(name: str, tmp_path: Path, captur
     assert {len(pieces) for pieces in capture.pieces.values()} == {num_pieces}
     assert sorted(capture.pieces) == [8, 16, 24, 32, 40, 48, 56, 64]
     assert capture.num_launched == 5 * num_pieces
+
+
+class OneOfTwo(SingleRank):
+    """A rank whose neighbour has a larger part of the model."""
+
+    def least(self, number: int) -> int:
+        del number
+        return 0
+
+
+def test_no_rank_has_pieces_unless_all_gain(tmp_path: Path, capture: PiecewiseCapture) -> None:
+    save_tiny_architecture(tmp_path, "LlamaForCausalLM", {})
+    model = driver_of(tmp_path, "off").worker._runner.model  # type: ignore[attr-defined]
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_num_blocks": 4}
+    plans = [GraphPlan.of(model, TorchCacheReader(), capture, group, **sizes) for group in (SINGLE_RANK, OneOfTwo())]
+
+    assert [plan is not None and list(plan.piece_sizes) for plan in plans] == [[8, 16], []]
