@@ -216,8 +216,9 @@ class ExecutorConfig(_BatchConfig):
         ge=0,
         allow_inf_nan=False,
         description=(
-            "Host cache for the blocks and saved states of preempted sequences, in GiB. On a CPU it is allocated on "
-            "first use. 0: no swapping; preempted sequences are recomputed."
+            "Host cache, in GiB, for the blocks and saved states of preempted sequences and, in the rest, for copies "
+            "of cached prefixes. On a CPU it is allocated on first use. 0: no swapping; preempted sequences are "
+            "recomputed."
         ),
     )
     num_host_blocks: int | None = Field(

@@ -60,6 +60,9 @@ def _cache_hits_text(state: pb.GetSchedulerStateResponse) -> str:
     if any(executor.has_states and not executor.num_state_blocks for executor in state.executors):
         return "no cache hits: no states are saved"
     hits = f"cache hits {share_text(state.num_hit_tokens, state.num_queried_tokens)}"
+    places = (state.num_host_hit_tokens, "from the host"), (state.num_pulled_hit_tokens, "pulled")
+    if moved := [f"{share_text(num, state.num_queried_tokens)} {where}" for num, where in places if num]:
+        hits += f" ({', '.join(moved)})"
     num_blocks = sum(executor.num_state_blocks for executor in state.executors)
     num_saved = sum(executor.num_saved_states for executor in state.executors)
     return f"{hits}, {num_saved} of {num_blocks} states saved" if num_blocks else hits

@@ -85,8 +85,9 @@ def _life_event_state(event: LifeEvent, arrival_s: float) -> admin_pb2.RequestEv
 def _life_event_text(event: LifeEvent) -> str:
     num_tokens, num_computed = counted(event.num_tokens, "token"), event.num_computed_tokens
     since = f", because {event.cause}" if event.cause else ""
+    places = f", {event.cause}" if event.cause else ""
     texts = {
-        EventKind.ADMITTED: f"admitted; of {num_tokens}, {num_computed} came from the prefix cache",
+        EventKind.ADMITTED: f"admitted; of {num_tokens}, {num_computed} came from the prefix cache{places}",
         EventKind.PREEMPTED: f"preempted{since}; {num_tokens} will be recomputed",
         EventKind.DROPPED: f"dropped from the host cache{since}; {num_tokens} will be recomputed",
         EventKind.SWAPPED_OUT: f"preempted; the blocks of {num_tokens} move to the host cache",

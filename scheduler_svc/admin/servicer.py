@@ -90,6 +90,8 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             num_output_tokens=meter.num_output_tokens,
             num_queried_tokens=meter.num_queried_tokens,
             num_hit_tokens=meter.num_hit_tokens,
+            num_host_hit_tokens=meter.num_hit_tokens_of["host"],
+            num_pulled_hit_tokens=meter.num_hit_tokens_of["executor"],
             num_finished_requests=meter.num_finished.total(),
             num_failed_requests=meter.num_errors.total(),
             uptime_ms=milliseconds(now_s - engine.started_at_s),

@@ -250,6 +250,13 @@ class SchedulerConfig(ClientSideConfig):
         True,
         description="Reuse the cached blocks of earlier prompts with the same prefix.",
     )
+    host_prefixes: bool = Field(
+        True,
+        description=(
+            "Copy cached blocks that no request uses to the executor's host cache, in a small share of each step, and "
+            "bring them back where that costs less than computing them. Preempted requests go first."
+        ),
+    )
     steps_in_flight: str = Field(
         "auto",
         pattern=r"^(auto|[1-8])$",

@@ -47,18 +47,21 @@ def _check_blocks(planner: ExecutorPlanner) -> None:
 
 def _check_host_blocks(planner: ExecutorPlanner) -> None:
     """1, for the host pools; and every cache group has the same sequences there."""
-    for pool in planner.swapped.pools:
-        named = Counter[int]()
-        pool.host.check_integrity()
+    copies = [copy for sent in planner.in_flight for copy in sent.copies]
+    for of, pool in zip(planner.blocks.groups, planner.swapped.pools, strict=True):
+        named = Counter(copy.host_block for copy in copies if copy.host is of.host)
+        of.host.check_integrity()
         for table in pool.tables.values():
             named.update(block for block in table.host_blocks.tolist() if block != NO_BLOCK)
         counted = {block: int(count) for block, count in enumerate(pool.host.ref_counts.tolist()) if count}
         assert dict(named) == counted, f"swapped groups name {dict(named)}, reference counts are {counted}"
         assert pool.tables.keys() == planner.swapped.tables.keys(), "a sequence is swapped out of some groups only"
     if (states := planner.swapped.states) is not None:
-        states.host.check_integrity()
+        assert planner.blocks.states is not None
+        planner.blocks.states.host.check_integrity()
         assert states.blocks.keys() == planner.swapped.tables.keys(), "a sequence is swapped without its state"
-        named = Counter(states.blocks.values())
+        named = Counter({copy.host_block for copy in copies if copy.host is planner.blocks.states.host})
+        named += Counter(states.blocks.values())
         counted = {block: int(count) for block, count in enumerate(states.host.ref_counts.tolist()) if count}
         assert dict(named) == counted, f"swapped sequences name states {dict(named)}, reference counts are {counted}"
 

@@ -30,11 +30,15 @@ class PrefillMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """The pools of a cache group. `sliding_window`: how many last tokens its layers see; 0: all."""
+    """The pools of a cache group.
+
+    `sliding_window`: how many last tokens its layers see; 0: all. `block_bytes`: size of a block; 1: it is not known.
+    """
 
     num_blocks: int
     sliding_window: int = 0
     num_host_blocks: int = 0
+    block_bytes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,13 @@ class CoreLimits:
         long_prefill_threshold: A sequence with more tokens to compute is a long prefill: it gets at
             most so many a step, and `max_long_prefills` of them run at once; 0: nothing is long.
         prefix_caching: Whether full blocks are found again by their content.
+        host_prefixes: Whether they are found again in the host pool, too.
+        block_bytes: Size of a block of the first cache group; 1: it is not known. Of all pools or of none.
         has_states: Whether layers keep a state of each sequence.
         num_state_blocks: States that can be saved; 0: none. Then each sequence is computed from its first token on,
             unless it is a fork, and none is swapped.
         num_host_state_blocks: States that can be in the executor's host pool.
+        state_bytes: Size of a state, in the unit of `block_bytes`.
         names_blocks: Whether the executor is told the names of cached blocks, so that the cache outlives the planner.
         flags_rows: Whether the executor says which outputs cannot go on.
         num_grammar_slots: Grammars that outputs can follow at a time; 0: the executor follows none.
@@ -96,9 +103,12 @@ class CoreLimits:
     long_prefill_threshold: int = 0
     max_long_prefills: int = 1
     prefix_caching: bool = True
+    host_prefixes: bool = False
+    block_bytes: int = 1
     has_states: bool = False
     num_state_blocks: int = 0
     num_host_state_blocks: int = 0
+    state_bytes: int = 1
     names_blocks: bool = False
     flags_rows: bool = False
     num_grammar_slots: int = 0
@@ -130,7 +140,8 @@ class CoreLimits:
     @property
     def groups(self) -> tuple[PoolLimits, ...]:
         """The pools of all cache groups."""
-        return PoolLimits(self.num_blocks, self.sliding_window, self.num_host_blocks), *self.more_groups
+        first = PoolLimits(self.num_blocks, self.sliding_window, self.num_host_blocks, self.block_bytes)
+        return first, *self.more_groups
 
     @property
     def has_window(self) -> bool:

@@ -149,6 +149,8 @@ class SequenceGroup:
     has_run: bool = False
     has_waited_for_grammar_slot: bool = False
     num_cached_tokens: int = 0
+    num_brought_tokens: int = 0
+    num_pulled_tokens: int = 0
     num_preemptions: int = 0
     num_draft_tokens: int = 0
     first_scheduled_at_s: float | None = None

@@ -47,6 +47,7 @@ class PlannerSettings:
     long_prefill_threshold: int = 0
     max_long_prefills: int = 1
     prefix_caching: bool = True
+    host_prefixes: bool = True
     max_message_bytes: int = NO_LIMIT
 
 
@@ -124,13 +125,18 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         prefill_mode=settings.prefill_mode,
         sliding_window=groups[0].window_tokens,
         more_groups=tuple(
-            PoolLimits(group.num_device_blocks, group.window_tokens, group.num_host_blocks) for group in groups[1:]
+            PoolLimits(
+                group.num_device_blocks, group.window_tokens, group.num_host_blocks, max(1, group.bytes_per_block)
+            )
+            for group in groups[1:]
         ),
         max_allowance=info.max_allowance,
         max_sample_rows=info.max_sample_rows,
         long_prefill_threshold=settings.long_prefill_threshold,
         max_long_prefills=settings.max_long_prefills,
         prefix_caching=settings.prefix_caching,
+        host_prefixes=settings.prefix_caching and settings.host_prefixes,
+        block_bytes=max(1, groups[0].bytes_per_block),
         pooling_tasks=tuple(sorted(info.pooling_tasks)),
         embedding_size=info.embedding_size,
         num_scores=info.num_scores,
@@ -154,7 +160,9 @@ def _with_states(limits: CoreLimits, group: CacheGroup) -> CoreLimits:
         has_states=True,
         num_state_blocks=num_saved,
         num_host_state_blocks=group.num_host_blocks,
+        state_bytes=max(1, group.bytes_per_block),
         prefix_caching=limits.prefix_caching and num_saved > 0,
+        host_prefixes=limits.host_prefixes and num_saved > 0,
     )
 
 

@@ -391,6 +391,7 @@ def engine_settings(
         long_prefill_threshold=config.long_prefill_threshold,
         max_long_prefills=config.max_long_prefills,
         prefix_caching=config.prefix_caching,
+        host_prefixes=config.host_prefixes,
         max_message_bytes=config.max_message_bytes,
     )
     return EngineSettings(

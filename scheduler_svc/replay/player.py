@@ -52,8 +52,9 @@ class Player:
         self.table = BatchTable(info.max_num_seqs, info.max_model_len, *pools[0], more_pools=pools[1:])
         # Slots that decode in the next step of the log, as those of a snapshot do.
         self._to_activate: list[int] = []
-        # Blocks that hold a cached prefix at the snapshot, and nothing here yet.
+        # Blocks that hold a cached prefix at the snapshot, and nothing here yet; host blocks that hold a copy there.
         self._unfilled: set[int] = set()
+        self._unfilled_on_host: set[int] = set()
 
     async def run(self, step: Step) -> tuple[StepLayout, StepResult]:
         """Run a step of the log; return its rows and the answer. Raises CannotRunError: it has grammars."""
@@ -61,6 +62,7 @@ class Player:
         names_slots = any(admission.resources.grammar_slot is not None for admission in admissions)
         if names_slots or delta.grammar_loads or delta.grammar_drops:
             raise CannotRunError(FOLLOWS_GRAMMARS)
+        step = self._without_unfilled_moves(step)
         for admission in admissions:
             await self._fill_prefix(admission, step)
         if self._to_activate:
@@ -72,6 +74,19 @@ class Player:
         written = (step.blocks_to_copy[:, 1], step.blocks_to_swap_in[:, 1], *self._written_blocks(layout))
         self._unfilled.difference_update(*(blocks.tolist() for blocks in written))
         return layout, result
+
+    def _without_unfilled_moves(self, step: Step) -> Step:
+        """Return a step without swap-ins of what is not here: their blocks are filled like others that are found."""
+        for block, host_block in step.blocks_to_swap_out.tolist():
+            keep = self._unfilled_on_host.add if block in self._unfilled else self._unfilled_on_host.discard
+            keep(host_block)
+        swap_ins = step.blocks_to_swap_in
+        is_here = [host_block not in self._unfilled_on_host for host_block in swap_ins[:, 0].tolist()]
+        if all(is_here):
+            return step
+        here = np.array(is_here, np.bool_)
+        self._unfilled.update(swap_ins[~here, 1].tolist())
+        return replace(step, blocks_to_swap_in=swap_ins[here])
 
     def _written_blocks(self, layout: StepLayout) -> list[Int32Array]:
         size = self.table.block_size
@@ -116,6 +131,7 @@ class Player:
             await self._load_slot(table, slot, is_vacated=slot in planner.vacated_slots)
         self._to_activate = [slot for slot in table.active.nonzero()[0].tolist() if slot not in planner.vacated_slots]
         self._unfilled = planner.registered_blocks - planner.filled_blocks
+        self._unfilled_on_host = planner.copies_on_host
 
     async def _load_slot(self, table: BatchTable, slot: int, *, is_vacated: bool) -> None:
         row = table.sampling[slot].item()
@@ -213,6 +229,10 @@ class LoadedCore:
         cache = planner.blocks.prefix_cache
         self.vacated_slots = set(planner.batch.is_vacated.nonzero()[0].tolist())
         self.registered_blocks: set[int] = set() if cache is None else set(cache.is_registered.nonzero()[0].tolist())
+        host = planner.blocks.groups[0].host
+        self.copies_on_host = {copy.host_block for sent in planner.in_flight for copy in sent.copies}
+        if host.names is not None:
+            self.copies_on_host.update(host.names.is_registered.nonzero()[0].tolist())
         slots = [slot for slot in planner.table.live.nonzero()[0].tolist() if slot not in self.vacated_slots]
         self.swapped = [
             SwappedSequence(sequence.token_ids, planner.swapped.tables[sequence], sequence.slot, sequence.generation)

@@ -18,7 +18,7 @@ class EventKind(enum.Enum):
     """What can happen to a request between its arrival and its first token, or between two tokens."""
 
     ADMITTED = "admitted"
-    """It got blocks and slots; of `num_tokens`, `num_computed_tokens` were in the cache."""
+    """It got blocks and slots; of `num_tokens`, `num_computed_tokens` were in the cache; `cause`: from where."""
     PREEMPTED = "preempted"
     """It left the batch, and its blocks were freed: `num_tokens` are to be computed again."""
     SWAPPED_OUT = "swapped_out"

@@ -33,6 +33,7 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
 from octavo_shared.step_wire.step import BLOCK_NAME_BYTES, Step
 from octavo_shared.step_wire.table_columns import BlockTables
+from scheduler_svc.core.blocks.host_blocks import Copy
 from scheduler_svc.core.blocks.prefix_cache import BlockHasher
 from scheduler_svc.core.blocks.saved_states import Save
 from scheduler_svc.core.limits import CoreLimits
@@ -58,7 +59,7 @@ _RAGGED = {(BatchTable, "token_ids"): "num_tokens", (BlockTables, "block_ids"): 
 _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, "?bBhHiIqQfd")} | {"sampling": SAMPLING_ROW}
 _NO_NAME = bytes(BLOCK_NAME_BYTES)
 # Attributes that have names of blocks, one after the other. In containers and tuples, bytes as long as a name are one.
-_NAMES = ((Step, "block_names"), (Save, "name"))
+_NAMES = ((Step, "block_names"), (Save, "name"), (Copy, "name"))
 # Places for tokens and blocks that planners may have, most of them never touched.
 _MAX_RAGGED = 2**36
 # How much larger a number of a planner may be than when it was made: places in a queue move on.

@@ -61,6 +61,7 @@ class Meter:
         self.num_output_tokens = 0
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
+        self.num_hit_tokens_of = {"host": 0, "executor": 0}  # by place; the others were on the device
         self.num_finished: Counter[str] = Counter()
         self.num_errors: Counter[str] = Counter()
         self.num_flagged: Counter[RowFlag] = Counter()
@@ -125,6 +126,8 @@ class Meter:
         if planner.blocks.prefix_cache is not None and group.num_prompt_logprobs == NO_LOGPROBS:
             self.num_queried_tokens += group.num_prompt_tokens
             self.num_hit_tokens += group.num_cached_tokens
+            self.num_hit_tokens_of["host"] += group.num_brought_tokens
+            self.num_hit_tokens_of["executor"] += group.num_pulled_tokens
 
     def text_pooled(self, group: SequenceGroup) -> None:
         """Count a request that got its vector or its scores."""

@@ -52,6 +52,22 @@ QUERIED_TOKENS = Metric(
 HIT_TOKENS = Metric(
     "octavo_prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache, and not computed."
 )
+MOVED_HIT_TOKENS = Metric(
+    "octavo_prefix_cache_moved_tokens_total",
+    "counter",
+    "Those of the found prompt tokens whose blocks came from another place, by place: the host cache of its "
+    "executor, or another executor.",
+    ("place",),
+)
+HOST_BLOCKS = Metric(
+    "octavo_host_cache_blocks",
+    "gauge",
+    "Host blocks of all cache groups by state: used by preempted requests, copied (holding a prefix), or free.",
+    (*_EXECUTOR, "state"),
+)
+COPIED_BLOCKS = Metric(
+    "octavo_host_cache_copied_blocks_total", "counter", "Blocks with a prefix that were copied to the host.", _EXECUTOR
+)
 PREEMPTIONS = Metric(
     "octavo_preemptions_total",
     "counter",
@@ -251,6 +267,15 @@ def _cache_families(planners: dict[str, ExecutorPlanner]) -> Iterator[Family]:
         blocks[address, "cached"] = num_cached
         blocks[address, "free"] = sum(pool.num_free_blocks for pool in allocators) - num_cached
     yield KV_BLOCKS.family(blocks)
+    on_host: dict[LabelValues, float] = {}
+    for address, planner in planners.items():
+        hosts = [group.host.allocator for group in planner.blocks.groups]
+        num_copied = sum(host.num_cached_blocks for host in hosts)
+        on_host[address, "used"] = sum(host.num_used_blocks for host in hosts)
+        on_host[address, "copied"] = num_copied
+        on_host[address, "free"] = sum(host.num_free_blocks for host in hosts) - num_copied
+    yield HOST_BLOCKS.family(on_host)
+    yield COPIED_BLOCKS.family({(address,): planner.blocks.num_copied_blocks for address, planner in planners.items()})
     saved: dict[LabelValues, float] = {}
     for address, planner in planners.items():
         if planner.blocks.states is not None:
@@ -286,6 +311,7 @@ def _counted_families(engine: Engine) -> Iterator[Family]:
     meter = engine.meter
     yield QUERIED_TOKENS.single(meter.num_queried_tokens)
     yield HIT_TOKENS.single(meter.num_hit_tokens)
+    yield MOVED_HIT_TOKENS.family(by_label(meter.num_hit_tokens_of))
     yield PROMPT_TOKENS.single(meter.num_prompt_tokens)
     yield OUTPUT_TOKENS.single(meter.num_output_tokens)
     yield POOLED.family(by_label({task.name.lower(): meter.num_pooled[task] for task in PoolingTask}))

@@ -1,6 +1,6 @@
 """Drive a core by hand in tests: make groups, and run steps on the toy executor."""
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -41,6 +41,7 @@ def small_limits(
     long_prefill_threshold: int = 0,
     max_long_prefills: int = 1,
     prefix_caching: bool = False,
+    host_prefixes: bool = False,
     grammar_slots: int = 0,
     tells_loads: bool = False,
 ) -> CoreLimits:
@@ -63,6 +64,7 @@ def small_limits(
         long_prefill_threshold=long_prefill_threshold,
         max_long_prefills=max_long_prefills,
         prefix_caching=prefix_caching,
+        host_prefixes=host_prefixes,
         flags_rows=grammar_slots > 0,
         num_grammar_slots=grammar_slots,
         matcher_id="toy" if grammar_slots else "",
@@ -277,7 +279,8 @@ def with_logprobs(result: StepResult, logprobs: list[float]) -> StepResult:
 
 
 def check_pools_are_free(planner: ExecutorPlanner) -> None:
-    """Assert that nobody has a block of any cache group, on the device or on the host."""
-    pools = [group.allocator for group in planner.blocks.groups] + [pool.host for pool in planner.swapped.pools]
-    pools += [] if planner.blocks.states is None else [planner.blocks.states.allocator]
-    assert all(pool.num_free_blocks == pool.num_blocks for pool in pools), "a block is not free"
+    """Assert that nobody has a block of any cache group, on the device or on the host, but copies on their way."""
+    coming = Counter(copy.host.allocator for sent in planner.in_flight for copy in sent.copies)
+    groups = [*planner.blocks.groups] + ([] if planner.blocks.states is None else [planner.blocks.states])
+    pools = [pool for group in groups for pool in (group.allocator, group.host.allocator)]
+    assert all(pool.num_used_blocks == coming[pool] for pool in pools), "a block is not free"

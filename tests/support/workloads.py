@@ -113,6 +113,7 @@ def limits(draw: st.DrawFn) -> CoreLimits:
         eos_token_ids=draw(st.sampled_from([(), (7,), (3, 9)])),
         watermark=draw(st.sampled_from([0.0, 0.01, 0.3])),
         num_host_blocks=draw(st.sampled_from([0, 3, 8, 40])),
+        host_prefixes=draw(st.booleans()),
         preemption_mode=draw(st.sampled_from([None, None, *PreemptionMode])),
         prefill_mode=draw(st.sampled_from([PrefillMode.CHUNKED, *PrefillMode])),
         sliding_window=draw(st.sampled_from([0, 0, 0, 3, 8])),

@@ -77,6 +77,8 @@ class GetSchedulerStateResponse(_message.Message):
     FRONTS_FIELD_NUMBER: _builtins.int
     PAGE_PORT_FIELD_NUMBER: _builtins.int
     STATUS_TEXT_FIELD_NUMBER: _builtins.int
+    NUM_HOST_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PULLED_HIT_TOKENS_FIELD_NUMBER: _builtins.int
     num_waiting_requests: _builtins.int
     """Requests that wait in the queue for blocks, slots or an executor, or are parked."""
     num_running_requests: _builtins.int
@@ -147,6 +149,10 @@ class GetSchedulerStateResponse(_message.Message):
     """The port of the live page (--page-listen); 0: it is not served."""
     status_text: _builtins.str
     """Whether it takes requests, in words: "ready", or "not ready: " and why."""
+    num_host_hit_tokens: _builtins.int
+    """Of num_hit_tokens, those whose blocks came from an executor's host cache."""
+    num_pulled_hit_tokens: _builtins.int
+    """Of num_hit_tokens, those whose blocks came from another executor."""
     @_builtins.property
     def executors(self) -> _containers.RepeatedCompositeFieldContainer[_admin_pb2.ExecutorState]:
         """The executors of the fleet."""
@@ -193,10 +199,12 @@ class GetSchedulerStateResponse(_message.Message):
         fronts: _abc.Iterable[_admin_pb2.FrontState] | None = ...,
         page_port: _builtins.int = ...,
         status_text: _builtins.str = ...,
+        num_host_hit_tokens: _builtins.int = ...,
+        num_pulled_hit_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["executors", b"executors", "fronts", b"fronts", "has_mixed_numerics", b"has_mixed_numerics", "is_draining", b"is_draining", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "max_waiting_requests", b"max_waiting_requests", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_failed_requests", b"num_failed_requests", "num_finished_requests", b"num_finished_requests", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_hit_tokens", b"num_hit_tokens", "num_host_blocks", b"num_host_blocks", "num_output_tokens", b"num_output_tokens", "num_parked_requests", b"num_parked_requests", "num_preempted_requests", b"num_preempted_requests", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_queried_tokens", b"num_queried_tokens", "num_recompute_preemptions", b"num_recompute_preemptions", "num_refused_requests", b"num_refused_requests", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_swap_preemptions", b"num_swap_preemptions", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting_requests", b"num_waiting_requests", "page_port", b"page_port", "status_text", b"status_text", "step_log_trouble", b"step_log_trouble", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executors", b"executors", "fronts", b"fronts", "has_mixed_numerics", b"has_mixed_numerics", "is_draining", b"is_draining", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "max_waiting_requests", b"max_waiting_requests", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_failed_requests", b"num_failed_requests", "num_finished_requests", b"num_finished_requests", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_hit_tokens", b"num_hit_tokens", "num_host_blocks", b"num_host_blocks", "num_host_hit_tokens", b"num_host_hit_tokens", "num_output_tokens", b"num_output_tokens", "num_parked_requests", b"num_parked_requests", "num_preempted_requests", b"num_preempted_requests", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_pulled_hit_tokens", b"num_pulled_hit_tokens", "num_queried_tokens", b"num_queried_tokens", "num_recompute_preemptions", b"num_recompute_preemptions", "num_refused_requests", b"num_refused_requests", "num_running_requests", b"num_running_requests", "num_shared_blocks", b"num_shared_blocks", "num_swap_preemptions", b"num_swap_preemptions", "num_swapped_requests", b"num_swapped_requests", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting_requests", b"num_waiting_requests", "page_port", b"page_port", "status_text", b"status_text", "step_log_trouble", b"step_log_trouble", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,7 +13,7 @@ Invariants, checked by `check_integrity`:
 - a cached block is registered, and the prefix cache names it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -32,8 +32,15 @@ class OutOfBlocksError(Exception):
 class Dependents(Protocol):
     """What is of use only while the blocks of a pool are cached."""
 
-    def drop(self, names: Iterable[bytes]) -> None:
+    def drop(self, names: Sequence[bytes]) -> None:
         """Forget what belongs to blocks with these names, which are evicted."""
+
+
+class Left(Protocol):
+    """Who wants to know which named blocks their last user has left."""
+
+    def want(self, block_ids: IndexArray) -> None:
+        """Note such blocks."""
 
 
 class BlockAllocator:
@@ -43,10 +50,12 @@ class BlockAllocator:
     still in the processor's caches. Blocks that hold a cached prefix are given out last.
 
     Attributes:
-        dependents: They are told the names of evicted blocks; None: there are none.
+        dependents: They are told the names of blocks that are evicted and in no other place; None: there are none.
+        left: It is told the cached blocks that their last user leaves; None: nobody is.
     """
 
     dependents: Dependents | None = None
+    left: Left | None = None
 
     def __init__(self, num_blocks: int, prefix_cache: PrefixCache | None = None) -> None:
         self.num_blocks = num_blocks
@@ -115,6 +124,8 @@ class BlockAllocator:
             is_registered = self.prefix_cache.is_registered[unused]
             put = self._cached_blocks.prepend if goes_first else self._cached_blocks.append
             put(unused[is_registered])
+            if self.left is not None and not goes_first:
+                self.left.want(unused[is_registered])
             unused = unused[~is_registered]
         self._push(unused)
 
@@ -133,8 +144,7 @@ class BlockAllocator:
         assert self.prefix_cache is not None
         evicted = self._cached_blocks.take_first(num_blocks)
         if self.dependents is not None:
-            names = map(self.prefix_cache.hash_of, evicted.tolist())
-            self.dependents.drop([name for name in names if name is not None])
+            self.dependents.drop(self.prefix_cache.names_here_only(evicted))
         self.prefix_cache.forget(evicted)
         self._push(evicted)
 

@@ -9,7 +9,8 @@ just entered is not preempted by the next growth. Running sequences may use all 
 
 A sequence has a block table in each cache group (`group_blocks.py`). A prefix is found up to the last block
 behind which the next token finds all blocks that it sees, in all cache groups, and a saved state if the model has
-states (`saved_states.py`).
+states (`saved_states.py`). What only the host has (`host_blocks.py`) is found where bringing it back costs less than
+computing it (`StepCost.pays`).
 
 Sharing. Full blocks are shared through the prefix cache and inside a group; they are never written
 again. Forks also share the last, partial block: the first sequence that writes into it gets a copy, and the
@@ -27,12 +28,19 @@ from octavo_shared.step_wire.batch_table import IndexArray
 from octavo_shared.step_wire.step import Int32Array, no_slots
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.block_holders import BlockHolders
-from scheduler_svc.core.blocks.group_blocks import GroupBlocks
-from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, NO_BLOCKS, BlockHasher
+from scheduler_svc.core.blocks.group_blocks import NOTHING_FOUND, Found, GroupBlocks
+from scheduler_svc.core.blocks.host_blocks import Copy
+from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, BlockHasher
 from scheduler_svc.core.blocks.saved_states import SavedStates
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_size import admission_bytes, rules_bytes
+
+# A prefix on the host is not worth a move for fewer blocks more than the device has.
+LEAST_BROUGHT_BLOCKS = 2
+# Most blocks that a step copies to the host, and as long as it is not known what they cost.
+MAX_COPIED_BLOCKS, FIRST_COPIED_BLOCKS = 64, 8
 
 
 @dataclass(slots=True)
@@ -43,8 +51,13 @@ class GroupPart:
     """
 
     num_skipped: int
-    found: IndexArray
+    found: Found
     num_new: int
+
+    @property
+    def num_taken(self) -> int:
+        """Blocks to allocate."""
+        return self.num_new + len(self.found.names_on_host)
 
 
 @dataclass(slots=True)
@@ -53,7 +66,8 @@ class SequenceBlocks:
 
     `num_cached` counts the blocks of its registered prefix. `num_shared` counts the blocks that it shares with the
     lead, which computes them in this admission. One of the two is 0. `num_in_chain` counts the blocks of its prefix
-    that are registered, with a saved state behind them or not. It begins with the state in `state_block`; None: anew.
+    that are registered, with a saved state behind them or not. It begins with the state named `state`; empty: anew.
+    `num_brought` counts the blocks of its prefix that come from the host.
     """
 
     sequence: Sequence
@@ -61,7 +75,31 @@ class SequenceBlocks:
     num_shared: int
     parts: list[GroupPart]
     num_in_chain: int = 0
-    state_block: int | None = None
+    state: bytes = b""
+    num_brought: int = 0
+
+
+@dataclass(slots=True)
+class Prefix:
+    """The longest prefix of a sequence, in blocks: see `SequenceBlocks`; `found` is what each cache group has of it."""
+
+    num_cached: int
+    num_in_chain: int
+    found: Seq[Found]
+    num_brought: int = 0
+
+
+@dataclass(slots=True)
+class Allocated:
+    """What an admission got: of each sequence its block tables, one a cache group, and the state that it begins with.
+
+    `swap_ins` are the pairs of a swap-in as on the wire; `held` are blocks of states, kept until the step is made.
+    """
+
+    tables: list[list[Int32Array]]
+    state_blocks: list[int | None]
+    swap_ins: list[tuple[int, int]]
+    held: tuple[int, ...]
 
 
 class Scarcest(NamedTuple):
@@ -106,20 +144,24 @@ class BlockManager:
         states: The saved states of a model with states; None: none is saved.
         first_state: The id of the first one on the wire.
         nothing: No block of any cache group.
+        step_cost: What steps of the executor take.
+        num_copied_blocks, num_brought_blocks: That were copied to the host, and that came back for a prefix.
         hasher: Names blocks. The step log gives a planner another one before its first name.
     """
 
     def __init__(self, limits: CoreLimits, prefix_key: bytes = b"", holders: BlockHolders | None = None) -> None:
         self.block_size, self._has_states = limits.block_size, limits.has_states
         self.groups: list[GroupBlocks] = []
+        first_host_id = 0
         for pool in limits.groups:
             first_id = sum(group.allocator.num_blocks for group in self.groups)
-            self.groups.append(GroupBlocks(limits, pool, first_id, None if self.groups else holders))
+            self.groups.append(GroupBlocks(limits, pool, first_id, first_host_id, None if self.groups else holders))
+            first_host_id += pool.num_host_blocks
         self.states: SavedStates | None = None
         self.first_state = sum(group.allocator.num_blocks for group in self.groups)
         if limits.num_state_blocks:
-            self.states = SavedStates(limits, self.first_state)
-            self.groups[0].allocator.dependents = self.states
+            self.states = SavedStates(limits, self.first_state, first_host_id)
+            self.groups[0].allocator.dependents = self.groups[0].host.allocator.dependents = self.states
         # As their blocks are numbered.
         self._pools: list[GroupBlocks | SavedStates] = [*self.groups]
         self._pools += [] if self.states is None else [self.states]
@@ -129,7 +171,9 @@ class BlockManager:
         self.num_watermark_blocks = self.groups[0].num_watermark_blocks
         self.hasher = BlockHasher(prefix_key, limits.block_size)
         self.nothing = (0,) * len(self.groups)
-        self._nothing_found: Seq[IndexArray] = (NO_BLOCKS,) * len(self.groups)
+        self._nothing_found: Seq[Found] = (NOTHING_FOUND,) * len(self.groups)
+        self.step_cost = StepCost()
+        self.num_copied_blocks = self.num_brought_blocks = 0
         self._max_resident_tokens = min(group.max_resident_tokens for group in self.groups)
 
     @property
@@ -176,7 +220,7 @@ class BlockManager:
     def plan_admission(self, group: SequenceGroup) -> AdmissionPlan:
         """Return which blocks the group would get now, and how many are free."""
         lead, *others = group.sequences_to_compute
-        planned = [self._plan_sequence(lead, 0)]
+        planned = [self._plan_sequence(lead, 0, with_host=self.has_host_prefixes)]
         # A lead that begins behind a window has no first blocks to share.
         is_whole = not any(part.num_skipped for part in planned[0].parts)
         num_shared = self._num_shared_blocks([lead, *others]) if is_whole else 0
@@ -184,29 +228,23 @@ class BlockManager:
         num_fork_blocks, num_needed = self._num_fork_blocks(group), []
         for index, of in enumerate(self.groups):
             parts = [blocks.parts[index] for blocks in planned]
-            num_new = sum(part.num_new for part in parts) + num_fork_blocks
-            num_needed.append(_num_unused(of, [part.found for part in parts]) + num_new)
+            num_new = sum(part.num_taken for part in parts) + num_fork_blocks
+            num_needed.append(_num_unused(of, [part.found.on_device for part in parts]) + num_new)
         scarcest = self.scarcest(num_needed, [of.num_free for of in self.groups])
         return AdmissionPlan(tuple(planned), tuple(num_needed), scarcest)
 
-    def hold_states(self, plan: AdmissionPlan) -> tuple[int, ...]:
-        """Keep the saved states that a plan begins with until the step that loads them is made; return their blocks."""
-        blocks = tuple([planned.state_block for planned in plan.sequences if planned.state_block is not None])
-        for block in blocks:
-            assert self.states is not None
-            self.states.hold(block)
-        return blocks
-
-    def allocate(self, plan: AdmissionPlan) -> list[list[Int32Array]]:
-        """Take the blocks of a plan, which must be free; return each sequence's block tables, one a cache group."""
+    def allocate(self, plan: AdmissionPlan) -> Allocated:
+        """Take the blocks of a plan, which must be free."""
+        state_blocks, swap_ins = self._take_states(plan)
         tables: list[list[Int32Array]] = [[] for _ in plan.sequences]
         for index, of in enumerate(self.groups):
             for blocks in plan.sequences:  # first of all: no new block may evict a block that was found
-                if len(found := blocks.parts[index].found):
-                    of.allocator.acquire(found)
+                of.acquire(blocks.parts[index].found)
             for blocks, of_sequence in zip(plan.sequences, tables, strict=True):
                 part = blocks.parts[index]
-                present: Int32Array | IndexArray = part.found
+                present: Int32Array | IndexArray
+                present, pairs = of.bring(part.found)
+                swap_ins += pairs
                 if blocks.num_shared:
                     present = tables[0][index][: blocks.num_shared]
                     of.allocator.acquire(present)
@@ -214,7 +252,21 @@ class BlockManager:
                 skipped = np.zeros(part.num_skipped, np.int32)
                 before = [some for some in (skipped, present) if len(some)]
                 of_sequence.append(np.concatenate((*before, new), dtype=np.int32) if before else new)
-        return tables
+        self.num_brought_blocks += len(swap_ins)
+        held = tuple([block for block in state_blocks if block is not None])
+        return Allocated(tables, state_blocks, swap_ins, held)
+
+    def _take_states(self, plan: AdmissionPlan) -> tuple[list[int | None], list[tuple[int, int]]]:
+        """Keep the states that a plan begins with until the step that loads them is made; bring those on the host."""
+        state_blocks, swap_ins = list[int | None](), list[tuple[int, int]]()
+        for planned in plan.sequences:
+            block = None
+            if planned.state:
+                assert self.states is not None
+                block, pairs = self.states.hold_named(planned.state)
+                swap_ins += pairs
+            state_blocks.append(block)
+        return state_blocks, swap_ins
 
     def wire_ids(self, tables: Seq[Int32Array]) -> Int32Array:
         """Return the block tables of a sequence, one a cache group, as on the wire."""
@@ -254,8 +306,9 @@ class BlockManager:
         self.hasher.extend(hashes, token_ids, cache_salt)
         return hashes
 
-    def _plan_sequence(self, sequence: Sequence, num_shared: int) -> SequenceBlocks:
-        num_cached, num_in_chain, found_in = self._find_prefix(sequence)
+    def _plan_sequence(self, sequence: Sequence, num_shared: int, *, with_host: bool = False) -> SequenceBlocks:
+        prefix = self._find_prefix(sequence, with_host=with_host)
+        num_cached, found_in = prefix.num_cached, prefix.found
         if num_cached >= num_shared:
             num_shared = 0
         else:
@@ -265,35 +318,48 @@ class BlockManager:
             num_skipped = group.first_seen(num_cached)
             num_new = group.num_new(len(sequence.token_ids), num_cached) - num_shared
             parts.append(GroupPart(num_skipped, found, max(0, num_new)))
-        state_block = None
-        if self.states is not None and num_cached:
-            state_block = self.states.block_of(sequence.block_hashes[num_cached - 1])
-        return SequenceBlocks(sequence, num_cached, num_shared, parts, num_in_chain, state_block)
+        state = sequence.block_hashes[num_cached - 1] if self.states is not None and num_cached else b""
+        return SequenceBlocks(
+            sequence, num_cached, num_shared, parts, prefix.num_in_chain, state, prefix.num_brought if num_cached else 0
+        )
 
-    def _find_prefix(self, sequence: Sequence) -> tuple[int, int, Seq[IndexArray]]:
-        """Find the longest prefix of which each cache group has all blocks that the token behind it sees.
-
-        Returns:
-            Its length in blocks; that of the longest one without regard to states; the blocks of each group that the
-            token behind the former sees.
-        """
+    def _find_prefix(self, sequence: Sequence, *, with_host: bool) -> Prefix:
+        """Find the longest prefix of which each cache group has all blocks that the token behind it sees."""
         if self.prefix_cache is None:
-            return 0, 0, self._nothing_found
+            return Prefix(0, 0, self._nothing_found)
         hashes = self.hash_blocks(sequence)
         if sequence.group.lacks_prompt_logprobs:
-            return 0, 0, self._nothing_found
+            return Prefix(0, 0, self._nothing_found)
         hashes = hashes[: self._max_hit(sequence)]
+        prefix = self._longest(hashes, with_host=False)
+        if with_host and prefix.num_cached < len(hashes):
+            longer = self._longest(hashes, with_host=True)
+            if longer.num_cached - prefix.num_cached >= LEAST_BROUGHT_BLOCKS:
+                num_bytes = self._bytes_to_bring(longer)
+                if self.step_cost.pays(num_bytes, (longer.num_cached - prefix.num_cached) * self.block_size):
+                    return longer
+        return prefix
+
+    def _longest(self, hashes: list[bytes], *, with_host: bool) -> Prefix:
+        """Return the longest prefix with these names, on the device alone or on both."""
         if len(self.groups) == 1 and not self.groups[0].window:
-            found = self.prefix_cache.match(hashes, len(hashes))
-            num_cached = len(found) if self.states is None else self.states.longest(hashes[: len(found)])
-            return num_cached, len(found), [found[:num_cached]]
-        ends = np.logical_and.reduce([group.ends(hashes) for group in self.groups])
+            assert self.prefix_cache is not None
+            found, copies = self.prefix_cache.match(hashes, len(hashes)), self.groups[0].host.names
+            has_more = with_host and copies is not None and (self.states or copies.holds(hashes[len(found)]))
+            if not has_more:
+                num_cached = len(found) if self.states is None else self.states.longest(hashes[: len(found)])
+                return Prefix(num_cached, len(found), [Found(found[:num_cached], [])])
+        ends = np.logical_and.reduce([group.ends(hashes, with_host=with_host) for group in self.groups])
         num_in_chain = num_cached = int(ends.nonzero()[0][-1])
         if self.states is not None:
-            ends[1:] &= self.states.are_behind(hashes)
+            ends[1:] &= self.states.are_behind(hashes, with_host=with_host)
             num_cached = int(ends.nonzero()[0][-1])
-        prefix = hashes[:num_cached]
-        return num_cached, num_in_chain, [group.found(prefix) for group in self.groups]
+        found_in = [group.found(hashes[:num_cached], with_host=with_host) for group in self.groups]
+        return Prefix(num_cached, num_in_chain, found_in, max(len(found.names_on_host) for found in found_in))
+
+    def _bytes_to_bring(self, prefix: Prefix) -> int:
+        pairs = zip(self.groups, prefix.found, strict=True)
+        return sum(len(found.names_on_host) * group.host.block_bytes for group, found in pairs)
 
     def _max_hit(self, sequence: Sequence) -> int:
         """Return the most blocks that may be found: at least one token is computed, for its logits."""
@@ -318,6 +384,43 @@ class BlockManager:
             return 0
         is_aligned = group.num_prompt_tokens % self.block_size == 0
         return group.num_slots - (0 if is_aligned else 1)
+
+    # Copies on the host --------------------------------------------------------------------------
+
+    @property
+    def has_host_prefixes(self) -> bool:
+        """Whether prefixes are copied to the host."""
+        return self.groups[0].host.names is not None
+
+    def copy_to_host(self, num_tokens: int) -> tuple[list[Copy], list[tuple[int, int]]]:
+        """Begin to copy named blocks that nobody uses to the host, as many as a step of `num_tokens` has time for.
+
+        Returns the copies, and the pairs of blocks of a swap-out as on the wire.
+        """
+        copies, swap_outs = list[Copy](), list[tuple[int, int]]()
+        num_bytes = self.step_cost.copied_bytes(num_tokens)
+        for pool in self._pools:
+            most = MAX_COPIED_BLOCKS if num_bytes is not None else FIRST_COPIED_BLOCKS
+            most -= len(copies)
+            if num_bytes is not None:  # one at least, or a large one would never be copied
+                most = min(most, max(not copies, num_bytes // pool.host.block_bytes))
+            more, pairs = pool.host.copy(most)
+            copies, swap_outs = copies + more, swap_outs + pairs
+            if num_bytes is not None:
+                num_bytes = max(0, num_bytes - len(more) * pool.host.block_bytes)
+        self.num_copied_blocks += len(copies)
+        return copies, swap_outs
+
+    def num_moved_bytes(self, swap_outs: Seq[tuple[int, int]], swap_ins: Seq[tuple[int, int]]) -> int:
+        """Return the bytes of some pairs of blocks, as on the wire, that move between device and host."""
+        if not (swap_outs or swap_ins):
+            return 0
+        blocks = [block for block, _ in swap_outs] + [block for _, block in swap_ins]
+        if len(self._pools) == 1:
+            return len(blocks) * self._pools[0].host.block_bytes
+        ends = np.cumsum([pool.allocator.num_blocks for pool in self._pools])
+        sizes = np.array([pool.host.block_bytes for pool in self._pools])
+        return int(sizes[np.searchsorted(ends, blocks, side="right")].sum())
 
     # Registration --------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 A cache group without a window keeps every block of a sequence. A cache group with a sliding window keeps the blocks
 that the next token sees: a block that falls out of the window is freed, its entry in the block table is stale, and a
-prefix is found again wherever the blocks of its last window are cached.
+prefix is found again wherever the blocks of its last window are cached, on the device or on the host.
 
 All cache groups have blocks of one size. A sequence has as many entries in the block table of each, except while its
 prompt is computed: then the blocks of a window come chunk by chunk.
@@ -11,6 +11,7 @@ Pure. Read next: `block_manager.py`, which owns all cache groups.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,17 +20,42 @@ from octavo_shared.step_wire.step import BoolArray, Int32Array
 from octavo_shared.step_wire.table_columns import BlockTables
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.block_holders import BlockHolders
-from scheduler_svc.core.blocks.prefix_cache import PrefixCache
+from scheduler_svc.core.blocks.host_blocks import HostBlocks
+from scheduler_svc.core.blocks.prefix_cache import NO_BLOCKS, PrefixCache
 from scheduler_svc.core.limits import CoreLimits, PoolLimits
+
+# Stands for a block that comes from the host.
+ON_HOST = -1
+
+
+class Found(NamedTuple):
+    """Where the blocks of a prefix are.
+
+    Attributes:
+        blocks: Of the device, ON_HOST where the host has the only copy. [n]
+        names_on_host: The names of the latter.
+    """
+
+    blocks: IndexArray
+    names_on_host: list[bytes]
+
+    @property
+    def on_device(self) -> IndexArray:
+        """Those on the device."""
+        return self.blocks[self.blocks != ON_HOST] if self.names_on_host else self.blocks
+
+
+NOTHING_FOUND = Found(NO_BLOCKS, [])
 
 
 class GroupBlocks:
-    """Owns the pool of a cache group.
+    """Owns the pools of a cache group.
 
     Args:
         limits: The limits of the planner.
-        pool: The pool's size and window.
+        pool: The sizes of its pools, and its window.
         first_id: The id of its first block on the wire.
+        first_host_id: The same of the host pool.
         holders: The fleet's index of registered blocks; None: its blocks are not in it.
 
     Attributes:
@@ -41,7 +67,14 @@ class GroupBlocks:
     tables: BlockTables
     words = ""
 
-    def __init__(self, limits: CoreLimits, pool: PoolLimits, first_id: int, holders: BlockHolders | None) -> None:
+    def __init__(
+        self,
+        limits: CoreLimits,
+        pool: PoolLimits,
+        first_id: int,
+        first_host_id: int,
+        holders: BlockHolders | None,
+    ) -> None:
         self.block_size = limits.block_size
         self.window = pool.sliding_window
         self.first_id = first_id
@@ -49,6 +82,14 @@ class GroupBlocks:
         if limits.prefix_caching:
             self.prefix_cache = PrefixCache(pool.num_blocks, holders, sends_names=limits.names_blocks)
         self.allocator = BlockAllocator(pool.num_blocks, self.prefix_cache)
+        self.host = HostBlocks(
+            pool.num_host_blocks,
+            first_host_id,
+            self.allocator,
+            first_id,
+            pool.block_bytes,
+            keeps_prefixes=limits.host_prefixes,
+        )
         self.num_watermark_blocks = math.ceil(pool.num_blocks * limits.watermark)
         # Most tokens of a sequence that have blocks at the same time.
         self.max_resident_tokens = self.window + limits.max_num_batched_tokens if self.window else limits.max_model_len
@@ -79,15 +120,37 @@ class GroupBlocks:
         """Return the index of the first block that the token behind `num_blocks` blocks sees."""
         return max(0, num_blocks * self.block_size - self.window + 1) // self.block_size if self.window else 0
 
-    def ends(self, hashes: list[bytes]) -> BoolArray:
+    def ends(self, hashes: list[bytes], *, with_host: bool) -> BoolArray:
         """Return whether the token behind i blocks finds all blocks that it sees, for each i, [num_hashes + 1] bool."""
         assert self.prefix_cache is not None
-        return self.prefix_cache.ends(hashes, self.first_seen)
+        return self.prefix_cache.ends(hashes, self.first_seen, self.host.names if with_host else None)
 
-    def found(self, hashes: list[bytes]) -> IndexArray:
+    def found(self, hashes: list[bytes], *, with_host: bool) -> Found:
         """Return the blocks of a prefix that the token behind it sees; they must be registered."""
         assert self.prefix_cache is not None
-        return self.prefix_cache.match(hashes[self.first_seen(len(hashes)) :], len(hashes))
+        seen = hashes[self.first_seen(len(hashes)) :]
+        if not with_host:
+            return Found(self.prefix_cache.match(seen, len(seen)), [])
+        blocks = self.prefix_cache.blocks_of(seen)
+        return Found(blocks, [seen[place] for place in (blocks == ON_HOST).nonzero()[0].tolist()])
+
+    def acquire(self, found: Found) -> None:
+        """Count one block table more that names what is on the device: before anything is allocated."""
+        if len(on_device := found.on_device):
+            self.allocator.acquire(on_device)
+
+    def bring(self, found: Found) -> tuple[IndexArray, list[tuple[int, int]]]:
+        """Take blocks for what is on the host only; return all blocks, and the pairs of a swap-in as on the wire.
+
+        They have their names at once: a step moves blocks before it reads any. There must be room.
+        """
+        if not found.names_on_host:
+            return found.blocks, []
+        brought = self.allocator.allocate(len(found.names_on_host))
+        blocks = found.blocks.copy()
+        blocks[blocks == ON_HOST] = brought
+        self.allocator.register(found.names_on_host, brought.tolist())
+        return blocks, self.host.bring(found.names_on_host, brought)
 
     # Slots ---------------------------------------------------------------------------------------
 

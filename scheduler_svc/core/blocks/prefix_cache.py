@@ -1,4 +1,4 @@
-"""The prefix cache: which block holds which content.
+"""The prefix cache: which block of which place holds which content.
 
 Full blocks never change, so a block is named by its content: the hash of its tokens, chained to the
 hash of the block before it, so that equal tokens behind different prefixes differ,
@@ -13,6 +13,9 @@ A block is registered when the step that computed it is acknowledged, never befo
 may fail. Until then it counts as being written, and a request that needs it waits for that
 step instead of computing it again. A block that comes back from the host pool is registered at once: its content
 was acknowledged before, and a step moves blocks before it reads any.
+
+A name is a place: the blocks of the device have one `PrefixCache`, and their copies on the host another one beside it
+(`host_blocks.py`). The fleet's index has a name as long as either place holds it.
 
 Pure. Read next: `block_allocator.py`, which keeps registered blocks while they are unused.
 """
@@ -79,15 +82,27 @@ class PrefixCache:
         num_blocks: Size of the pool.
         holders: The fleet's index, which is kept up to date; None: there is none.
         sends_names: Whether steps tell the executor new names.
+        beside: The names of the device, if these are the names of copies of its blocks.
 
     Attributes:
         is_registered: Blocks that hold a prefix, [num_blocks].
         bit: Stands for this planner in the index.
     """
 
-    def __init__(self, num_blocks: int, holders: BlockHolders | None = None, *, sends_names: bool = False) -> None:
-        self._holders = holders or BlockHolders()
-        self.bit = self._holders.join()
+    def __init__(
+        self,
+        num_blocks: int,
+        holders: BlockHolders | None = None,
+        *,
+        sends_names: bool = False,
+        beside: "PrefixCache | None" = None,
+    ) -> None:
+        self._other = beside  # the names of the other place
+        if beside is None:
+            self._holders = holders or BlockHolders()
+            self.bit = self._holders.join()
+        else:
+            self._holders, self.bit, beside._other = beside._holders, beside.bit, self
         self._flags = bytearray(num_blocks)
         self.is_registered: BoolArray = np.frombuffer(self._flags, np.bool_)  # a view: one byte is set faster there
         self._block_of_hash: dict[bytes, int] = {}
@@ -119,17 +134,22 @@ class PrefixCache:
             found.append(block_id)
         return np.array(found, np.intp) if found else NO_BLOCKS
 
-    def ends(self, hashes: list[bytes], first_seen: Callable[[int], int]) -> BoolArray:
+    def ends(
+        self, hashes: list[bytes], first_seen: Callable[[int], int], copies: "PrefixCache | None" = None
+    ) -> BoolArray:
         """Return whether the token behind i blocks finds all blocks that it sees, for each i, [num_hashes + 1] bool.
 
         Args:
             hashes: Of a sequence's full blocks.
             first_seen: Returns the index of the first block that the token behind so many blocks sees.
+            copies: Another place where blocks may be found; None: only here.
         """
         block_of_hash, num_in_a_row = self._block_of_hash, 0
+        copy_of_hash = {} if copies is None else copies._block_of_hash
         found: BoolArray = np.ones(len(hashes) + 1, np.bool_)
         for end, block_hash in enumerate(hashes, 1):
-            num_in_a_row = num_in_a_row + 1 if block_hash in block_of_hash else 0
+            is_held = block_hash in block_of_hash or block_hash in copy_of_hash
+            num_in_a_row = num_in_a_row + 1 if is_held else 0
             found[end] = num_in_a_row >= end - first_seen(end)
         return found
 
@@ -157,13 +177,15 @@ class PrefixCache:
     def forget(self, block_ids: IndexArray) -> None:
         """Remove registered blocks that are given out again."""
         block_of_hash, hash_of_block = self._block_of_hash, self._hash_of_block
-        holders_of, bit = self._holders.holders_of, self.bit
+        holders_of, bit, other = self._holders.holders_of, self.bit, self._other
         if self._unsent:
             for block_id in block_ids.tolist():
                 self._unsent.pop(block_id, None)
         for block_id in block_ids.tolist():
             block_hash = hash_of_block[block_id]
             del block_of_hash[block_hash]
+            if other is not None and block_hash in other._block_of_hash:
+                continue
             if others := holders_of[block_hash] & ~bit:
                 holders_of[block_hash] = others
             else:
@@ -192,8 +214,18 @@ class PrefixCache:
         return np.array(block_ids, np.int32), names
 
     def leave(self) -> None:
-        """Leave the fleet's index: the executor is gone."""
-        self._holders.leave(self.bit, list(self._block_of_hash))
+        """Leave the fleet's index with both places: the executor is gone."""
+        self._holders.leave(self.bit, list(self._names_of_both))
+
+    def names_here_only(self, block_ids: IndexArray) -> list[bytes]:
+        """Return the names of registered blocks that no block of the other place has."""
+        elsewhere = {} if self._other is None else self._other._block_of_hash
+        names = [self._hash_of_block[block_id] for block_id in block_ids.tolist()]
+        return [name for name in names if name not in elsewhere]
+
+    @property
+    def _names_of_both(self) -> dict[bytes, int]:
+        return self._block_of_hash if self._other is None else self._block_of_hash | self._other._block_of_hash
 
     # Blocks on their way -------------------------------------------------------------------------
 
@@ -229,7 +261,7 @@ class PrefixCache:
         assert named == {block_id: self._hash_of_block[block_id] for block_id in registered}
         assert len(self._block_of_hash) == len(registered), "a block has two hashes"
         told = {name for name, members in self._holders.holders_of.items() if members & self.bit}
-        assert told == self._block_of_hash.keys(), "the fleet knows of other blocks"
+        assert told == self._names_of_both.keys(), "the fleet knows of other blocks"
         written = [block_hash for hashes in self._written_by_slot.values() for block_hash in hashes]
         ours = [block_hash for block_hash in written if block_hash != _WRITTEN_BY_ANOTHER]
         assert len(set(ours)) == len(ours), "a block has two first writers"

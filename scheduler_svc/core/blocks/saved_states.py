@@ -12,7 +12,8 @@ Hybrid LLMs"):
 - where a chunk of a long prompt ends, behind every `PASSING_BLOCKS`; these are evicted before all others.
 
 A step saves before it computes. Its answer gives the saved state its name, never earlier: the step may fail. From then
-on it is cached, and evicted by age, or with the block that has its name.
+on it is cached, and evicted by age, or with the last place of the block that has its name. Copies of states on the host
+(`host_blocks.py`) come back like those of blocks.
 
 Pure. Read next: `block_manager.py`, which finds prefixes; `core/step/prefills.py`, which ends chunks where a state is
 to be saved.
@@ -27,6 +28,7 @@ import numpy as np
 
 from octavo_shared.step_wire.step import BoolArray, Int32Array
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
+from scheduler_svc.core.blocks.host_blocks import HostBlocks
 from scheduler_svc.core.blocks.prefix_cache import PrefixCache
 from scheduler_svc.core.limits import CoreLimits
 
@@ -59,20 +61,30 @@ class SavedStates:
     Args:
         limits: Sizes of the pool and of blocks.
         first_id: The id of its first block on the wire.
+        first_host_id: The same of the host pool.
 
     Attributes:
+        host: The host pool.
         finds_prefixes: Whether prefixes are found again; if not, states are only swapped.
         interval: Tokens of an output between two states that are saved.
         saves: The states on their way, by slot; without those whose sequence has left its slot.
     """
 
-    def __init__(self, limits: CoreLimits, first_id: int) -> None:
+    def __init__(self, limits: CoreLimits, first_id: int, first_host_id: int) -> None:
         self.first_id = first_id
         self.block_size = limits.block_size
         self.finds_prefixes = limits.prefix_caching
         self.interval = INTERVAL_BLOCKS * limits.block_size
         self.prefix_cache = PrefixCache(limits.num_state_blocks, sends_names=limits.names_blocks)
         self.allocator = BlockAllocator(limits.num_state_blocks, self.prefix_cache)
+        self.host = HostBlocks(
+            limits.num_host_state_blocks,
+            first_host_id,
+            self.allocator,
+            first_id,
+            limits.state_bytes,
+            keeps_prefixes=limits.host_prefixes,
+        )
         self.saves: dict[int, list[Save]] = {}
         self._expected: dict[int, list[bytes]] = {}  # by slot: what its prefill is still to save
         self._num_expecting: Counter[bytes] = Counter()
@@ -88,12 +100,19 @@ class SavedStates:
                     return num_blocks
         return 0
 
-    def are_behind(self, names: Seq[bytes]) -> BoolArray:
+    def are_behind(self, names: Seq[bytes], *, with_host: bool) -> BoolArray:
         """Return whether a saved state stands behind each block, [num_names] bool."""
-        return np.array([self.prefix_cache.holds(name) for name in names], np.bool_)
+        holds, copies = self.prefix_cache.holds, self.host.names if with_host and self._has_room else None
+        if copies is None:
+            return np.array([holds(name) for name in names], np.bool_)
+        return np.array([holds(name) or copies.holds(name) for name in names], np.bool_)
+
+    @property
+    def _has_room(self) -> bool:
+        return self.allocator.num_free_blocks > 0
 
     def block_of(self, name: bytes) -> int:
-        """Return the block of the saved state with this name, which must be there."""
+        """Return the block of the saved state with this name; -1: only the host has it, or nobody."""
         return int(self.prefix_cache.blocks_of([name])[0])
 
     def is_expected(self, names: Iterable[bytes]) -> bool:
@@ -124,10 +143,12 @@ class SavedStates:
         num_left: Int32Array = self.interval - positions % self.interval
         return num_left
 
-    def drop(self, names: Iterable[bytes]) -> None:
+    def drop(self, names: Seq[bytes]) -> None:
         """Forget the saved states behind blocks that are evicted: no prefix ends there any more."""
-        held = [self.block_of(name) for name in names if self.prefix_cache.holds(name)]
-        self.allocator.drop([block for block in held if not self.allocator.ref_counts[block]])
+        for pool, cache in ((self.allocator, self.prefix_cache), (self.host.allocator, self.host.names)):
+            if cache is not None:
+                held = cache.blocks_of([name for name in names if cache.holds(name)])
+                pool.drop(held[pool.ref_counts[held] == 0].tolist())
 
     # Saves ---------------------------------------------------------------------------------------
 
@@ -166,6 +187,7 @@ class SavedStates:
         if is_here:
             self._meet(save.slot, save.name)
             if save.is_rolling:
+                self.host.unwant(save.block)  # the next one will take its place
                 self._replace_last(save)
 
     def leave(self, slot: int, name_of: Callable[[int, int], bytes]) -> None:
@@ -174,7 +196,8 @@ class SavedStates:
             save.name = save.name or name_of(slot, save.num_tokens)
         for name in self._expected.pop(slot, ()):
             self._count_down(name)
-        self._last_of_output.pop(slot, None)
+        if (last := self._last_of_output.pop(slot, None)) is not None and self.prefix_cache.hash_of(last[0]) == last[1]:
+            self.host.want(np.array(last[:1], np.intp))
 
     def _remove(self, save: Save) -> None:
         self.saves[save.slot].remove(save)
@@ -210,6 +233,19 @@ class SavedStates:
     def hold(self, block: int) -> None:
         """Keep a saved state until the step that loads it is made."""
         self.allocator.acquire(np.array([block]))
+
+    def hold_named(self, name: bytes) -> tuple[int, list[tuple[int, int]]]:
+        """Keep the saved state with a name until the step that loads it is made.
+
+        Returns its block, and the pair of a swap-in as on the wire if only the host had it; there must be room.
+        """
+        block = self.block_of(name)
+        if block >= 0:
+            self.hold(block)
+            return block, []
+        brought = self.allocator.allocate(1)
+        self.allocator.register([name], brought.tolist())
+        return int(brought[0]), self.host.bring([name], brought)
 
     def release(self, blocks: Iterable[int]) -> None:
         """Let go of states that were held, once for each time."""

@@ -316,16 +316,20 @@ class Admissions:
 
     def _admit_group(self, plan: StepPlan, group: SequenceGroup, allocation: AdmissionPlan) -> None:
         pending_forks = () if group.is_lone else group.live_sequences[len(allocation.sequences) :]
-        self._note_admission(plan, group, allocation.sequences[0].num_cached * self._blocks.block_size)
+        lead_blocks, size = allocation.sequences[0], self._blocks.block_size
+        self._note_admission(plan, group, lead_blocks.num_cached * size, lead_blocks.num_brought * size)
         for pool, _ in self._things.used_by(group):
             pool.bind(group)
         if group.beam_search is not None:
             self._beam_batch.start(group)
         self._batch.add(group)
-        plan.held_states += self._blocks.hold_states(allocation)
-        tables = self._blocks.allocate(allocation)
+        taken = self._blocks.allocate(allocation)
+        plan.held_states += taken.held
+        plan.blocks_to_swap_in += taken.swap_ins
         lead, places = None, list[int]()
-        for blocks, of_sequence in zip(allocation.sequences, tables, strict=True):
+        for blocks, of_sequence, state_block in zip(
+            allocation.sequences, taken.tables, taken.state_blocks, strict=True
+        ):
             num_computed_blocks = blocks.num_cached + blocks.num_shared
             if self._blocks.states is not None:
                 num_tokens = len(blocks.sequence.token_ids)
@@ -338,16 +342,19 @@ class Admissions:
                 [part.num_skipped for part in blocks.parts],
                 lead=lead if blocks.num_shared else None,
                 pending_forks=pending_forks,
-                state_block=blocks.state_block,
+                state_block=state_block,
                 places=places,
             )
             lead = lead or prefill
 
-    def _note_admission(self, plan: StepPlan, group: SequenceGroup, num_cached_tokens: int) -> None:
-        """Note that a group is admitted with `num_cached_tokens` in the prefix cache."""
+    def _note_admission(
+        self, plan: StepPlan, group: SequenceGroup, num_cached_tokens: int, num_brought_tokens: int = 0
+    ) -> None:
+        """Note that a group is admitted with `num_cached_tokens` in the prefix cache, some of them on the host."""
         if not group.has_run:
             group.has_run = True
             group.first_scheduled_at_s = plan.now_s
-            group.num_cached_tokens = num_cached_tokens
+            group.num_cached_tokens, group.num_brought_tokens = num_cached_tokens, num_brought_tokens
         group.provenance.go_on(self._numerics, group.progress)
-        plan.note(group, EventKind.ADMITTED, num_cached_tokens)
+        cause = f"{num_brought_tokens} of them from the host cache" if num_brought_tokens else ""
+        plan.note(group, EventKind.ADMITTED, num_cached_tokens, cause)

@@ -102,7 +102,6 @@ class ExecutorPlanner:
         is_probing: Whether it is in doubt that the executor works: it has at most one group, until the caller has
             seen a step finish and clears this.
         is_draining: Whether it gives its groups to other planners with room, so that its executor can be ended.
-        step_cost: What its steps take at most; may be replaced by the step cost of an earlier attachment.
         pace: What its steps take at least.
         takes_groups: Whether new groups may be dispatched to it.
     """
@@ -123,13 +122,13 @@ class ExecutorPlanner:
         self.numerics = numerics
         self.info = info
         self.is_probing = self.is_draining = False
-        self.step_cost = StepCost()
         self.pace = StepPace(limits.max_num_batched_tokens)
         self.limits = limits
         self.epoch = epoch
         self.queue = queue
         # No part below refers to the planner, so a lost planner is freed at once, with its tables.
         self.blocks = BlockManager(limits, prefix_key, holders)
+        self._copies_to_host = self.blocks.has_host_prefixes
         self.batch = Batch(limits, self.blocks, policy or FcfsPolicy())
         self.table = self.batch.table
         running = RunningGroups(limits, self.batch, queue)
@@ -223,6 +222,8 @@ class ExecutorPlanner:
         if (states := self.blocks.states) is not None:
             self._save_outputs(plan, decodes, states)
             states.release(plan.held_states)
+        if self._copies_to_host:
+            self._copy_to_host(plan)
         is_poll_due = (due_s := self.poll_due_s) is not None and plan.now_s >= due_s
         if plan.is_empty and not is_poll_due:
             return None
@@ -234,6 +235,7 @@ class ExecutorPlanner:
         num_chunk_tokens = layout.num_tokens - len(layout.slots)
         if plan.pooling_groups:
             num_chunk_tokens += sum(group.num_prompt_tokens for group in plan.pooling_groups)
+        has_moves = plan.blocks_to_swap_out or plan.blocks_to_swap_in
         in_flight = StepInFlight(
             step,
             layout,
@@ -243,6 +245,8 @@ class ExecutorPlanner:
             num_chunk_tokens,
             plan.pooling_groups,
             plan.saves,
+            plan.copies,
+            self.blocks.num_moved_bytes(plan.blocks_to_swap_out, plan.blocks_to_swap_in) if has_moves else 0,
         )
         self.in_flight.append(in_flight)
         self.last_scheduled_step_id = step.step_id
@@ -257,6 +261,13 @@ class ExecutorPlanner:
         if len(due) and states.follows(int(np.count_nonzero(decodes.slots))):
             saves = (states.save(slot, int(positions[slot]), is_rolling=True) for slot in due.tolist())
             plan.saves += tuple(save for save in saves if save is not None)
+
+    def _copy_to_host(self, plan: StepPlan) -> None:
+        """Copy named blocks that nobody uses to the host, unless the step swaps in or only waits for others."""
+        waits = self.in_flight and plan.is_empty
+        if not (plan.blocks_to_swap_in or waits or self.is_draining):
+            plan.copies, pairs = self.blocks.copy_to_host(plan.num_tokens)
+            plan.blocks_to_swap_out += pairs
 
     def _name_blocks(self, step: Step, plan: StepPlan) -> None:
         """Tell the executor the names of newly registered blocks, as many as the step's message holds."""
@@ -279,11 +290,13 @@ class ExecutorPlanner:
         sent = self.in_flight[0]
         workload = sent.workload if sent.pooling_groups else sent.layout
         duration_s = result.execute_duration_us * 1e-6
-        self.step_cost.learn(workload, duration_s)
+        self.blocks.step_cost.learn(workload, duration_s, sent.num_moved_bytes)
         self.pace.learn(workload, duration_s)
         self._was_processed = True
         for save in sent.saves:
             self.batch.take_saved_state(save)
+        for copy in sent.copies:
+            copy.host.take(copy)
         if self.limits.tells_loads:
             self.batch.things.end_loads(result)
         updates = self._results.take(self.in_flight.popleft(), result)
@@ -323,6 +336,15 @@ class ExecutorPlanner:
             self.queue.charge(group.tenant, len(group.sequences))
 
     # For placement, people and tests -------------------------------------------------------------
+
+    @property
+    def step_cost(self) -> StepCost:
+        """What its steps take at most, and what their parts cost; may be replaced by that of an earlier attachment."""
+        return self.blocks.step_cost
+
+    @step_cost.setter
+    def step_cost(self, step_cost: StepCost) -> None:
+        self.blocks.step_cost = step_cost
 
     @property
     def poll_due_s(self) -> float | None:

@@ -11,6 +11,9 @@ verdict doubles the slack, and results bring it back.
 The cost of a decode beside that of a prompt token is learned as well: how the time of a step grows with its tokens, and
 the time of a step without prefill with its rows. The dispatcher prices the rows of an executor by it.
 
+So is the cost of a byte that moves between device and host: what steps that move some take longer than their tokens
+explain. By it a prefix on the host is brought back or computed, and copies get a small share of each step.
+
 Pure: the executor measures the durations.
 """
 
@@ -34,6 +37,9 @@ _NUM_RECENT = 16
 _KEPT_OF_LINES = 0.995
 # The weight of the assumption that a row costs as much as a token, as a sum of squares of rows.
 _PRIOR_VARIANCE = 64.0
+# What copies to the host may take of a step with tokens, and of one without.
+_COPIES_SHARE = 0.05
+_IDLE_COPIES_S = 0.005
 LEAST_ROW_TOKENS, MOST_ROW_TOKENS = 0.25, 4.0
 
 # Sums over steps: their number, sizes, durations in seconds, squared sizes, and products of size and duration.
@@ -52,6 +58,7 @@ class StepCost:
         kinds: The kinds of steps that have run.
         token_sums: Of all steps; size is their tokens.
         row_sums: Of steps without prefill; size is their rows.
+        move_sums: Of steps that moved blocks: squared bytes, and products of bytes and what the steps took longer.
         row_tokens: What a decoding row costs in a step, in prompt tokens.
     """
 
@@ -60,14 +67,17 @@ class StepCost:
         self.slowest_s: dict[_Class, float] = {}
         self.kinds: set[_Kind] = set()
         self.token_sums = self.row_sums = NO_STEPS
+        self.move_sums = 0.0, 0.0
         self.row_tokens = 1.0
 
-    def learn(self, layout: StepLayout, duration_s: float) -> None:
-        """Learn from a step that has run."""
+    def learn(self, layout: StepLayout, duration_s: float, num_moved_bytes: int = 0) -> None:
+        """Learn from a step that has run, and has moved so many bytes between device and host."""
         known = _class_of(layout)
         self.slowest_s[known] = max(duration_s, self.slowest_s.get(known, 0.0) * _KEPT)
         kind = _kind_of(layout)
-        if kind in self.kinds:  # the first one may have compiled
+        if num_moved_bytes:
+            self._learn_move(num_moved_bytes, layout.num_tokens, duration_s)
+        elif kind in self.kinds:  # the first one may have compiled
             self.token_sums = _with_step(self.token_sums, layout.num_tokens, duration_s)
             if layout.num_decodes == len(layout.slots):
                 self.row_sums = _with_step(self.row_sums, layout.num_decodes, duration_s)
@@ -98,6 +108,49 @@ class StepCost:
         row_tokens = row_covariance * token_variance / token_covariance  # times the variance of rows
         learned = (row_tokens + _PRIOR_VARIANCE) / (row_variance + _PRIOR_VARIANCE)
         return min(max(learned, LEAST_ROW_TOKENS), MOST_ROW_TOKENS)
+
+    # Moves between device and host ----------------------------------------------------------------
+
+    @property
+    def token_s(self) -> float:
+        """What one token more costs in a step, in seconds; 0: it is not known."""
+        variance, covariance = _spread(self.token_sums)
+        return max(0.0, covariance / variance) if variance > 0.0 else 0.0
+
+    @property
+    def byte_s(self) -> float:
+        """What one byte more that moves costs in a step, in seconds; 0: it is not known."""
+        squares, products = self.move_sums
+        return max(0.0, products / squares) if squares else 0.0
+
+    def expected_s(self, num_tokens: int) -> float:
+        """Return what a step of so many tokens that moves nothing takes, in seconds; 0: it is not known."""
+        num, sizes, durations, _, _ = self.token_sums
+        return max(0.0, durations / num + self.token_s * (num_tokens - sizes / num)) if num else 0.0
+
+    def pays(self, num_bytes: int, num_tokens: int) -> bool:
+        """Return whether bringing so many bytes back from the host costs less than computing so many tokens.
+
+        While one of the two is unknown: yes, and the move teaches its cost.
+        """
+        token_s = self.token_s
+        return not token_s or num_bytes * self.byte_s < num_tokens * token_s
+
+    def copied_bytes(self, num_tokens: int) -> int | None:
+        """Return how many bytes a step of so many tokens may copy to the host; None: their cost is not known."""
+        if not (byte_s := self.byte_s):
+            return None
+        return int((_COPIES_SHARE * self.expected_s(num_tokens) if num_tokens else _IDLE_COPIES_S) / byte_s)
+
+    def _learn_move(self, num_bytes: int, num_tokens: int, duration_s: float) -> None:
+        if num_tokens and not self.token_s:
+            return
+        longer_s = duration_s - self.expected_s(num_tokens) if num_tokens else duration_s
+        squares, products = self.move_sums
+        self.move_sums = (
+            squares * _KEPT_OF_LINES + float(num_bytes) * num_bytes,
+            products * _KEPT_OF_LINES + num_bytes * longer_s,
+        )
 
     def note_hang(self) -> None:
         """Note that a step was given up as hung; if it was only slow, the next one gets more time."""

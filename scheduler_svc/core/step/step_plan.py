@@ -20,6 +20,7 @@ from octavo_shared.step_wire.step import (
     no_triples,
     pairs,
 )
+from scheduler_svc.core.blocks.host_blocks import Copy
 from scheduler_svc.core.blocks.saved_states import Save
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.request.life import EventKind
@@ -59,8 +60,8 @@ class StepPlan:
     `CoreLimits.max_admitted_bytes`. `has_steps_in_flight`: results are still to come. With `preempted` groups
     the step has no admissions. `solo`: the one group that is computed; None: all are. `is_closed`: no other group is
     admitted. `pooling_groups`: the texts that it computes. `saves`: the states that it saves. `moved_states`: those
-    that it swaps out, by way of their blocks. `held_states`: blocks of states that it loads or swaps. `events` and
-    `failures` are for the caller.
+    that it swaps out, by way of their blocks. `held_states`: blocks of states that it loads or swaps. `copies`: the
+    named blocks among those that it swaps out. `events` and `failures` are for the caller.
     """
 
     token_budget: int
@@ -93,6 +94,7 @@ class StepPlan:
     saves: tuple[Save, ...] = ()
     moved_states: tuple[Save, ...] = ()
     held_states: tuple[int, ...] = ()
+    copies: Seq[Copy] = ()
     num_decodes: int = 0
     pooling_groups: tuple[SequenceGroup, ...] = ()
 
@@ -102,6 +104,11 @@ class StepPlan:
         moves = self.blocks_to_swap_out or self.blocks_to_swap_in
         work = self.num_decodes or self.prefill_chunks or self.pooling_groups or self.grammar_loads
         return not (work or moves or len(self.released_slots))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes, without those of texts."""
+        return self.num_decodes + sum(num_tokens for _, num_tokens in self.prefill_chunks)
 
     def computes(self, group: SequenceGroup) -> bool:
         """Return whether the step may compute a running group."""
@@ -160,7 +167,8 @@ class StepInFlight:
     `num_vacated` counts the slots that were vacated before it: if none was since, all its rows are current.
     `prompt_groups` are the groups for which it returns log-probabilities of the prompt, by row of the layout, in order.
     `num_chunk_tokens` counts the tokens that it computes beyond one for each row.
-    `pooling_groups` are the texts that it computes, in their order. `saves` are the states that it saves.
+    `pooling_groups` are the texts that it computes, in their order. `saves` are the states that it saves, `copies` the
+    named blocks that it copies to the host. `num_moved_bytes` move between device and host.
     """
 
     step: Step
@@ -171,6 +179,8 @@ class StepInFlight:
     num_chunk_tokens: int
     pooling_groups: tuple[SequenceGroup, ...] = ()
     saves: Seq[Save] = ()
+    copies: Seq[Copy] = ()
+    num_moved_bytes: int = 0
 
     @property
     def workload(self) -> StepLayout:

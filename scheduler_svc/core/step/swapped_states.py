@@ -19,21 +19,19 @@ class SwappedStates:
 
     Args:
         table: Says what each slot has taken.
-        states: The device pool.
-        num_host_blocks: Size of the host pool.
-        first_host_id: The id of its first block on the wire.
+        states: The pools of both sides.
 
     Attributes:
         host: The host pool; a state has a reference for each sequence that has it.
         blocks: Where the state of each swapped sequence is.
     """
 
-    def __init__(self, table: BatchTable, states: SavedStates, num_host_blocks: int, first_host_id: int) -> None:
-        self.host = BlockAllocator(num_host_blocks)
+    def __init__(self, table: BatchTable, states: SavedStates) -> None:
+        self.host: BlockAllocator = states.host.allocator
         self._table = table
         self.blocks: dict[Sequence, int] = {}
         self._states = states
-        self._first_host_id = first_host_id
+        self._first_host_id = states.host.first_id
 
     def can_swap_out(self, members: list[tuple[Sequence, int]]) -> bool:
         """Return whether the states of some sequences, each with its slot, can move to the host.

@@ -6,8 +6,8 @@ stay on the device, with the references of this group. Only computed blocks insi
 sequences vacate their slots, and get new ones at swap-in.
 
 The device blocks that a group leaves stay in the prefix cache like those of a group that ends. Blocks that are
-still cached when the group comes back are used as they are; the others move, and are registered again. States move with
-their sequences (`swapped_states.py`).
+still cached when the group comes back are used as they are; the others move, and are registered again; what they leave
+behind on the host is a copy of a prefix from then on. States move with their sequences (`swapped_states.py`).
 At swap-in each sequence gets a last, partial block of its own, read from the same host block:
 they are about to write into it, so copying it now is copy-on-write in advance.
 
@@ -101,14 +101,10 @@ class SwappedGroups:
 
     def __init__(self, limits: CoreLimits, batch: Batch) -> None:
         self.groups: list[SequenceGroup] = []
-        self.pools: list[HostPool] = []
-        for of, pool in zip(batch.blocks.groups, limits.groups, strict=True):
-            first_id = sum(other.host.num_blocks for other in self.pools)
-            self.pools.append(HostPool(batch, of, pool.num_host_blocks, first_id))
+        self.pools = [HostPool(batch, of) for of in batch.blocks.groups]
         self.states: SwappedStates | None = None
         if (states := batch.blocks.states) is not None and limits.num_host_state_blocks:
-            first_id = sum(pool.host.num_blocks for pool in self.pools)
-            self.states = SwappedStates(batch.table, states, limits.num_host_state_blocks, first_id)
+            self.states = SwappedStates(batch.table, states)
         has_room_for_states = self.states is not None or not limits.has_states
         self.is_possible = has_room_for_states and all(pool.num_host_blocks for pool in limits.groups)
         self._batch = batch
@@ -187,19 +183,17 @@ class SwappedGroups:
 
 
 class HostPool:
-    """The host pool of a cache group, and the blocks of swapped sequences in the cache group, on both sides.
+    """The blocks of swapped sequences in a cache group, on both sides.
 
     Args:
         batch: Slots.
-        of: The device blocks of the cache group.
-        num_blocks: Size of the host pool.
-        first_id: The id of its first block on the wire.
+        of: The cache group.
     """
 
-    def __init__(self, batch: Batch, of: GroupBlocks, num_blocks: int, first_id: int) -> None:
-        self.host = BlockAllocator(num_blocks)
+    def __init__(self, batch: Batch, of: GroupBlocks) -> None:
+        self.host: BlockAllocator = of.host.allocator
         self.tables: dict[Sequence, SwappedTable] = {}
-        self.first_id = first_id
+        self.first_id = of.host.first_id
         self._swap_in_plans: dict[SequenceGroup, _SwapInPlan] = {}
         self._batch = batch
         self._group = of
@@ -232,6 +226,8 @@ class HostPool:
             stays = np.zeros(len(all_held), np.bool_)
             stays[: len(blocks)] = [block not in host_of for block in blocks.tolist()]
             device.free(all_held[~stays])
+        for block in host_of:
+            self._group.host.unwant(block)  # it is on the host already
         return self._as_on_wire(host_of.items(), self._group.first_id, self.first_id)
 
     def _held_blocks(self, slot: int, num_computed_tokens: int) -> Int32Array:
@@ -295,6 +291,7 @@ class HostPool:
         if cache is not None:
             hashes = [swap_in_plan.hashes[index] for index in moved.nonzero()[0].tolist()]
             cache.register(hashes, device_blocks[moved].tolist())
+            self._group.host.keep(swap_in_plan.hashes, swap_in_plan.host_blocks.tolist())
         return device_blocks, moved
 
     def _find_on_device(self, swap_in_plan: _SwapInPlan) -> IndexArray:

@@ -45,7 +45,7 @@ def test_a_prefix_ends_where_both_groups_have_it() -> None:
 
     planned = bench.planner.blocks.plan_admission(newcomer).sequences[0]
     assert planned.num_cached < 3
-    assert len(planned.parts[0].found) == planned.num_cached
+    assert len(planned.parts[0].found.blocks) == planned.num_cached
     assert whole.allocator.num_cached_blocks == 3, "it is there, and of no use"
 
 

@@ -43,7 +43,7 @@ def test_full_blocks_that_all_sequences_have_in_common_are_counted_once(
     returned = with_output(group(0, num_prompt_tokens, num_sequences=2), *outputs)
     manager = manager_of()
 
-    (lead,), (other,) = manager.allocate(manager.plan_admission(returned))
+    (lead,), (other,) = manager.allocate(manager.plan_admission(returned)).tables
 
     assert lead[:num_shared].tolist() == other[:num_shared].tolist()
     assert not set(lead[num_shared:].tolist()) & set(other[num_shared:].tolist())
@@ -58,7 +58,7 @@ def with_cached_prefix(token_ids: list[int], blocks: int = 8) -> BlockManager:
     manager = manager_of(blocks, prefix_caching=True)
     former = group(0, token_ids)
     plan = manager.plan_admission(former)
-    ((block_ids,),) = manager.allocate(plan)
+    ((block_ids,),) = manager.allocate(plan).tables
     manager.register(former.sequences[0], former.prompt_token_ids, [block_ids], first=0)
     manager.allocator.free(block_ids)
     return manager
@@ -69,7 +69,7 @@ def test_sequences_of_a_group_find_more_than_they_share() -> None:
     returned = with_output(group(1, [1, 2, 3], num_sequences=2), [4, 5, 6, 7, 8, 9], [4, 5, 6, 7, 8, 10])
 
     plan = manager.plan_admission(returned)
-    (lead,), (other,) = manager.allocate(plan)
+    (lead,), (other,) = manager.allocate(plan).tables
 
     assert [blocks.num_cached for blocks in plan.sequences] == [2, 2]
     assert plan.scarcest.num_needed == 4

@@ -142,3 +142,24 @@ def test_the_shortest_of_the_recent_steps_counts() -> None:
     for _ in range(16):
         pace.learn(step(4), 0.02)
     assert pace.step_s == 0.02
+
+
+def test_moves_are_priced_by_what_they_add_to_a_step() -> None:
+    cost = StepCost()
+    for chunk in (0, 0, 99, 99, 0, 99):
+        cost.learn(step(1, chunk), 0.01 + 0.001 * chunk)
+    for chunk in (0, 99, 0):
+        cost.learn(step(1, chunk), 0.06 + 0.001 * chunk, 1000)
+
+    assert cost.byte_s == pytest.approx(5e-5, rel=0.1)
+    assert cost.pays(1000, 100)
+    assert not cost.pays(1000, 10)
+    assert cost.copied_bytes(100) == pytest.approx(0.05 * 0.11 / 5e-5, rel=0.2)
+
+
+def test_a_move_before_the_cost_of_tokens_is_known_teaches_nothing() -> None:
+    cost = StepCost()
+
+    cost.learn(step(1), 5.0, 1000)
+
+    assert (cost.byte_s, cost.copied_bytes(1), cost.pays(10**9, 1)) == (0.0, None, True)
