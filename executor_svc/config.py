@@ -53,6 +53,33 @@ class _BatchConfig(ServiceConfig):
         ),
     )
 
+    role: Literal["both", "prefill", "decode"] = Field(
+        "both",
+        description=(
+            "What a scheduler places here while other executors of its fleet take the rest: prefill, prompts with more "
+            "tokens to compute than its --prefill-role-tokens, until their first token; decode, everything else."
+        ),
+    )
+
+    transfer_address: str = Field(
+        "",
+        pattern=rf"^$|{ADDRESS_PATTERN}",
+        description=(
+            "Address by which other executors send KV cache blocks to this one, host:port. By default the listen "
+            "address, or, if that stands for all addresses, the host by which the scheduler reaches this executor."
+        ),
+    )
+
+    max_transfers: int = Field(
+        16,
+        ge=0,
+        le=2**16,
+        description=(
+            "Maximum number of transfers of KV cache blocks, to and from other executors, that are pending at a time. "
+            "0: none."
+        ),
+    )
+
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -28,8 +28,9 @@ from benchmarks.gpu.sizes import (
 from executor_svc.attention.cache_format import CACHE_DTYPES, FORMAT_NAMES
 from executor_svc.attention.interface import DecodePlanner
 from executor_svc.worker.graph_capture import Capture, Cut, Launch, PieceCapture, Replay, graph_capture
+from executor_svc.worker.interface import RunningStep, Worker, WorkerAround
 from executor_svc.worker.torch_worker import TorchWorker
-from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow
+from octavo_shared.step_wire.step import SAMPLING_ROW, SamplingRow, Step, pairs
 from octavo_shared.step_wire.token_rules import TokenRules
 
 # With the time of 256 rows, in milliseconds.
@@ -38,6 +39,9 @@ FILTERS: Mapping[str, tuple[SamplingRow, float]] = {
     "top-p alone": (SamplingRow(temperature=0.9, top_p=0.95), 0.3),
     "every filter at once": (SamplingRow(temperature=0.9, top_k=200, top_p=0.95, min_p=0.01, typical_p=0.95), 0.8),
 }
+
+# Beside each step of one figure.
+NUM_SWAPPED_BLOCKS = 64
 
 
 def measure(progress: Progress, figures: str) -> None:
@@ -212,7 +216,9 @@ def steps_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
     yield copy
     begin_s = time.perf_counter()
     with timed_captures() as captures:
-        worker = worker_of(sizes.large_model, sizes, device, max(sizes.decode_batch_sizes))
+        worker = worker_of(
+            sizes.large_model, sizes, device, max(sizes.decode_batch_sizes), num_host_blocks=NUM_SWAPPED_BLOCKS
+        )
     yield Figure("start of a worker, weights made on the device", time.perf_counter() - begin_s, "s")
     for capture in captures[-1:]:  # those before it measured what graphs take
         seconds = capture.seconds
@@ -238,6 +244,7 @@ def steps_figures(sizes: Sizes, device: torch.device) -> Iterator[Figure]:
         detail = f"{num_tokens / run.device_s:,.0f} tokens/s, {flops / 1e12:,.0f} TFLOP/s of products"
         yield Figure(f"prefill of {num_tokens:,} tokens", run.device_s * 1e3, "ms", detail=detail)
     yield _mixed_figure(worker, sizes)
+    yield _swap_figure(worker, sizes)
     del worker
     free_memory(device)
 
@@ -253,12 +260,38 @@ def _mixed_figure(worker: TorchWorker, sizes: Sizes) -> Figure:
     return Figure("mixed step", run.step_s[1] * 1e3, "ms", detail=detail)
 
 
+class SwappingWorker(WorkerAround):
+    """Swaps blocks out in each step, whatever is in them."""
+
+    def launch(self, step: Step) -> RunningStep:
+        """Launch a step beside which the last blocks of the pool go to the host."""
+        first = self.info.num_device_blocks - NUM_SWAPPED_BLOCKS
+        moves = pairs(*((first + index, index) for index in range(NUM_SWAPPED_BLOCKS)))
+        return self._worker.launch(replace(step, blocks_to_swap_out=moves))
+
+
+def _swap_figure(worker: TorchWorker, sizes: Sizes) -> Figure:
+    """Measure decodes beside each of which blocks go to the host."""
+    num_decodes = sizes.decode_batch_sizes[1]
+    prompts = [prompt_of(sizes.prompt_tokens, sizes.num_new_tokens)] * num_decodes
+    runs = [_run(each, prompts) for each in (worker, SwappingWorker(worker))]
+    plain_s, swapping_s = (float(np.median(run.step_s[-sizes.num_new_tokens // 2 :])) for run in runs)
+    return Figure(
+        f"a step of {num_decodes} decodes beside a swap-out of {NUM_SWAPPED_BLOCKS} blocks",
+        100 * (swapping_s / plain_s - 1),
+        "% longer than without",
+        target=3.0,
+        at_most=True,
+        detail=f"{swapping_s * 1e3:.2f} and {plain_s * 1e3:.2f} ms",
+    )
+
+
 def prompt_of(num_tokens: int, num_new_tokens: int) -> Prompt:
     """Return a prompt that repeats itself."""
     return Prompt(3 + np.arange(num_tokens, dtype=np.int32) % 90, num_new_tokens)
 
 
-def _run(worker: TorchWorker, prompts: list[Prompt]) -> Run:
+def _run(worker: Worker, prompts: list[Prompt]) -> Run:
     worker.reset()
     return InProcessEngine(worker).generate(prompts)
 

@@ -55,6 +55,7 @@ DEFAULTS: dict[str, Any] = {
     "pooling": "auto",
     "max_num_batched_tokens": 2048,
     "max_message_bytes": 64 * 2**20,
+    "max_transfers": 16,
 }
 
 

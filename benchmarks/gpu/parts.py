@@ -62,7 +62,7 @@ PARTS: Sequence[Part] = (
     ),
     *_tests(
         "device",
-        "swaps in a stream of their own, the pinned pool, a device that is lost",
+        "swaps, and blocks of transfers, in streams of their own; the pinned pool; a device that is lost",
         60,
         [f"{DEVICE}/test_device.py", POOLS],
         [f"{DEVICE}/test_device.py", POOLS, "-k", "not pinned"],

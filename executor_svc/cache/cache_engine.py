@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from executor_svc.attention.cache_format import has_scales
 from executor_svc.attention.interface import LayerCache
+from executor_svc.cache.block_transfers import BlocksInMemory, block_transfers
 from executor_svc.cache.swap_stream import swap_stream
 from executor_svc.device.transfer import index_to_device, pin
 from octavo_shared.step_wire.step import Int32Array, Step
@@ -141,20 +144,43 @@ class BlockPools:
         self.host_blocks = torch.empty((num_host_blocks, *block_shape), dtype=dtype)
         if device.type == "cuda":
             pin(self.host_blocks, device, self)
-        num_staged = min(max_staged_blocks, num_host_blocks)
+        self._transfers = block_transfers(pools, device)
+        self._memory = self._transfers if isinstance(self._transfers, BlocksInMemory) else None
+        num_staged = 0 if self._memory is not None else min(max_staged_blocks, num_host_blocks)
         # Kept: what is made anew for each part of a swap would pile up until the device has come to it.
         self._staging = torch.empty((num_staged, *block_shape), dtype=dtype, device=device)
 
     def move(self, step: Step) -> None:
         """Swap out, swap in, copy: in this order. The blocks exist; see `executor_svc.worker.interface.check_step`."""
-        if len(step.blocks_to_swap_out):
+        if self._memory is not None and (len(step.blocks_to_swap_out) or len(step.blocks_to_swap_in)):
+            host_blocks = self.host_blocks.flatten(1).view(torch.uint8).numpy()
+            self._memory.move_out(step.blocks_to_swap_out, host_blocks)
+            self._memory.move_in(step.blocks_to_swap_in, host_blocks)
+        elif len(step.blocks_to_swap_out):
             for pairs in self._parts(step.blocks_to_swap_out):
                 self._swap_out(pairs)
-        if len(step.blocks_to_swap_in):
+        elif len(step.blocks_to_swap_in):
             for pairs in self._parts(step.blocks_to_swap_in):
                 self._swap_in(pairs)
         if len(step.blocks_to_copy):
             self._copy_blocks(step.blocks_to_copy)
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """The bytes of a block over all pools."""
+        return (self._transfers.block_bytes,)
+
+    def begin_transfers(self) -> None:
+        """See `executor_svc.worker.interface.Worker`; so do the others."""
+        self._transfers.begin()
+
+    def read_blocks(self, block_ids: Int32Array) -> npt.NDArray[np.uint8]:
+        """Return the content of blocks, [n, block_bytes]: pool after pool."""
+        return self._transfers.read(block_ids)
+
+    def write_blocks(self, block_ids: Int32Array, content: npt.NDArray[np.uint8]) -> None:
+        """Make `content`, [n, block_bytes], that of blocks."""
+        self._transfers.write(block_ids, content)
 
     def _parts(self, pairs: Int32Array) -> Iterator[Int32Array]:
         """Return a swap in parts that staging has room for."""

@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+import numpy as np
+import numpy.typing as npt
+
 from executor_svc.attention.interface import CachedLayer, LayerCache
 from executor_svc.cache.block_count import BlockCounts
 from executor_svc.cache.cache_engine import BlockPools, CacheEngine, CacheShape
-from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, split_moves
-from octavo_shared.step_wire.step import Step
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, firsts_of, split_moves
+from octavo_shared.step_wire.step import Int32Array, Step
 
 
 def size_groups(
@@ -103,6 +106,32 @@ class GroupedCacheEngine:
         for engine, own in zip(self._engines, split_moves(step, self._groups), strict=True):
             engine.move(own)
 
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """The bytes of a block of each group."""
+        return tuple(num_bytes for engine in self._engines for num_bytes in engine.block_bytes)
+
+    def begin_transfers(self) -> None:
+        """See `executor_svc.worker.interface.Worker`; so do the others."""
+        for engine in self._engines:
+            engine.begin_transfers()
+
+    def read_blocks(self, block_ids: Int32Array) -> npt.NDArray[np.uint8]:
+        """Return the content of blocks of one group, [n, bytes of a block]."""
+        index, places = self._in_group(block_ids)
+        return self._engines[index].read_blocks(places)
+
+    def write_blocks(self, block_ids: Int32Array, content: npt.NDArray[np.uint8]) -> None:
+        """Make `content`, [n, bytes of a block], that of blocks of one group."""
+        index, places = self._in_group(block_ids)
+        self._engines[index].write_blocks(places, content)
+
+    def _in_group(self, block_ids: Int32Array) -> tuple[int, Int32Array]:
+        """Return the group of blocks, and their numbers in its pool."""
+        firsts = firsts_of(self._groups)
+        index = int(np.searchsorted(firsts, block_ids[0], side="right")) - 1
+        return index, block_ids - firsts[index]
+
 
 class JoinedCacheEngine:
     """Layers whose heads have several sizes, for a scheduler that knows of no groups: each block is there for all.
@@ -120,3 +149,23 @@ class JoinedCacheEngine:
         """Move the blocks of all layers; see `CacheEngine.move`."""
         for engine in self._engines:
             engine.move(step)
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """The bytes of a block over all layers."""
+        return (sum(num_bytes for engine in self._engines for num_bytes in engine.block_bytes),)
+
+    def begin_transfers(self) -> None:
+        """See `executor_svc.worker.interface.Worker`; so do the others."""
+        for engine in self._engines:
+            engine.begin_transfers()
+
+    def read_blocks(self, block_ids: Int32Array) -> npt.NDArray[np.uint8]:
+        """Return the content of blocks, [n, bytes of a block]."""
+        return np.concatenate([engine.read_blocks(block_ids) for engine in self._engines], axis=1)
+
+    def write_blocks(self, block_ids: Int32Array, content: npt.NDArray[np.uint8]) -> None:
+        """Make `content`, [n, bytes of a block], that of blocks."""
+        ends = np.cumsum([engine.block_bytes[0] for engine in self._engines])[:-1]
+        for engine, own in zip(self._engines, np.split(content, ends, axis=1), strict=True):
+            engine.write_blocks(block_ids, own)

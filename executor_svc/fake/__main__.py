@@ -47,6 +47,7 @@ def make_worker(config: FakeConfig) -> FakeWorker:
         has_pooling=config.pooling or config.pooling_only,
         is_generative=not config.pooling_only,
         faults=FakeFaults(_fault_plan(config)),
+        max_transfers=config.max_transfers,
     )
 
 

@@ -115,6 +115,16 @@ class HistoryCache:
         self._offsets = np.arange(block_size)
         self._window_tokens = group.window_tokens
 
+    @property
+    def device(self) -> UInt64Array:
+        """The device pool, [num_device_blocks, block_size]."""
+        return self._device
+
+    @property
+    def block_bytes(self) -> int:
+        """The bytes of a block."""
+        return self._block_size * self._device.itemsize
+
     def move(self, step: Step) -> None:
         """Swap out, swap in, copy."""
         move_blocks(step, self._device, self._host)

@@ -37,6 +37,11 @@ class SlotStates:
         self._host: npt.NDArray[np.void] = np.zeros(group.num_host_blocks, STATE)
         self.first_id = first_id
 
+    @property
+    def device(self) -> npt.NDArray[np.void]:
+        """The saved states on the device, [num_device_blocks]."""
+        return self._device
+
     def save(self, states_to_save: Int32Array) -> None:
         """Save the states of slots, [n, 3]: slot, tokens that it has taken, block.
 

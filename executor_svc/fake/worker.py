@@ -10,8 +10,10 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from executor_svc.fake.cache import Histories, HistoryCache
 from executor_svc.fake.faults import FakeFaults
@@ -19,11 +21,12 @@ from executor_svc.fake.language import LANGUAGE_VERSION, FakeLanguage
 from executor_svc.fake.pooling import EMBEDDING_SIZE, NUM_SCORES, pool
 from executor_svc.fake.sampling import add_samples, likeliest, processed_scores
 from executor_svc.fake.spans import Spans, num_proved
-from executor_svc.fake.states import SlotStates
+from executor_svc.fake.states import STATE, SlotStates
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
 from executor_svc.sampler.sample_rows import SampleRows
 from executor_svc.worker.grammar_masks import GrammarMasks, grammar_support
 from executor_svc.worker.interface import (
+    Buffer,
     DoneStep,
     RunningStep,
     check_layout,
@@ -84,6 +87,7 @@ class FakeWorker:
         sleep: Waits so many seconds; runs on the thread of `execute`, once in every step.
         clock: Returns the time in seconds.
         instance_id: Of the process; None: a new one.
+        max_transfers: Most transfers of blocks that may be pending; 0: none.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class FakeWorker:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.perf_counter,
         instance_id: str | None = None,
+        max_transfers: int = 0,
     ) -> None:
         parameters = f"eos_probability {eos_probability}, sliding_window_tokens {sliding_window_tokens}"
         if has_states:
@@ -174,6 +179,7 @@ class FakeWorker:
             num_token_types=2 if has_pooling else 1,
             is_generative=is_generative,
             cache_groups=cache_groups,
+            max_transfers=max_transfers if is_generative else 0,
         )
         self._step_ms = step_ms
         self._token_us = token_us
@@ -247,6 +253,34 @@ class FakeWorker:
     def launch(self, step: Step) -> RunningStep:
         """Execute the step; see `executor_svc.worker.interface.Worker.launch`."""
         return DoneStep(self.execute(step))
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """See `Worker`."""
+        of_states = () if self._states is None else (STATE.itemsize,)
+        return (*(cache.block_bytes for cache in self._caches), *of_states)
+
+    def begin_transfers(self) -> None:
+        """Nothing: a launched step is done."""
+
+    def read_blocks(self, block_ids: Int32Array) -> Buffer:
+        """Return histories or states; see `Worker`."""
+        pool, places = self._pool_of(block_ids)
+        return pool[places].tobytes()
+
+    def write_blocks(self, block_ids: Int32Array, content: Buffer) -> None:
+        """Take histories or states; see `Worker`."""
+        pool, places = self._pool_of(block_ids)
+        pool[places] = np.frombuffer(content, pool.dtype).reshape(len(places), *pool.shape[1:])
+
+    def _pool_of(self, block_ids: Int32Array) -> tuple[npt.NDArray[Any], Int32Array]:
+        """Return the pool of some blocks, and their numbers in it."""
+        firsts = firsts_of(self._pools)
+        group = int(np.searchsorted(firsts, block_ids[0], side="right")) - 1
+        pools: list[npt.NDArray[Any]] = [cache.device for cache in self._caches]
+        if self._states is not None:
+            pools.append(self._states.device)
+        return pools[group], block_ids - firsts[group]
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return the files of the byte tokenizer."""

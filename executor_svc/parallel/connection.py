@@ -33,6 +33,14 @@ class FrameKind(enum.IntEnum):
     ALIVE = 5
     FAILED = 6
     """The sender cannot go on; the payload says why."""
+    BEGIN_TRANSFERS = 7
+    """Among steps: transfers begin here; see `Worker.begin_transfers`."""
+    READ_BLOCKS = 8
+    WRITE_BLOCKS = 9
+    BLOCKS = 10
+    """The answer: what was read, or nothing."""
+    UNDONE = 11
+    """The answer if that failed; the payload says why."""
 
 
 Frame = tuple[FrameKind, bytes]

@@ -1,12 +1,13 @@
 """How the ranks of a group find each other, and how the group ends.
 
 They meet at a key-value store of torch.distributed: a launcher's, or one that rank 0
-opens on this machine before it starts the others. There rank 0 leaves the address of its step channel.
+opens on this machine before it starts the others. There rank 0 leaves the addresses of its two channels.
 """
 
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -18,8 +19,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.group import DistributedGroup
+from executor_svc.parallel.rank_channel import ChannelAddress, RankChannel, connect
 from executor_svc.parallel.ranks import LocalRanks, RankAssignment
-from executor_svc.parallel.step_channel import StepAddress, StepChannel, connect
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event
 
@@ -32,7 +33,7 @@ JOIN_TIMEOUT_S = 300.0
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
 REAP_TIMEOUT_S = 1.0
 STOP_TIMEOUT_S = 5.0
-_ADDRESS_KEY = "steps"
+_STEPS_KEY, _BLOCKS_KEY = "steps", "blocks"
 
 _logger = logging.getLogger(__name__)
 
@@ -65,11 +66,15 @@ class LeadingRank:
             self._local_ranks = LocalRanks("executor_svc", argv, environ, size, own_store.port)
         else:
             host, store = assignment.master_address, _store_of(assignment)
-        self.channel = StepChannel(host, SILENCE_LIMIT_S, self._lose)
+        self._losing = threading.Lock()
+        self.steps = RankChannel(host, SILENCE_LIMIT_S, self._lose)
+        self.blocks = RankChannel(host, SILENCE_LIMIT_S, self._lose)
         try:
             store = PrefixStore("octavo", store)
-            store.set(_ADDRESS_KEY, self.channel.address.to_text())
-            self.channel.accept(size, JOIN_TIMEOUT_S, self._check_local_ranks)
+            store.set(_STEPS_KEY, self.steps.address.to_text())
+            store.set(_BLOCKS_KEY, self.blocks.address.to_text())
+            for channel in (self.steps, self.blocks):
+                channel.accept(size, JOIN_TIMEOUT_S, self._check_local_ranks)
             self.group = DistributedGroup(store, 0, size, device, COLLECTIVE_TIMEOUT)
         except ModelLoadError:
             if self._local_ranks is not None:
@@ -79,7 +84,8 @@ class LeadingRank:
 
     def close(self) -> None:
         """Let the other ranks end in order, and wait for those on this machine."""
-        self.channel.close()
+        self.blocks.close()  # first: a rank ends with its steps
+        self.steps.close()
         self.group.close()
         if self._local_ranks is not None:
             self._local_ranks.wait(STOP_TIMEOUT_S)
@@ -95,6 +101,7 @@ class LeadingRank:
             self._local_ranks.check()
 
     def _lose(self, reason: str) -> None:
+        self._losing.acquire()  # both connections to a rank are lost; one of them is told, and the process ends
         exit_causes: list[str] = []
         deadline_s = time.monotonic() + REAP_TIMEOUT_S
         while self._local_ranks is not None and not exit_causes and time.monotonic() < deadline_s:
@@ -108,8 +115,10 @@ class FollowingRank:
     def __init__(self, assignment: RankAssignment, device: torch.device) -> None:
         store = PrefixStore("octavo", _store_of(assignment))
         try:
-            address = StepAddress.from_text(store.get(_ADDRESS_KEY).decode())
-            self.connection: Connection = connect(address, assignment.rank, SILENCE_LIMIT_S, end_group)
+            steps, blocks = (ChannelAddress.from_text(store.get(key).decode()) for key in (_STEPS_KEY, _BLOCKS_KEY))
+            self.steps: Connection = connect(steps, assignment.rank, SILENCE_LIMIT_S, end_group)
+            # Rank 0 finds a loss of it and ends the group.
+            self.blocks: Connection = connect(blocks, assignment.rank, SILENCE_LIMIT_S, lambda _: None)
         except (RuntimeError, OSError) as error:
             raise ModelLoadError(f"rank {assignment.rank} does not reach rank 0: {error}") from error
         self.group = DistributedGroup(store, assignment.rank, assignment.size, device, COLLECTIVE_TIMEOUT)

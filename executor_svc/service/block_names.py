@@ -116,4 +116,6 @@ def _written(step: Step, table: BatchTable, was_active: BoolArray) -> Sequence[I
         rows = [np.arange(end - length, end) for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
         positions = np.concatenate((positions, *rows))
     in_tables = [group.block_ids[slots, positions // group.block_size] + group.first_id for group in table.groups]
-    return *in_tables, step.blocks_to_swap_in[:, 1], step.blocks_to_copy[:, 1], step.states_to_save[:, 2]
+    received = [receive.block_ids for receive in step.blocks_to_receive]
+    moved = step.blocks_to_swap_in[:, 1], step.blocks_to_copy[:, 1], step.states_to_save[:, 2]
+    return *in_tables, *moved, *received

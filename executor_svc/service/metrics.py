@@ -6,6 +6,8 @@ Their names, types and meanings are the constants below; docs/metrics.md is made
 from collections.abc import Iterator
 
 from executor_svc.service.step_meter import StepMeter
+from executor_svc.transfers.meter import TransferMeter, by_direction
+from executor_svc.transfers.pending import Reason
 from octavo_shared.process.metric import Family, Metric
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 
@@ -34,6 +36,28 @@ TOKENS = Metric(
     "Tokens computed. prefill: of prompts and recomputed tokens; decode: one per sequence and step.",
     ("kind",),
 )
+TRANSFERRED_BLOCKS = Metric(
+    "octavo_executor_transferred_blocks_total",
+    "counter",
+    "Blocks that went to other executors (sent) and came from them (received).",
+    ("direction",),
+)
+TRANSFERRED_BYTES = Metric(
+    "octavo_executor_transferred_bytes_total", "counter", "Bytes of these blocks.", ("direction",)
+)
+TRANSFER_SECONDS = Metric(
+    "octavo_executor_transfer_seconds_total",
+    "counter",
+    "Time of their transfers, each from the step that began it to its end, in seconds.",
+    ("direction",),
+)
+CANCELLED_TRANSFERS = Metric(
+    "octavo_executor_transfers_cancelled_total",
+    "counter",
+    "Transfers that were cancelled. asked, attach: by the scheduler; drain: this executor ended; peer: the other one "
+    "ended it or broke off; difference: their blocks differ; silence: nothing came for 30 s; fault: an error here.",
+    ("reason",),
+)
 INFO = Metric(
     "octavo_executor_info",
     "gauge",
@@ -50,10 +74,15 @@ INFO = Metric(
     ),
 )
 
-METRICS = (ATTACHED, BUSY, IDLE, STEPS, STEP_DURATION, TOKENS, INFO)
+METRICS = (
+    *(ATTACHED, BUSY, IDLE, STEPS, STEP_DURATION, TOKENS),
+    *(TRANSFERRED_BLOCKS, TRANSFERRED_BYTES, TRANSFER_SECONDS, CANCELLED_TRANSFERS, INFO),
+)
 
 
-def executor_families(meter: StepMeter, info: ExecutorInfo | None, *, is_attached: bool) -> Iterator[Family]:
+def executor_families(
+    meter: StepMeter, transfers: TransferMeter, info: ExecutorInfo | None, *, is_attached: bool
+) -> Iterator[Family]:
     """Yield the metrics of an executor as they are now; `info` None: the model is loading."""
     yield ATTACHED.single(is_attached)
     yield BUSY.single(meter.busy_s)
@@ -61,5 +90,9 @@ def executor_families(meter: StepMeter, info: ExecutorInfo | None, *, is_attache
     yield STEPS.single(meter.num_steps)
     yield STEP_DURATION.histogram_family({(): meter.durations})
     yield TOKENS.family({("prefill",): meter.num_prefill_tokens, ("decode",): meter.num_decode_tokens})
+    yield TRANSFERRED_BLOCKS.family(by_direction(transfers.num_blocks))
+    yield TRANSFERRED_BYTES.family(by_direction(transfers.num_bytes))
+    yield TRANSFER_SECONDS.family(by_direction(transfers.seconds))
+    yield CANCELLED_TRANSFERS.family({(reason.value,): transfers.num_cancelled[reason] for reason in Reason})
     described = {} if info is None else {tuple(str(getattr(info, label)) for label in INFO.labels): 1.0}
     yield INFO.family(described)

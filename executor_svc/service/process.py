@@ -12,8 +12,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from executor_svc.config import ExecutorConfig, FakeConfig
 from executor_svc.service.servicer import SERVICE_NAME, ExecutionServicer
+from executor_svc.transfers.dial import Dialler, reachable_address
+from executor_svc.transfers.servicer import SERVICE_NAME as BLOCK_TRANSFER
 from executor_svc.worker.interface import Worker
+from octavo.execution.v1.block_transfer_service_pb2_grpc import add_BlockTransferServiceServicer_to_server
 from octavo.execution.v1.execution_service_pb2_grpc import add_ExecutionServiceServicer_to_server
 from octavo_shared.errors import DeviceLostError, ModelLoadError, OctavoServiceError
 from octavo_shared.grpc.announce import Announcer
@@ -32,7 +36,6 @@ from octavo_shared.grpc.grpc_server import (
 from octavo_shared.grpc.tls import server_tls
 from octavo_shared.process.events import Event, configure_logging
 from octavo_shared.process.metrics_server import MetricsServer
-from octavo_shared.process.service_config import ServiceConfig
 from octavo_shared.process.stop_request import StopRequest
 from octavo_shared.process.tracing import start_tracing
 
@@ -48,7 +51,7 @@ LAST_WORDS_S = 1.0
 _logger = logging.getLogger(__name__)
 
 
-def run_executor(config: ServiceConfig, load_worker: Callable[[], Worker]) -> int:
+def run_executor(config: ExecutorConfig | FakeConfig, load_worker: Callable[[], Worker]) -> int:
     """Run the process until it is told to stop; return its exit code.
 
     `load_worker` runs on the step thread. Whatever makes it impossible to serve (ModelLoadError, a
@@ -73,13 +76,13 @@ def run_executor(config: ServiceConfig, load_worker: Callable[[], Worker]) -> in
     return 0
 
 
-async def _serve(config: ServiceConfig, load_worker: Callable[[], Worker]) -> bool:
+async def _serve(config: ExecutorConfig | FakeConfig, load_worker: Callable[[], Worker]) -> bool:
     """Serve until told to stop; return whether the step thread is idle at the end.
 
     Raises: what loading raises; DeviceLostError: the device was lost.
     """
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
-    servicer = ExecutionServicer()
+    servicer = ExecutionServicer(dial=Dialler(config))
     calls = CallMetrics()
     tls = server_tls(config)
     warn_if_exposed(
@@ -92,11 +95,12 @@ async def _serve(config: ServiceConfig, load_worker: Callable[[], Worker]) -> bo
     server = GrpcServer(
         listen=config.listen,
         max_message_bytes=config.max_message_bytes,
-        service_names=[SERVICE_NAME],
+        service_names=[SERVICE_NAME, BLOCK_TRANSFER],
         credentials=None if tls is None else tls.credentials(),
         call_metrics=calls,
     )
     add_ExecutionServiceServicer_to_server(servicer, server.server)
+    add_BlockTransferServiceServicer_to_server(servicer.block_transfers, server.server)
     others: dict[str, Port] = {}
     if config.health_listen is not None:
         others["health"] = probe_server(config.health_listen, server.health)
@@ -107,6 +111,8 @@ async def _serve(config: ServiceConfig, load_worker: Callable[[], Worker]) -> bo
     ports = Ports(server, others)
     try:
         address = await ports.start()
+        servicer.transfer_address = reachable_address(config.transfer_address, address)
+        servicer.role = config.role
         announce_listening("executor", address, ports.other_addresses, awaits="its model")
         if not await _load(servicer, load_worker, stop):
             _logger.info(Event("stopped_while_loading", reason=await stop.wait()))
@@ -165,7 +171,7 @@ async def _load(servicer: ExecutionServicer, load_worker: Callable[[], Worker], 
 
 
 @contextmanager
-def _traced(config: ServiceConfig, load_worker: Callable[[], Worker]) -> Iterator[Callable[[], Worker]]:
+def _traced(config: ExecutorConfig | FakeConfig, load_worker: Callable[[], Worker]) -> Iterator[Callable[[], Worker]]:
     """Return a loader of a worker that makes spans of requests; without --tracing, `load_worker` itself.
 
     At the end all spans are sent; requests that are still in the batch table end with an error.

@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -23,6 +24,9 @@ from executor_svc.service.metrics import executor_families
 from executor_svc.service.step_runner import StepRunner
 from executor_svc.service.step_stream import StepStream, first_message
 from executor_svc.service.step_thread import StepThread
+from executor_svc.transfers.sender import Dial
+from executor_svc.transfers.servicer import BlockTransferServicer
+from executor_svc.transfers.transfers import Transfers
 from executor_svc.worker.interface import Worker
 from octavo.execution.v1 import capability_pb2, step_pb2
 from octavo.execution.v1 import execution_service_pb2 as pb
@@ -33,7 +37,7 @@ from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family
 from octavo_shared.step_wire import wire, wire_info
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.executor_info import Capability, names_of
+from octavo_shared.step_wire.executor_info import Capability, ExecutorInfo, names_of
 from octavo_shared.step_wire.incarnation import require_believable
 from octavo_shared.step_wire.step import SamplingRow
 from octavo_shared.step_wire.wire_agreement import WireAgreement, agreed_capabilities, agreed_parameters
@@ -59,6 +63,11 @@ class ExecutionServicer(ExecutionServiceServicer):
         clock: Monotonic time in seconds, for leases.
         thread: Runs the steps; None: a new one.
         unix_s: Returns the seconds since 1970: numbers far beyond them are not believed.
+        dial: Opens channels to other executors, for blocks.
+
+    Attributes:
+        transfer_address: Where other executors send blocks to; see `ExecutorInfo`.
+        role: See `ExecutorInfo`.
     """
 
     def __init__(
@@ -66,11 +75,14 @@ class ExecutionServicer(ExecutionServiceServicer):
         clock: Callable[[], float] = monotonic_s,
         thread: StepThread | None = None,
         unix_s: Callable[[], float] = time.time,
+        dial: Dial = grpc.aio.insecure_channel,
     ) -> None:
         self._clock = clock
         self._unix_s = unix_s
         self._attachment = Attachment()
-        self._runner = StepRunner(self._attachment, thread or StepThread())
+        self.transfer_address, self.role = "", ""
+        self._transfers = Transfers(dial, clock)
+        self._runner = StepRunner(self._attachment, thread or StepThread(), self._transfers)
         self._stream: StepStream | None = None
         self._is_leaving = False
         self._detached = asyncio.Event()
@@ -82,7 +94,13 @@ class ExecutionServicer(ExecutionServiceServicer):
 
     def metrics(self) -> Iterator[Family]:
         """Yield the metrics of the executor as they are now."""
-        return executor_families(self._runner.meter, self._runner.info, is_attached=self.is_attached)
+        meters = self._runner.meter, self._transfers.meter
+        return executor_families(*meters, self._runner.info, is_attached=self.is_attached)
+
+    @property
+    def block_transfers(self) -> BlockTransferServicer:
+        """The service that takes blocks from other executors, for the same port."""
+        return self._transfers.servicer
 
     async def load(self, load_worker: Callable[[], Worker]) -> None:
         """Make the worker on the step thread; until then calls are UNAVAILABLE. Raises what it raises."""
@@ -122,7 +140,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         self, request: pb.GetExecutorInfoRequest, context: Context
     ) -> pb.GetExecutorInfoResponse:
         """Describe the executor."""
-        description = wire_info.encode_info(self._runner.worker.info)
+        description = wire_info.encode_info(self._described())
         attachment, holder = self._attachment, self._attachment.holder(self._clock())
         for scheduler_id, incarnation in attachment.incarnations.items():
             is_attached = attachment.has_stream and scheduler_id == holder
@@ -131,7 +149,7 @@ class ExecutionServicer(ExecutionServiceServicer):
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:  # noqa: N802
         """Give the executor to the caller once the running step has ended."""
-        info = self._runner.worker.info
+        info = self._described()
         if self._is_leaving:
             raise UnavailableError(LEAVING)
         wire_version = _negotiate(request)
@@ -267,6 +285,12 @@ class ExecutionServicer(ExecutionServiceServicer):
         response.epoch = self._attachment.epoch
         response.scheduler_id = self._attachment.holder(self._clock())
         return response
+
+    def _described(self) -> ExecutorInfo:
+        """Return what the executor says of itself. Raises UnavailableError: it is loading, or shutting down."""
+        info = self._runner.worker.info
+        address = self.transfer_address if info.max_transfers else ""
+        return replace(info, transfer_address=address, role=self.role)
 
     def _renew(self, epoch: int, instance_id: str) -> None:
         """Renew the lease of a caller that says which instance gave it the epoch.

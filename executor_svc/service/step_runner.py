@@ -22,6 +22,8 @@ from executor_svc.service.block_names import BlockNames
 from executor_svc.service.kept_responses import KeptResponses
 from executor_svc.service.step_meter import StepMeter, StepTokens
 from executor_svc.service.step_thread import StepThread, wake
+from executor_svc.transfers.pending import Reason
+from executor_svc.transfers.transfers import Transfers
 from executor_svc.worker.interface import RunningStep, Worker, num_pooled_tokens
 from octavo.execution.v1 import step_pb2
 from octavo_shared.errors import DeviceLostError, FencedError, InvalidStepError, StepFailedError, UnavailableError
@@ -77,8 +79,9 @@ class StepRunner:
     state the loop reads the agreement, which belongs to an epoch: its first step comes after `reset` has returned.
     """
 
-    def __init__(self, attachment: Attachment, thread: StepThread) -> None:
+    def __init__(self, attachment: Attachment, thread: StepThread, transfers: Transfers) -> None:
         self.meter = StepMeter()
+        self._transfers = transfers
         self._attachment = attachment
         self._thread = thread
         self._running: deque[_Running] = deque()  # in the order of their launch
@@ -139,6 +142,7 @@ class StepRunner:
         self._thread.start()
         self._worker = await self._thread.run(load_worker)
         self._names = BlockNames(self._worker.info.num_device_blocks)
+        self._transfers.start(self._worker)
 
     async def device_lost(self) -> DeviceLostError:
         """Return when a step, or a new epoch, has found that the device computes nothing any more."""
@@ -156,6 +160,7 @@ class StepRunner:
 
         def begin_epoch() -> int:
             self._finish_all()
+            self._transfers.cancel_all(Reason.ATTACH, "a scheduler attached")
             self._require_device()
             uses_groups = Capability.CACHE_GROUPS in agreement.capabilities
             is_laid_out = uses_groups is (Capability.CACHE_GROUPS in self._agreement.capabilities)
@@ -164,6 +169,7 @@ class StepRunner:
             except DeviceLostError as error:
                 self._lose_device(error)
                 raise
+            self._transfers.reset(worker, uses_groups=uses_groups)
             # A step that failed may have written anything.
             if not (keeps_names and is_laid_out) or self._failure is not None:
                 self._names = BlockNames(int(firsts_of(worker.info.pools(agreed=uses_groups))[-1]))
@@ -222,7 +228,12 @@ class StepRunner:
     async def drain(self) -> None:
         """Refuse new work, drop the queued steps and return when the running ones have ended."""
         self._draining = True
-        await self._thread.run(self._finish_all)
+
+        def end_all() -> None:
+            self._transfers.cancel_all(Reason.DRAIN, "the executor is shutting down")
+            self._finish_all()
+
+        await self._thread.run(end_all)
 
     def close(self) -> None:
         """Let the threads go; do not wait for them."""
@@ -248,10 +259,12 @@ class StepRunner:
                 raise step
             if len(step.registered_blocks):
                 self._names.check(step)
+            self._transfers.check(step)
             with self._failing(message), self.meter.launching():
                 was_active = worker.table.active.copy()
                 running = worker.launch(step)
                 self._names.follow(step, worker.table, was_active)
+                self._transfers.begin(step)
         except Exception as error:  # a value for the waiting caller, in the order of the steps
             self._finish_all()
             answer = error
@@ -305,6 +318,7 @@ class StepRunner:
                 raise StepFailedError(f"{self._failure}; attach again")
             with self._failing(first.message):
                 result = first.step.finish()
+                self._transfers.take_ended(result)
         except Exception as error:
             result = error
         self._thread.answer(lambda: self._answer(first, result))

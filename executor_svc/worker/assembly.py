@@ -277,6 +277,7 @@ class _Parts:
             cache_groups=groups,
             max_allowance=most_drafts + 1,
             max_sample_rows=config.max_num_seqs + MOST_DRAFTS_OF_STEP if most_drafts else 0,
+            max_transfers=config.max_transfers if identity.is_generative else 0,
         )
 
         head = None if drafting is None else drafting.mtp

@@ -2,14 +2,15 @@
 
 Two implementations: `executor_svc.worker.torch_worker.TorchWorker` (the model) and
 `executor_svc.fake.worker.FakeWorker` (no torch; checks every block table). The service calls a worker from
-one thread only, so a worker needs no locks.
+one thread only, so a worker needs no locks; but for blocks of transfers, which no step touches.
 """
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo_shared.errors import InvalidStepError, StepFailedError
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
@@ -17,6 +18,9 @@ from octavo_shared.step_wire.cache_group import CacheGroup, firsts_of
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.request_check import check_known_ids, check_number, check_pooled, check_rules
 from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, StepResult, find_repeated
+
+# The content of blocks.
+Buffer: TypeAlias = bytes | npt.NDArray[Any]
 
 
 class RunningStep(Protocol):
@@ -96,8 +100,42 @@ class Worker(Protocol):
             DeviceLostError: so will every later step, until the process is started anew.
         """
 
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """The bytes of a block in each of the pools, as `read_blocks` returns it; constant until `reset`."""
+
+    def begin_transfers(self) -> None:
+        """Let what is read and written from here on be behind the steps launched so far; as `launch`, by one thread."""
+
+    def read_blocks(self, block_ids: Int32Array) -> Buffer:
+        """Return the content of device blocks of one pool, [n]: one after the other, each over all layers of the pool.
+
+        Any thread may call this, and `write_blocks`, beside steps that do not touch these blocks. The order within a
+        block is the same in all executors with equal `numerics_id`.
+        """
+
+    def write_blocks(self, block_ids: Int32Array, content: Buffer) -> None:
+        """Make `content`, as of `read_blocks`, that of device blocks; steps launched from here on see it."""
+
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""
+
+
+class WithoutTransfers:
+    """The part of a worker that moves blocks to and from other executors, for one that does not."""
+
+    block_bytes: tuple[int, ...] = ()
+
+    def begin_transfers(self) -> None:
+        """See `Worker`; no step asks for it, as `max_transfers` is 0."""
+
+    def read_blocks(self, block_ids: Int32Array) -> Buffer:
+        """See `Worker`."""
+        raise AssertionError("it sends no blocks")
+
+    def write_blocks(self, block_ids: Int32Array, content: Buffer) -> None:
+        """See `Worker`."""
+        raise AssertionError("it receives no blocks")
 
 
 class WorkerAround:
@@ -128,6 +166,23 @@ class WorkerAround:
     def reset(self, *, uses_groups: bool = False) -> None:
         """See `Worker`."""
         self._worker.reset(uses_groups=uses_groups)
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """See `Worker`."""
+        return self._worker.block_bytes
+
+    def begin_transfers(self) -> None:
+        """See `Worker`."""
+        self._worker.begin_transfers()
+
+    def read_blocks(self, block_ids: Int32Array) -> Buffer:
+        """See `Worker`."""
+        return self._worker.read_blocks(block_ids)
+
+    def write_blocks(self, block_ids: Int32Array, content: Buffer) -> None:
+        """See `Worker`."""
+        self._worker.write_blocks(block_ids, content)
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """See `Worker`."""

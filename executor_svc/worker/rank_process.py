@@ -49,7 +49,7 @@ def load_leader(
     local_size = config.tp if assignment is None else _local_size(environ)
     share_cores(config, local_size)
     worker = load_worker(config, leading.group, device, local_size)
-    return LeaderWorker(worker, leading.channel, leading.end)
+    return LeaderWorker(worker, leading.steps, leading.blocks, leading.end)
 
 
 def run_following_rank(config: ExecutorConfig, assignment: RankAssignment) -> int:
@@ -63,7 +63,7 @@ def run_following_rank(config: ExecutorConfig, assignment: RankAssignment) -> in
         following = FollowingRank(assignment, device)
         local_size = _local_size(os.environ)
         share_cores(config, local_size)
-        follow(load_worker(config, following.group, device, local_size), following.connection)
+        follow(load_worker(config, following.group, device, local_size), following.steps, following.blocks)
     except ModelLoadError as error:
         print(f"octavo executor: rank {assignment.rank}: {error}", file=sys.stderr)
         return 1

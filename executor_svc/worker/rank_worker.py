@@ -1,4 +1,4 @@
-"""Steps at both ends: rank 0 sends each on and runs it, the others run what they get.
+"""Steps at both ends: rank 0 sends each on and runs it, the others run what they get. Next: `rank_blocks.py`.
 
 All ranks keep the same batch table, because they apply the same steps. What a step does to a table, and
 whether it is refused, depends on nothing else, so the ranks agree on that without a word.
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from executor_svc.parallel.connection import Connection, FrameKind
-from executor_svc.parallel.step_channel import StepChannel
-from executor_svc.worker.interface import RunningStep, Worker, WorkerAround
+from executor_svc.parallel.rank_channel import RankChannel
+from executor_svc.worker.interface import Buffer, RunningStep, Worker, WorkerAround
+from executor_svc.worker.rank_blocks import GroupBlocks, RankShare
 from octavo.execution.v1 import step_pb2
 from octavo_shared.errors import InvalidStepError, StepFailedError
-from octavo_shared.step_wire.step import Step, StepResult
+from octavo_shared.step_wire.step import Int32Array, Step, StepResult
 from octavo_shared.step_wire.wire import decode_step, encode_step
 
 
@@ -32,25 +33,44 @@ class LeaderWorker(WorkerAround):
 
     Args:
         worker: Runs this rank's part.
-        channel: To the other ranks, all connected.
+        steps, blocks: To the other ranks, all connected.
         end_group: For a step that failed here while the others wait for this rank in a collective.
     """
 
-    def __init__(self, worker: Worker, channel: StepChannel, end_group: EndGroup) -> None:
+    def __init__(self, worker: Worker, steps: RankChannel, blocks: RankChannel, end_group: EndGroup) -> None:
         super().__init__(worker)
-        self._channel = channel
+        self._steps = steps
+        self._blocks = GroupBlocks(worker, blocks.connections)
         self._end_group = end_group
 
     def reset(self, *, uses_groups: bool = False) -> None:
         """Empty the batch table of every rank."""
-        self._channel.send(FrameKind.RESET, bytes([uses_groups]))
+        self._steps.send(FrameKind.RESET, bytes([uses_groups]))
         super().reset(uses_groups=uses_groups)
 
     def launch(self, step: Step) -> RunningStep:
         """Launch a step on every rank; see `Worker.launch`. If it failed in the middle, the process ends."""
-        self._channel.send(FrameKind.STEP, encode_step(step).SerializeToString())
+        self._steps.send(FrameKind.STEP, encode_step(step).SerializeToString())
         with _ending_group(self._end_group):
             return LeaderStep(self._worker.launch(step), self._end_group)
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """Of the shares of all ranks; see `Worker.block_bytes`."""
+        return self._blocks.block_bytes
+
+    def begin_transfers(self) -> None:
+        """Begin them on every rank; see `Worker.begin_transfers`."""
+        self._steps.send(FrameKind.BEGIN_TRANSFERS)
+        self._blocks.begin()
+
+    def read_blocks(self, block_ids: Int32Array) -> Buffer:
+        """Return the shares of all ranks; see `Worker.read_blocks`."""
+        return self._blocks.read(block_ids)
+
+    def write_blocks(self, block_ids: Int32Array, content: Buffer) -> None:
+        """Give every rank its share; see `Worker.write_blocks`."""
+        self._blocks.write(block_ids, content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +105,25 @@ def _ending_group(end_group: EndGroup) -> Iterator[None]:
         end_group(f"{error}; a group of several ranks cannot continue after that")
 
 
-def follow(worker: Worker, connection: Connection) -> None:
-    """Run what rank 0 sends until it says stop.
+def follow(worker: Worker, steps: Connection, blocks: Connection) -> None:
+    """Run what rank 0 sends until it says stop, and serve it blocks.
 
     Raises: StepFailedError: a step failed on this rank alone; rank 0 was told.
     """
-    follower = _Follower(worker, connection.nudge)
+    follower = _Follower(worker, steps.nudge)
+    share = RankShare(worker, blocks)
     try:
-        while (frame := connection.frames.get()) is None or frame[0] is not FrameKind.STOP:
+        while (frame := steps.frames.get()) is None or frame[0] is not FrameKind.STOP:
             if frame is None:
                 follower.finish_done()
             elif frame[0] is FrameKind.RESET:
                 follower.reset(uses_groups=frame[1] == bytes([True]))
+            elif frame[0] is FrameKind.BEGIN_TRANSFERS:
+                share.begin()
             else:
                 follower.launch(decode_step(step_pb2.ExecuteModelRequest.FromString(frame[1])))
     except Exception as error:
-        connection.send(FrameKind.FAILED, str(error).encode())
+        steps.send(FrameKind.FAILED, str(error).encode())
         raise
     finally:
         follower.close()

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from executor_svc.attention.interface import LayerCache
@@ -26,7 +27,15 @@ from executor_svc.sampler.sample_rows import RowLookup, SampleRows
 from executor_svc.sampler.sampler import Sampler
 from executor_svc.states.live_states import LiveStates
 from executor_svc.worker.grammar_masks import FinishMasks, GrammarMasks
-from executor_svc.worker.interface import DoneStep, RunningStep, check_layout, check_states, check_step, table_of
+from executor_svc.worker.interface import (
+    Buffer,
+    DoneStep,
+    RunningStep,
+    check_layout,
+    check_states,
+    check_step,
+    table_of,
+)
 from executor_svc.worker.last_tokens import MAX_UNKNOWN_TOKENS, LastTokens
 from executor_svc.worker.launched_answer import launch_answer
 from executor_svc.worker.launched_step import LaunchedStep
@@ -36,7 +45,7 @@ from executor_svc.worker.step_timer import HostTimer, start_timer
 from octavo_shared.errors import DeviceLostError, InvalidStepError, StepFailedError
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
-from octavo_shared.step_wire.step import GrammarLoaded, Step, StepResult
+from octavo_shared.step_wire.step import GrammarLoaded, Int32Array, Step, StepResult
 
 
 class MovesBlocks(Protocol):
@@ -48,6 +57,19 @@ class MovesBlocks(Protocol):
 
     def move(self, step: Step) -> None:
         """Save states, swap out, swap in, copy, load states: in this order. The blocks exist."""
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """See `Worker`; so are the methods below."""
+
+    def begin_transfers(self) -> None:
+        """Order what follows behind the steps launched so far."""
+
+    def read_blocks(self, block_ids: Int32Array) -> npt.NDArray[np.uint8]:
+        """Return the content of blocks of one pool, [n, bytes of a block]."""
+
+    def write_blocks(self, block_ids: Int32Array, content: npt.NDArray[np.uint8]) -> None:
+        """Make `content`, [n, bytes of a block], that of blocks of one pool."""
 
 
 # Makes pools, for each cache group or for all layers together, and what runs the model on them.
@@ -126,6 +148,24 @@ class TorchWorker:
         except Exception as error:
             # Torch fails with many types (RuntimeError, IndexError, out of memory); all mean the same here.
             raise step_error(step.step_id, error, self._probe) from error
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """The bytes of a block in each pool."""
+        return self._cache_engine.block_bytes
+
+    def begin_transfers(self) -> None:
+        """See `Worker.begin_transfers`."""
+        self._cache_engine.begin_transfers()
+
+    def read_blocks(self, block_ids: Int32Array) -> Buffer:
+        """See `Worker.read_blocks`."""
+        return self._cache_engine.read_blocks(block_ids)
+
+    def write_blocks(self, block_ids: Int32Array, content: Buffer) -> None:
+        """See `Worker.write_blocks`."""
+        of_blocks = np.frombuffer(content, np.uint8).reshape(len(block_ids), -1)
+        self._cache_engine.write_blocks(block_ids, of_blocks)
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""

@@ -119,6 +119,8 @@ def set_planner_state(state: admin_pb2.ExecutorState, planner: ExecutorPlanner, 
     state.num_free_host_blocks = host.num_free_blocks
     state.num_used_host_blocks = host.num_used_blocks
     state.num_cached_host_blocks = host.num_cached_blocks
+    state.role = planner.limits.role.value
+    state.num_transfers = len(planner.transfers)
     state.num_slots = planner.limits.max_num_seqs
     state.has_states = planner.limits.has_states
     if (states := planner.blocks.states) is not None:

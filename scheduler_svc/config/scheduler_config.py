@@ -257,6 +257,22 @@ class SchedulerConfig(ClientSideConfig):
             "bring them back where that costs less than computing them. Preempted requests go first."
         ),
     )
+    block_transfers: bool = Field(
+        True,
+        description=(
+            "Let executors with equal weights and numerics send each other cached blocks, where that costs less than "
+            "computing them: for requests that go where their prefix is not, and before those that leave a draining "
+            "executor."
+        ),
+    )
+    prefill_role_tokens: int = Field(
+        1024,
+        ge=1,
+        description=(
+            "Prompts with more tokens to compute go to executors with --role prefill, if there are some, and move to "
+            "others when they have their first token."
+        ),
+    )
     steps_in_flight: str = Field(
         "auto",
         pattern=r"^(auto|[1-8])$",

@@ -39,10 +39,12 @@ def _check_blocks(planner: ExecutorPlanner) -> None:
             named.update(of.held(slot).tolist())
         for table in planner.swapped.pools[index].tables.values():
             named.update(block for block in table.device_blocks.tolist() if block != NO_BLOCK)
+        named.update(planner.transfers.held(index))
         counted = {block: int(count) for block, count in enumerate(of.allocator.ref_counts.tolist()) if count}
         assert dict(named) == counted, f"block tables name {dict(named)}, reference counts are {counted}"
     if planner.blocks.states is not None:
-        planner.blocks.states.check_integrity(save for sent in planner.in_flight for save in sent.saves)
+        held = planner.transfers.held(len(planner.blocks.groups))
+        planner.blocks.states.check_integrity((save for sent in planner.in_flight for save in sent.saves), held)
 
 
 def _check_host_blocks(planner: ExecutorPlanner) -> None:

@@ -28,6 +28,16 @@ class PrefillMode(enum.Enum):
     """A step with prefill chunks has no decodes, and goes before them, `MAX_PREFILL_STEPS` times in a row at most."""
 
 
+class Role(enum.StrEnum):
+    """What is placed on an executor while others of its fleet take the rest."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    """Prompts with many tokens to compute, until their first token."""
+    DECODE = "decode"
+    """Everything else."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
     """The pools of a cache group.
@@ -70,6 +80,9 @@ class CoreLimits:
             unless it is a fork, and none is swapped.
         num_host_state_blocks: States that can be in the executor's host pool.
         state_bytes: Size of a state, in the unit of `block_bytes`.
+        role: What is placed here.
+        prefill_role_tokens: Groups with more tokens to compute are for executors with the role PREFILL.
+        max_transfers: Transfers of blocks, to and from other executors, that may be pending at once; 0: none is made.
         names_blocks: Whether the executor is told the names of cached blocks, so that the cache outlives the planner.
         flags_rows: Whether the executor says which outputs cannot go on.
         num_grammar_slots: Grammars that outputs can follow at a time; 0: the executor follows none.
@@ -109,6 +122,9 @@ class CoreLimits:
     num_state_blocks: int = 0
     num_host_state_blocks: int = 0
     state_bytes: int = 1
+    max_transfers: int = 0
+    role: Role = Role.BOTH
+    prefill_role_tokens: int = 1024
     names_blocks: bool = False
     flags_rows: bool = False
     num_grammar_slots: int = 0

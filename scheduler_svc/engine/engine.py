@@ -103,7 +103,9 @@ class Engine:
             else RecordingFleet(self.queue, settings.policy, key, is_complete, step_log)
         )
         self.meter = Meter()
-        self.drivers = Drivers(membership, connect, self, settings.driver, self.meter, surroundings.draw)
+        self.drivers = Drivers(
+            membership, connect, self, settings.driver, self.meter, surroundings.draw, surroundings.transfer_key
+        )
         self.ended = EndedRequests()
         observers = [log_end, self.ended.add]
         self.requests = LiveRequests(

@@ -61,6 +61,7 @@ WANTED = frozenset(
         Capability.CACHE_GROUPS,
         Capability.STATES,
         Capability.VARIABLE_TOKENS,
+        Capability.BLOCK_TRANSFER,
     }
 )
 

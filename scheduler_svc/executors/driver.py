@@ -30,6 +30,7 @@ from scheduler_svc.executors.in_flight_limit import InFlightLimit
 from scheduler_svc.executors.probe import probe
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
 from scheduler_svc.executors.step_watch import StepWatch, largest_grammar
+from scheduler_svc.executors.transfer_keys import SessionTransfers
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.telemetry.meter import Meter
 from scheduler_svc.telemetry.recent_steps import RecentStep, RecentSteps
@@ -120,6 +121,7 @@ class ExecutorDriver:
         self._has_undelivered = asyncio.Event()
         self._cost_of = ""  # the executor process of `_step_cost`
         self._retry_pace = RetryPace(settings.retry_interval_s)
+        self._transfers = SessionTransfers(others.transfer_keys, others.transfer_place)
         self._answered_nonsense = False  # in the last attachment: its cached blocks are not used
 
     @property
@@ -215,6 +217,7 @@ class ExecutorDriver:
                 self.recent_steps.clear()
                 self._watch = StepWatch()
                 self.in_flight = InFlightLimit(self._settings.steps_in_flight)
+                self._transfers = SessionTransfers(self._others.transfer_keys, self._others.transfer_place)
                 session.on_heartbeat = self.in_flight.note_round_trip
                 session.on_leaving = self._note_leaving
                 self.last_trouble = ""
@@ -313,7 +316,7 @@ class ExecutorDriver:
 
     async def _send_steps(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:
         """Send steps when there is new work; return when the executor leaves and has no group left."""
-        while not ((self.is_retired or self.is_leaving) and not planner.groups):
+        while not ((self.is_retired or self.is_leaving) and not (planner.groups or planner.transfers)):
             self.work.clear()
             if not self._is_sending:
                 await self._send_what_is_due(planner, session)
@@ -336,6 +339,8 @@ class ExecutorDriver:
                 self.in_flight.note_sent(logged.logged_at_s, is_alone=num_in_flight == 0)
                 self._settings.at_fault_point(FaultPoint.BEFORE_SEND, self.address)
                 arrived_at_s, self._arrived_at_s = self._arrived_at_s, None
+                if planner.limits.max_transfers:
+                    step = self._transfers.sealed(step)
                 logged.request_bytes = await session.send(step)
                 self._settings.at_fault_point(FaultPoint.AFTER_SEND, self.address)
                 if arrived_at_s is not None:
@@ -347,7 +352,7 @@ class ExecutorDriver:
             self._is_sending = False
 
     def _look_again_for_loads(self, planner: ExecutorPlanner) -> None:
-        """Send a step in a while if the executor has nothing to compute and is loading grammars."""
+        """Send a step in a while if the executor has nothing to compute, and loads grammars or moves blocks."""
         if self._load_timer is not None:
             self._load_timer.cancel()
             self._load_timer = None
@@ -361,6 +366,8 @@ class ExecutorDriver:
         """
         while True:
             result = await session.receive()
+            if planner.limits.max_transfers:
+                result = self._transfers.opened(result)
             self._deliver(planner)  # the result before, if `_deliver_results` has not
             self._settings.at_fault_point(FaultPoint.AFTER_ANSWER, self.address)
             self._arrived_at_s = arrived_at_s = session.arrived_at_s

@@ -10,6 +10,7 @@ from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.executors.session import ExecutorSession
+from scheduler_svc.executors.transfer_keys import TransferKeys
 
 if TYPE_CHECKING:
     from scheduler_svc.executors.driver import ExecutorDriver
@@ -24,6 +25,11 @@ class OtherDrivers(Protocol):
     @property
     def has_room(self) -> bool:
         """Whether another executor may be attached."""
+
+    def transfer_place(self, address: str) -> tuple[str, str]:
+        """Return where the executor at an address takes blocks of others, host:port, and its instance id."""
+
+    transfer_keys: TransferKeys
 
 
 class DriverOwner(Protocol):

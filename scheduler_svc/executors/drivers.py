@@ -16,11 +16,15 @@ from scheduler_svc.executors.circuit_breaker import CircuitBreaker
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.driver_interface import DriverOwner, DriverSettings
+from scheduler_svc.executors.transfer_keys import TransferKeys, reachable
 from scheduler_svc.telemetry.meter import Meter
 
 
 class Drivers(Mapping[str, ExecutorDriver]):
-    """The drivers by address; `draw` returns a random number from 0 to 1, for the pauses of the circuit breakers."""
+    """The drivers by address.
+
+    `draw` returns a random number from 0 to 1, for the pauses of the circuit breakers; `transfer_key` is a secret.
+    """
 
     def __init__(
         self,
@@ -30,7 +34,9 @@ class Drivers(Mapping[str, ExecutorDriver]):
         settings: DriverSettings,
         meter: Meter,
         draw: Callable[[], float] = random.random,
+        transfer_key: bytes = b"",
     ) -> None:
+        self.transfer_keys = TransferKeys(transfer_key)
         self.membership = membership
         self._connect = connect
         self._owner = owner
@@ -74,6 +80,12 @@ class Drivers(Mapping[str, ExecutorDriver]):
     def holder_of(self, instance_id: str) -> ExecutorDriver | None:
         """Return the driver that has the executor process with this id, or is about to; None: none has."""
         return next((d for d in self.values() if d.holds_instance and d.instance_id == instance_id), None)
+
+    def transfer_place(self, address: str) -> tuple[str, str]:
+        """Return where the executor at an address takes blocks of others, host:port, and its instance id."""
+        driver = self[address]
+        info = None if driver.session is None else driver.session.info
+        return reachable("" if info is None else info.transfer_address, address), driver.instance_id
 
     # Executors come and go -----------------------------------------------------------------------
 

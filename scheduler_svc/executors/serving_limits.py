@@ -16,7 +16,7 @@ from octavo_shared.step_wire.token_rules import (
     MAX_STOP_TOKEN_IDS,
     num_mask_bytes,
 )
-from scheduler_svc.core.limits import CoreLimits, PoolLimits, PreemptionMode, PrefillMode
+from scheduler_svc.core.limits import CoreLimits, PoolLimits, PreemptionMode, PrefillMode, Role
 from scheduler_svc.core.step.step_size import (
     GRAMMAR_LOAD_BYTES,
     admission_bytes,
@@ -48,6 +48,8 @@ class PlannerSettings:
     max_long_prefills: int = 1
     prefix_caching: bool = True
     host_prefixes: bool = True
+    block_transfers: bool = True
+    prefill_role_tokens: int = 1024
     max_message_bytes: int = NO_LIMIT
 
 
@@ -145,6 +147,9 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         # So that a grammar fits into a message with any one sequence.
         max_grammar_bytes=max(0, min(info.max_grammar_bytes, max_message_bytes - largest_step - GRAMMAR_LOAD_BYTES)),
         max_admitted_bytes=max_message_bytes - num_other_bytes,
+        max_transfers=info.max_transfers if settings.prefix_caching and settings.block_transfers else 0,
+        role=Role(info.role) if info.role in tuple(Role) else Role.BOTH,
+        prefill_role_tokens=settings.prefill_role_tokens,
     )
     return _with_states(limits, info.cache_groups[-1]) if info.has_states else limits
 

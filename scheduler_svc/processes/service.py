@@ -392,6 +392,8 @@ def engine_settings(
         max_long_prefills=config.max_long_prefills,
         prefix_caching=config.prefix_caching,
         host_prefixes=config.host_prefixes,
+        block_transfers=config.block_transfers,
+        prefill_role_tokens=config.prefill_role_tokens,
         max_message_bytes=config.max_message_bytes,
     )
     return EngineSettings(

@@ -76,7 +76,13 @@ class Player:
         return layout, result
 
     def _without_unfilled_moves(self, step: Step) -> Step:
-        """Return a step without swap-ins of what is not here: their blocks are filled like others that are found."""
+        """Return a step without transfers, and without swap-ins of what is not here.
+
+        Their blocks are filled like others that an admission finds.
+        """
+        self._unfilled.update(*(receive.block_ids.tolist() for receive in step.blocks_to_receive))
+        if step.blocks_to_send or step.blocks_to_receive or step.transfers_to_cancel:
+            step = replace(step, blocks_to_send=(), blocks_to_receive=(), transfers_to_cancel=())
         for block, host_block in step.blocks_to_swap_out.tolist():
             keep = self._unfilled_on_host.add if block in self._unfilled else self._unfilled_on_host.discard
             keep(host_block)

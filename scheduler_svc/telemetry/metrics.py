@@ -68,6 +68,16 @@ HOST_BLOCKS = Metric(
 COPIED_BLOCKS = Metric(
     "octavo_host_cache_copied_blocks_total", "counter", "Blocks with a prefix that were copied to the host.", _EXECUTOR
 )
+TRANSFERS = Metric(
+    "octavo_block_transfers_total",
+    "counter",
+    "Transfers of blocks from one executor to another, by outcome: arrived, or cancelled; then it was computed.",
+    ("outcome",),
+)
+TRANSFERRED_TOKENS = Metric(
+    "octavo_block_transfer_tokens_total", "counter", "Tokens whose blocks came from another executor."
+)
+TRANSFERS_IN_FLIGHT = Metric("octavo_block_transfers_in_flight", "gauge", "Transfers of blocks that are on their way.")
 PREEMPTIONS = Metric(
     "octavo_preemptions_total",
     "counter",
@@ -242,6 +252,11 @@ def scheduler_families(engine: Engine) -> Iterator[Family]:
     yield SWAPPED.single(sum(len(planner.swapped) for planner in planners.values()))
     yield from _cache_families(planners)
     yield from _grammar_families(engine, planners)
+    transfers = engine.fleet.dispatcher.transfers
+    outcomes = {"arrived": transfers.num_arrived, "cancelled": transfers.num_cancelled}
+    yield TRANSFERS.family(by_label(outcomes))
+    yield TRANSFERRED_TOKENS.single(transfers.num_tokens)
+    yield TRANSFERS_IN_FLIGHT.single(len(transfers))
     yield PREEMPTIONS.family(by_label({mode.value: num for mode, num in engine.fleet.num_preemptions.items()}))
     yield from _in_flight_families(engine)
     states = Counter(dict.fromkeys(_EXECUTOR_STATES, 0))

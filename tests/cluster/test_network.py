@@ -24,7 +24,7 @@ OPEN = {
     "this namespace with octavo/client": FOR_CLIENTS,
     "front": {"scheduler:50054"},
     "scheduler": {"executor:50061", "front:50053"},
-    "executor": {"scheduler:50053"},
+    "executor": {"scheduler:50053", "executor:50061"},
 }
 
 TRY = """

@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -55,6 +57,34 @@ def test_swaps_beside_the_computation_keep_every_bit(dtype: torch.dtype) -> None
     for tensor, expected in zip(tensors, before, strict=True):
         assert torch.equal(tensor[:NUM_BLOCKS], expected)
     assert engine.host_blocks.is_pinned() == IS_GPU
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+def test_blocks_go_to_another_cache_beside_the_computation_bit_for_bit(dtype: torch.dtype) -> None:
+    """What is written just before they are read, and overwritten in the other cache, is still to be computed then."""
+    one, other = (CacheEngine(replace(SHAPE, dtype=dtype), NUM_BLOCKS, 0, DEVICE) for _ in range(2))
+    tensors, arrived = (
+        [tensor for layer in each.layers for tensor in elements_and_scales(layer)] for each in (one, other)
+    )
+    work = torch.randn(4096 if IS_GPU else 16, 4096 if IS_GPU else 16, device=DEVICE)
+    contents = [50 * torch.randn(tensor.shape, device=DEVICE) for tensor in tensors]
+    sources, targets = np.split(np.random.default_rng(0).permutation(NUM_BLOCKS).astype(np.int32), 2)
+    for _ in range(20 if IS_GPU else 1):
+        work = (work @ work).clamp(-1, 1)
+    for tensor, content, into in zip(tensors, contents, arrived, strict=True):
+        tensor.copy_(content)
+        into.zero_()
+
+    one.begin_transfers()
+    other.begin_transfers()
+    for _ in range(20 if IS_GPU else 1):
+        work = (work @ work).clamp(-1, 1)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(lambda: other.write_blocks(targets, one.read_blocks(sources))).result()
+
+    for tensor, into in zip(tensors, arrived, strict=True):
+        assert torch.equal(into[targets], tensor[sources])
+        assert not into[sources].any()
 
 
 def elements_and_scales(layer: LayerCache) -> list[torch.Tensor]:

@@ -1,8 +1,9 @@
 """A recorded run of real processes, decided and computed again to the last step.
 
 Two executors, so small that requests preempt each other and swap; streams that are greedy, sampled by a seed, several
-for a prompt, beams, with log-probabilities and stop strings. After a third of the time one executor is killed, and
-comes back. Then `octavo replay` decides all steps again, and with `--executor` runs them on a fresh executor.
+for a prompt, beams, with log-probabilities and stop strings, and half of them with prefixes that come back. After a
+third of the time one executor is killed, and comes back. Then `octavo replay` decides all steps again, and with
+`--executor` runs them on a fresh executor.
 """
 
 import asyncio
@@ -46,6 +47,8 @@ def executor_command(*, is_fake: bool) -> tuple[str, tuple[str, ...]]:
 def request_of(generator: np.random.Generator, number: int) -> tuple[list[int], SamplingParams]:
     """Return a prompt and how to sample, of another kind for each number."""
     prompt = generator.choice(VOCAB, int(generator.integers(8, 160))).tolist()
+    if generator.random() < 0.5:  # one of some prefixes, which are evicted, copied to the host, and sent
+        prompt = np.random.default_rng(int(generator.integers(12))).choice(VOCAB, 128).tolist() + prompt[:32]
     seed, max_tokens = int(generator.integers(2**31)), int(generator.integers(16, 128))
     kinds = (
         SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
 from executor_svc.config import ExecutorConfig
@@ -21,6 +22,7 @@ from tests.numerics.driver import StepDriver
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import Service, running_service, start_service
 from tests.support.tokenizers import byte_level_backend
+from tests.support.transfer_executors import AttachedExecutor, CachedPrompt
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -66,6 +68,15 @@ def children_of(service: Service) -> list[int]:
 
 def is_running(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+async def until_loaded(address: str) -> None:
+    """Wait until an executor takes a scheduler."""
+    while True:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async with AttachedExecutor(address):
+                return
+        await asyncio.sleep(0.1)
 
 
 async def tokens_of(client: Client) -> list[int]:
@@ -118,6 +129,31 @@ async def test_two_ranks_answer_like_one_process_and_the_next_two_go_on_when_one
             assert len(others) == 1
             assert await successor.terminate() == 0
             assert not any(map(is_running, others))
+
+
+async def test_groups_send_each_other_blocks_and_one_that_loses_a_rank_gets_none(model: Path) -> None:
+    size = flags(model, 2, "--block-size-tokens", str(CachedPrompt.BLOCK_SIZE))
+    one, other = await asyncio.gather(start_service(EXECUTOR, *size), start_service(EXECUTOR, *size))
+    await asyncio.gather(until_loaded(one.address), until_loaded(other.address))
+    async with AttachedExecutor(one.address) as sender, AttachedExecutor(other.address) as receiver:
+        ours, theirs = CachedPrompt(sender, seed=1), CachedPrompt(receiver, seed=2)
+        expected = await ours.compute()
+        await receiver.receive(theirs.moved)
+        await sender.send(receiver, ours.moved)
+        assert (await sender.end(), await receiver.end()) == ("sent", "arrived")
+        assert await theirs.go_on() == expected
+
+        [rank] = children_of(other)
+        os.kill(rank, signal.SIGSTOP)  # it writes nothing more
+        free = [block_id for block_id in range(16) if block_id not in theirs.moved][:4]
+        await receiver.run(released_slots=[0])
+        await receiver.receive(free, transfer_id=8)
+        await sender.send(receiver, ours.moved, transfer_id=8)
+        os.kill(rank, signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await other.process.wait() == 1
+            assert await sender.end(transfer_id=8) == "cancelled"
+    assert await one.terminate() == 0
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ _CLIENT_PATHS = {
 _INGRESS: dict[str, set[Path]] = {
     "scheduler": {*_CLIENT_PATHS["scheduler"], (ANY, "scheduler", "50053")},
     "front": {*_CLIENT_PATHS["front"], (ANY, "front", "50053"), ("front", "scheduler", "50054")},
-    "executor": {("scheduler", "executor", "50061"), (ANY, "executor", "50063")},
+    "executor": {*((tier, "executor", "50061") for tier in ("scheduler", "executor")), (ANY, "executor", "50063")},
     "executor-rank": {
         (one, other, RANKS) for one in ("executor", "executor-rank") for other in ("executor", "executor-rank")
     },

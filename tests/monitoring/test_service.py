@@ -2,6 +2,7 @@
 
 import socket
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -9,6 +10,8 @@ from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.metrics import executor_families
 from executor_svc.service.servicer import ExecutionServicer
 from executor_svc.service.step_meter import StepMeter, StepTokens
+from executor_svc.transfers.meter import TransferMeter
+from executor_svc.transfers.pending import Outcome, Reason, Transfer
 from octavo_shared.errors import UnavailableError
 from octavo_shared.grpc.membership import Membership
 from octavo_shared.process.metrics_server import MetricsServer
@@ -49,7 +52,11 @@ async def test_every_served_value_of_an_executor_is_the_true_one() -> None:
     run(0.25, 0, 5)
     now_s[0] += 3.0
     worker = FakeWorker(block_size_tokens=8, num_device_blocks=65, num_host_blocks=7, max_model_len=96)
-    server = MetricsServer("127.0.0.1:0", lambda: executor_families(meter, worker.info, is_attached=True))
+    transfers = TransferMeter()
+    received = Transfer(1, np.arange(3, dtype=np.int32), bytes(16), begun_at_s=2.0)
+    transfers.ended(received, Outcome.ARRIVED, None, 768, 2.5)
+    transfers.ended(received, Outcome.CANCELLED, Reason.SILENCE, 768, 32.0)
+    server = MetricsServer("127.0.0.1:0", lambda: executor_families(meter, transfers, worker.info, is_attached=True))
     address = await server.start()
     page = await scrape(address)
     await server.stop(0)
@@ -72,6 +79,15 @@ async def test_every_served_value_of_an_executor_is_the_true_one() -> None:
         ("octavo_executor_step_duration_seconds_sum", {}, 1.0),
         ("octavo_executor_tokens_total", {"kind": "prefill"}, 100),
         ("octavo_executor_tokens_total", {"kind": "decode"}, 10),
+        *(
+            (f"octavo_executor_{what}_total", {"direction": direction}, value)
+            for what, received in (("transferred_blocks", 3), ("transferred_bytes", 768), ("transfer_seconds", 0.5))
+            for direction, value in (("sent", 0), ("received", received))
+        ),
+        *(
+            ("octavo_executor_transfers_cancelled_total", {"reason": reason}, int(reason == "silence"))
+            for reason in ("asked", "peer", "difference", "silence", "attach", "drain", "fault")
+        ),
         (
             "octavo_executor_info",
             {"model_id": "fake", "dtype": "float32", "tp_size": "1", "numerics_id": "fake-1", **sizes},

@@ -22,7 +22,14 @@ from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.provenance import Numerics
 from tests.support.fleet import FoundHypothesis, MakeFleet, Member, Output, VirtualFleet
 from tests.support.placement import PlacementCheck, fits_when_empty
-from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone, values_of
+from tests.support.toy_executor import (
+    ToyExecutor,
+    ToyNetwork,
+    generate_alone,
+    hashed_next_token,
+    search_alone,
+    values_of,
+)
 from tests.support.waiting import shares_of
 from tests.support.workloads import VOCAB_SIZE, Request, limits, requests_within
 
@@ -72,13 +79,19 @@ class FleetWorkload:
     """Whether the line is dispatched after every change, as the engine does."""
     num_numerics: int = 1
     """Executors are of so many kinds of arithmetic, by turns; all give the same tokens."""
+    failing: frozenset[int] = frozenset()
+    """The transfers that fail, by number modulo 5."""
+
+    def fails(self, number: int) -> bool:
+        return number % 5 in self.failing
 
 
 @st.composite
 def fleet_workloads(draw: st.DrawFn) -> FleetWorkload:
     """Draw a workload; some executors may be unable to hold some of its requests."""
     first = draw(tight_limits(draw(st.integers(8, 16))))
-    others = [draw(tight_limits(first.max_model_len)) for _ in range(draw(st.sampled_from([2, 1, 1, 0])))]
+    num_others = draw(st.sampled_from([2, 1, 1, 0]))
+    others = [first if draw(st.booleans()) else draw(tight_limits(first.max_model_len)) for _ in range(num_others)]
     kinds = [first, *(of_the_same_model(other, first) for other in others)]
     common = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=first.max_model_len))
     most_seqs = max(kind.max_num_seqs for kind in kinds)
@@ -101,6 +114,7 @@ def fleet_workloads(draw: st.DrawFn) -> FleetWorkload:
         share_changes=draw(st.dictionaries(rounds, st.sampled_from(OTHER_SHARES), max_size=2)),
         dispatches=draw(st.booleans()),
         num_numerics=draw(st.sampled_from([2, 1])),
+        failing=draw(st.sampled_from([frozenset(), frozenset({1}), frozenset({0, 2, 3})])),
     )
 
 
@@ -118,6 +132,7 @@ def tight_limits(draw: st.DrawFn, max_model_len: int) -> CoreLimits:
         ),
         watermark=min(drawn.watermark, 0.1),
         stall_after_s=draw(st.sampled_from([0.5, 3.0, 100.0])),
+        max_transfers=draw(st.sampled_from([0, 1, 3, 16])),
     )
 
 
@@ -156,12 +171,16 @@ class Run:
         self.refused: set[int] = set()
         self.num_joins = 0
         self.retired: set[ExecutorPlanner] = set()
+        self.network = ToyNetwork(workload.fails)
+        transfers = self.fleet.fleet.dispatcher.transfers
+        transfers.least_tokens = transfers.fixed_tokens = 1
         for kind in workload.kinds:
             self.join(kind)
 
     def join(self, kind: CoreLimits) -> None:
-        numerics = Numerics(str(self.num_joins % self.workload.num_numerics))
-        self.fleet.join(kind, ToyExecutor(kind, hashed_next_token(VOCAB_SIZE)), numerics=numerics)
+        numerics = Numerics(str(self.num_joins % self.workload.num_numerics), "digest")
+        executor = ToyExecutor(kind, hashed_next_token(VOCAB_SIZE), network=self.network)
+        self.fleet.join(kind, executor, f"executor {self.num_joins}", numerics)
         self.num_joins += 1
 
     def play(self) -> None:
@@ -175,7 +194,7 @@ class Run:
             self.let_a_request_run_alone(now)
             self.dispatch(now)
             progressed = [self.advance(index, member, now) for index, member in enumerate(self.fleet.members)]
-            if any(progressed) or any(member.results for member in self.fleet.members):
+            if any(progressed) or any(member.results or member.planner.transfers for member in self.fleet.members):
                 continue
             self.check_nobody_waits_in_vain(now)
             if now > LAST_CHANGE_ROUND:

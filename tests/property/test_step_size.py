@@ -10,6 +10,8 @@ from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import (
     INT32_MAX,
     Admission,
+    BlockReceive,
+    BlockSend,
     Fork,
     GrammarLoad,
     Int32Array,
@@ -36,6 +38,8 @@ SAMPLING = SamplingRow(
 )
 FORK = Fork(INT32_MAX, INT32_MAX, INT32_MAX, SAMPLING)
 MOVES = ("blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy")
+
+TRANSFERS = ("blocks_to_send", "blocks_to_receive", "transfers_to_cancel")
 
 
 def largest(num: int) -> Int32Array:
@@ -97,7 +101,16 @@ def steps(num: int) -> dict[str, Step]:
     pairs = np.stack((largest(2 * num)[:num], largest(2 * num)[num:]), axis=1)
     moves = {name: replace(large["forks"], delta=TableDelta(), **{name: pairs}) for name in MOVES}  # type: ignore[arg-type]
     saves = Step(1, 1, TableDelta(), states_to_save=largest(3 * num).reshape(num, 3))
-    return large | moves | {"states_to_save": saves}
+    secret, host = b"\xff" * 16, "f" * 200
+    sends = BlockSend(2**64 - 1, f"{host}:65535", "f" * 36, largest(num), secret)
+    transfers = {
+        "blocks_to_send": Step(1, 1, TableDelta(), blocks_to_send=(sends,)),
+        "blocks_to_receive": Step(
+            1, 1, TableDelta(), blocks_to_receive=(BlockReceive(2**64 - 1, largest(num), secret),)
+        ),
+        "transfers_to_cancel": Step(1, 1, TableDelta(), transfers_to_cancel=(2**64 - 1,) * num),
+    }
+    return large | moves | transfers | {"states_to_save": saves}
 
 
 @each_row(1, 500)
@@ -110,13 +123,14 @@ def test_no_field_takes_more_than_is_counted_for_it(num: int) -> None:
 def test_all_fields_of_a_step_are_filled_once() -> None:
     filled = {field.name for field in (*fields(TableDelta), *fields(TokenRules))} | {
         *MOVES,
+        *TRANSFERS,
         "pooling_inputs",
         "states_to_save",
     }
     assert {*steps(1)} >= filled
     names = {"registered_blocks", "block_names", "pooling_inputs", "states_to_save"}
     of_replays = {"draft_counts", "draft_token_ids"}  # no scheduler sends them
-    known = {"epoch", "step_id", "delta", *MOVES, "table_digest", *names, *of_replays}
+    known = {"epoch", "step_id", "delta", *MOVES, *TRANSFERS, "table_digest", *names, *of_replays}
     assert {field.name for field in fields(Step)} == known
     assert no_pairs().size == 0
 

@@ -26,7 +26,7 @@ class BlockChecks:
         histories: What each slot ought to see.
         caches: The pools of each cache group.
         states: The saved states; None: the model has no states.
-        contents: What each name stood for so far; kept over attachments.
+        contents: What each name stood for so far, at any executor.
     """
 
     def __init__(

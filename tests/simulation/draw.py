@@ -26,6 +26,8 @@ from tests.simulation.plan import (
     SAFETY,
     SCHEDULER_FAULTS,
     SEAMLESS_FAULTS,
+    TRANSFER_FAULTS,
+    TRANSFER_MOMENTS,
     WHILE_DRAINED,
     WHILE_RESUMED,
     ExecutorPlan,
@@ -57,12 +59,15 @@ _AFTER = {
     "power_off_front": ("kill_front", "stall_scheduler"),
     "cut_front": ("kill_front", "reset_front"),
     "reset_front": ("reset_front", "stall_front"),
+    "empty_executor": ("kill_executor", "stall_executor", "cut_executors"),
 }
 _MOMENT_AFTER = {
     "drain_executor": WHILE_DRAINED,
     "drain_scheduler": WHILE_DRAINED,
     "reset_link": WHILE_RESUMED,
 }
+
+_MOMENTS = tuple(moment for moment in MOMENTS if moment not in TRANSFER_MOMENTS)
 
 # Two fifths of the seeds have fronts, and a quarter of those only faults of which no client may learn.
 _NUM_FRONTS = (0, 0, 0, 1, 2)
@@ -115,6 +120,22 @@ _SMALL_BLOCKS_SHARE = 0.7
 _SMALL_BLOCK = 4
 
 
+# Of the seeds have executors that send each other blocks; with tokens that take time, as only then it pays.
+_TRANSFERS_SHARE = 0.5
+_MAX_TRANSFERS = (0, 1, 4, 4, 16)
+_TOKENS_US = (1_000.0, 4_000.0)
+# Of them have many prompts that begin alike, and executors that are all alike; and expect each transfer to cost little.
+_MORE_ALIKE_SHARE = 0.5
+_ALIKE_SHARE = 0.8
+_CHEAP_SHARE = 0.7
+
+# Of the seeds have pools on the host that are too small for all prefixes.
+_HOST_PREFIXES_SHARE = 0.3
+_HOST_BLOCKS = (3, 6, 12, 24)
+# Of the seeds have schedulers that do without prefixes on the host, and without transfers.
+_SWITCHED_OFF_SHARE = 0.1
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """What a seed puts its executors under.
@@ -153,13 +174,19 @@ def draw_plan(seed: int, mode: str) -> Plan:
     is_seamless = num_fronts > 0 and links.random() < _SEAMLESS_SHARE
     if is_seamless:
         load = replace(load, poison_share=0.0, has_rivals=False)
+    transfers = random.Random(f"transfers {seed}")
+    has_transfers = transfers.random() < _TRANSFERS_SHARE
+    if has_transfers and not load.is_choppy:  # prefixes are evicted here and there, and wanted again
+        load = replace(load, is_tight=True, is_alike=load.is_alike or transfers.random() < _MORE_ALIKE_SHARE)
     executors = _draw_executors(workload, load)
+    if has_transfers:
+        executors = _with_transfers(executors, transfers)
     num_schedulers = 2 if load.has_rivals else min(len(executors), workload.choice((1, 1, 1, 2)))
-    num_schedulers = 1 if is_seamless else num_schedulers
+    num_schedulers = 1 if is_seamless or (has_transfers and not load.has_rivals) else num_schedulers
     cells, cell = random.Random(f"cell {seed}"), NO_CELL
     if num_fronts > 0 and cells.random() < _CELL_SHARE:
         cell, num_fronts = cells.choice((BY_LIST, BY_NAME, BY_NAME)), cells.choice(_CELL_FRONTS)
-        executors += (replace(executors[0], address="executor1:1"),) if len(executors) == 1 else ()
+        executors = _at_least(2, executors)
         num_schedulers = min(len(executors), cells.choice(_CELL_SCHEDULERS))
     drafts = random.Random(f"drafts {seed}")
     if drafts.random() < _DRAFTS_SHARE:  # some of a fleet may draft more than others, or nothing
@@ -184,12 +211,18 @@ def draw_plan(seed: int, mode: str) -> Plan:
         weather=_draw_weather(workload),
         executors=executors,
         requests=_draw_requests(workload, load, seed, num_schedulers, num_clients),
-        faults=_draw_faults(faults, load, _fault_kinds(num_fronts, cell, is_seamless=is_seamless)),
+        faults=_draw_faults(
+            faults,
+            load,
+            _fault_kinds(num_fronts, cell, is_seamless=is_seamless, has_transfers=has_transfers),
+            has_transfers=has_transfers,
+        ),
     )
     groups = random.Random(f"groups {seed}")
     plan = _with_groups(plan, groups) if groups.random() < _GROUPS_SHARE else plan
     states = random.Random(f"states {seed}")
-    return _with_states(plan, states) if states.random() < _STATES_SHARE else plan
+    plan = _with_states(plan, states) if states.random() < _STATES_SHARE else plan
+    return _with_tiers(plan, transfers, has_transfers=has_transfers)
 
 
 def _draw_executors(draw: random.Random, load: Load) -> tuple[ExecutorPlan, ...]:
@@ -221,6 +254,37 @@ def _draw_executors(draw: random.Random, load: Load) -> tuple[ExecutorPlan, ...]
             }
         executors.append(ExecutorPlan(f"executor{number}:1", load_s=draw.uniform(0.05, 1.0), **first))
     return tuple(executors)
+
+
+def _at_least(num_executors: int, executors: tuple[ExecutorPlan, ...]) -> tuple[ExecutorPlan, ...]:
+    more = (replace(executors[0], address=f"executor{number}:1") for number in range(len(executors), num_executors))
+    return (*executors, *more)
+
+
+def _with_transfers(executors: tuple[ExecutorPlan, ...], draw: random.Random) -> tuple[ExecutorPlan, ...]:
+    """Return executors of which two at least may send each other blocks, if they have the same ones."""
+    executors = _at_least(draw.choice((2, 3, 4)), executors)
+    if draw.random() < _ALIKE_SHARE:
+        executors = tuple(
+            replace(executors[0], address=executor.address, load_s=executor.load_s) for executor in executors
+        )
+    token_us = draw.choice(_TOKENS_US)
+    most = [draw.choice(_MAX_TRANSFERS[1:]) for _ in range(2)] + [draw.choice(_MAX_TRANSFERS) for _ in executors[2:]]
+    return tuple(
+        replace(executor, token_us=token_us, max_transfers=max_transfers)
+        for executor, max_transfers in zip(executors, most, strict=True)
+    )
+
+
+def _with_tiers(plan: Plan, draw: random.Random, *, has_transfers: bool) -> Plan:
+    """Return a plan in which some pools on the host hold little, and some schedulers use no tiers."""
+    executors = plan.executors
+    if draw.random() < _HOST_PREFIXES_SHARE:
+        executors = tuple(replace(executor, num_host_blocks=draw.choice(_HOST_BLOCKS)) for executor in executors)
+    settings = {name: draw.random() >= _SWITCHED_OFF_SHARE for name in ("host_prefixes", "block_transfers")}
+    settings["prefix_caching"] = plan.settings["prefix_caching"] or has_transfers
+    is_cheap = draw.random() < _CHEAP_SHARE
+    return replace(plan, executors=executors, settings={**plan.settings, **settings}, is_sending_cheap=is_cheap)
 
 
 def _with_groups(plan: Plan, draw: random.Random) -> Plan:
@@ -372,21 +436,25 @@ def _draw_times(draw: random.Random, *, is_bursty: bool) -> list[float]:
     return sorted(times)
 
 
-def _fault_kinds(num_fronts: int, cell: str, *, is_seamless: bool) -> tuple[str, ...]:
+def _fault_kinds(num_fronts: int, cell: str, *, is_seamless: bool, has_transfers: bool) -> tuple[str, ...]:
     """Return the kinds of which some are drawn."""
     if is_seamless:
         return SEAMLESS_FAULTS
+    kinds = (*_FAULTS, *TRANSFER_FAULTS) if has_transfers else _FAULTS
     if not num_fronts:
-        return _FAULTS
-    return (*_FAULTS, *ENGINE_FAULTS, *FRONT_FAULTS, *(CELL_FAULTS if cell == BY_NAME else ()))
+        return kinds
+    return (*kinds, *ENGINE_FAULTS, *FRONT_FAULTS, *(CELL_FAULTS if cell == BY_NAME else ()))
 
 
-def _draw_faults(draw: random.Random, load: Load, all_kinds: tuple[str, ...]) -> tuple[FaultPlan, ...]:
+def _draw_faults(
+    draw: random.Random, load: Load, all_kinds: tuple[str, ...], *, has_transfers: bool
+) -> tuple[FaultPlan, ...]:
     kinds = [kind for kind in all_kinds if draw.random() < 0.4] or [all_kinds[0]]
     kinds += ["stall_scheduler"] * 6 if load.has_rivals else []
+    kinds += [kind for kind in TRANSFER_FAULTS if kind in all_kinds]
     others = [kind for kind in kinds if kind not in SCHEDULER_FAULTS] or kinds  # nobody works without a scheduler
     gap_s, gap_steps = draw.choice(_FAULT_GAPS_S), draw.choice(_FAULT_GAPS_STEPS)
-    waits, comes_twice = draw.random() < 0.5, load.has_rivals or draw.random() < 0.5
+    waits, comes_twice = draw.random() < 0.5 or has_transfers, load.has_rivals or draw.random() < 0.5
     faults: list[FaultPlan] = []
     at_s, after_steps = 0.0, 0.0
     while len(faults) < _MOST_FAULTS:
@@ -403,7 +471,7 @@ def _draw_faults(draw: random.Random, load: Load, all_kinds: tuple[str, ...]) ->
                 at_s=at_s,
                 after_steps=int(after_steps),
                 delay_s=_draw_delay(draw, former),
-                moment=_draw_moment(draw, load, former, waits=waits),
+                moment=_draw_moment(draw, load, former, waits=waits, has_transfers=has_transfers),
                 kind=kind,
                 target=draw.randrange(8) if former is None else former.target,
                 duration_s=draw.choice(_LONGER_S if load.has_rivals and kind == "stall_scheduler" else _DURATIONS_S),
@@ -418,9 +486,11 @@ def _draw_delay(draw: random.Random, former: FaultPlan | None) -> float:
     return 0.0 if former.kind in _MOMENT_AFTER else draw.uniform(0.0, 0.5)
 
 
-def _draw_moment(draw: random.Random, load: Load, former: FaultPlan | None, *, waits: bool) -> str:
+def _draw_moment(draw: random.Random, load: Load, former: FaultPlan | None, *, waits: bool, has_transfers: bool) -> str:
     if former is not None:
         return _MOMENT_AFTER.get(former.kind, NO_MOMENT)
     if not waits or draw.random() < 0.5:
         return NO_MOMENT
-    return draw.choice(MOMENTS[:2] if load.swaps and draw.random() < 0.5 else MOMENTS)
+    if has_transfers and draw.random() < 0.5:
+        return draw.choice(TRANSFER_MOMENTS)
+    return draw.choice(_MOMENTS[:2] if load.swaps and draw.random() < 0.5 else _MOMENTS)

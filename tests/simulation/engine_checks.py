@@ -5,6 +5,7 @@
 - A request that no attached executor can hold waits `orphan_timeout_s` at most.
 - An executor that answers no heartbeat for a lease is given up.
 - Whoever lost its executor too often has ended.
+- No group waits for a transfer beyond the deadline of that.
 - Nobody is counted out but requests that break executors.
 """
 
@@ -108,6 +109,7 @@ class EngineChecks:
         self._look_at_shares()
         self._look_at_orphans()
         self._look_at_leases()
+        self._look_at_transfers()
 
     def _look_at_groups(self) -> None:
         requests = self.engine.requests
@@ -146,6 +148,12 @@ class EngineChecks:
             longest_s = timings.lease_s + 2 * timings.heartbeat_interval_s + timings.resume_timeout_s + LATEST_LOOK_S
             if (silent_s := self.loop.time() - silent_since_s) > longest_s:
                 self.accuse(f"{driver.address} has answered no heartbeat for {silent_s:.1f} s, and is not given up")
+
+    def _look_at_transfers(self) -> None:
+        for group, transfer in self.engine.fleet.dispatcher.transfers.of_group.items():
+            late_s = self.loop.time() - max(transfer.deadline_s, self._awake_since_s)
+            if late_s > LATEST_LOOK_S:
+                self.accuse(f"{group.request_id} waits for a transfer, {late_s:.1f} s beyond its deadline")
 
     def _look_at_end(self, ended: EndedRequest) -> None:
         if COUNTED_OUT in ended.error_message and (ended.tenant, ended.request_id) not in self._poisoned:

@@ -334,6 +334,34 @@ async def _reset_front(world: World, plan: FaultPlan) -> bool:
     return front is not None
 
 
+async def _empty_executor(world: World, plan: FaultPlan) -> bool:
+    """An operator lets an executor give its groups to others, and lets it take some again."""
+    executor = _executor(world, plan).name
+    drained = [scheduler for scheduler in world.schedulers if scheduler.drain_executor(executor, is_draining=True)]
+    await asyncio.sleep(plan.duration_s)
+    for scheduler in drained:
+        scheduler.drain_executor(executor, is_draining=False)
+    return bool(drained)
+
+
+def _two_executors(world: World, plan: FaultPlan) -> tuple[str, str] | None:
+    """Return an executor and another one; None: there is none."""
+    one, others = _executor(world, plan), [it for it in world.executors if it is not _executor(world, plan)]
+    return (one.name, others[plan.number % len(others)].name) if others else None
+
+
+async def _cut_executors(world: World, plan: FaultPlan) -> bool:
+    ends = _two_executors(world, plan)
+    return ends is not None and await _cut(world, plan, *ends)
+
+
+async def _reset_executors(world: World, plan: FaultPlan) -> bool:
+    ends = _two_executors(world, plan)
+    if ends is not None:
+        world.network.reset(*ends)
+    return ends is not None
+
+
 async def _forget_engine(world: World, plan: FaultPlan) -> bool:
     """The name of the schedulers of a cell has not the address of one of them."""
     address = _scheduler(world, plan).own_address

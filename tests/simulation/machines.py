@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from executor_svc.service.servicer import ExecutionServicer
+from executor_svc.transfers.pending import Transfer
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.core.waiting.tenant_shares import TenantShare
 from scheduler_svc.engine.engine import Engine
@@ -21,6 +23,7 @@ from tests.simulation.plan import BY_NAME, ExecutorPlan
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.services import SimulatedExecutor, SimulatedFront, SimulatedScheduler, wall_clock
 from tests.simulation.step_thread import SimulatedStepThread
+from tests.simulation.transfer_watch import Cheap, pending_of, watch_transfers, watch_transfers_of
 from tests.simulation.watching import watch
 from tests.simulation.worker import SimulatedWorker
 
@@ -151,6 +154,15 @@ class ExecutorMachine(Machine):
             return None
         return getattr(self.executor, "worker", None)
 
+    @property
+    def servicer(self) -> ExecutionServicer | None:
+        """What answers its schedulers; None: the process has none yet, or is gone."""
+        return None if self.executor is None or self.worker is None else self.executor.servicer
+
+    def transfers(self) -> list[Transfer]:
+        """Return the transfers that it has begun, and not told the end of."""
+        return [] if self.servicer is None else list(pending_of(self.servicer))
+
     def start(self) -> None:
         """Start a process."""
         if self.is_up:
@@ -162,9 +174,13 @@ class ExecutorMachine(Machine):
             self.begin(),
             self._make_worker,
             self.wall_clock(self.name),
-            lambda servicer: watch_attachment(servicer._attachment, self.name, world.checks.break_promise),
+            self._watch,
         )
         self.executor.start(self.plan.load_s)
+
+    def _watch(self, servicer: ExecutionServicer) -> None:
+        watch_attachment(servicer._attachment, self.name, self._world.checks.break_promise)
+        watch_transfers_of(servicer, self._world.note_progress)
 
     async def drain(self) -> None:
         """End the process in order."""
@@ -184,6 +200,7 @@ class ExecutorMachine(Machine):
             self.numerics_id,
             world.checks.break_promise,
             world.note_step,
+            world.contents,
         )
         world.workers.append(worker)
         return worker
@@ -233,10 +250,15 @@ class SchedulerMachine(Machine):
         # As of a file: a scheduler that starts again finds what its executors have cached.
         prefix_key = random.Random(f"core{self._number}:1 {world.plan.seed}").randbytes(PREFIX_KEY_BYTES)
         # The next core may run on another host, with another clock.
-        surroundings = Surroundings(prefix_key, chance.random, self.wall_clock(process.name))
+        surroundings = Surroundings(
+            prefix_key, b"transfers of " + process.name.encode(), chance.random, self.wall_clock(process.name)
+        )
 
         def on_engine(engine: Engine) -> None:
             watch(engine, process.name, world.checks.watchers)
+            watch_transfers(engine, process.name, world.checks.watchers, world.note_progress)
+            if world.plan.is_sending_cheap:
+                engine.fleet.dispatcher.transfers._token_s = Cheap()
             process.watch = world.checks.watch(engine)
 
         def on_link(link: EngineServicer, engine: Engine) -> None:
@@ -278,6 +300,17 @@ class SchedulerMachine(Machine):
     def _start_again(self, process: SimulatedProcess) -> None:
         if self.process is process:
             self.start()
+
+    def drain_executor(self, address: str, *, is_draining: bool) -> bool:
+        """Let an executor give its groups to others, or take some again; return False if it is not driven here."""
+        scheduler, process = self.scheduler, self.process
+        if scheduler is None or process is None or not process.is_running or not scheduler.has_begun:
+            return False
+        driver = scheduler.engine.drivers.get(address)
+        if driver is None or driver.is_draining is is_draining:
+            return False
+        process.start(scheduler.engine.drain_executor(driver, is_draining=is_draining))
+        return True
 
     @property
     def config(self) -> SchedulerConfig:

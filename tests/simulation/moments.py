@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from executor_svc.transfers.pending import Outcome, Transfer
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from tests.simulation.plan import (
     ENGINE_FAULTS,
@@ -61,6 +62,19 @@ def _has_parked(strike: Strike) -> bool:
     return strike.engine is not None and bool(strike.engine.requests.suspects.parked)
 
 
+def _has_transfer(state: Callable[[Transfer], object]) -> Callable[[Strike], bool]:
+    """Return whether the target takes part in a transfer that is in a state at one of its ends."""
+
+    def sees(strike: Strike) -> bool:
+        ends = {machine: machine.transfers() for machine in strike.world.executors}
+        ids = {each.transfer_id for transfers in ends.values() for each in transfers if state(each)}
+        if strike.fault.kind in (*ENGINE_FAULTS, *SCHEDULER_FAULTS):
+            return bool(ids)
+        return any(each.transfer_id in ids for each in ends[strike.executor])
+
+    return sees
+
+
 _TABLE: dict[str, Callable[[Strike], bool]] = dict(
     zip(
         MOMENTS,
@@ -71,6 +85,9 @@ _TABLE: dict[str, Callable[[Strike], bool]] = dict(
             _is_drained,
             _is_resumed,
             _has_parked,
+            _any_core(lambda planner: len(planner.transfers)),
+            _has_transfer(lambda transfer: transfer.is_claimed and transfer.outcome is None),
+            _has_transfer(lambda transfer: transfer.outcome is Outcome.ARRIVED),
         ),
         strict=True,
     )

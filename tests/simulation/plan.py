@@ -39,6 +39,8 @@ FRONT_FAULTS = (
     "reset_front",
     "twin_front",
 )
+# Where executors send blocks to each other: an operator drains one, or the way between two is gone.
+TRANSFER_FAULTS = ("empty_executor", "cut_executors", "reset_executors")
 # Where the fronts find the schedulers of a cell by a name: it has not the address of one that lives.
 CELL_FAULTS = ("forget_engine",)
 # Of which no client learns whose request was accepted: fronts and executors live, and their core is there again soon.
@@ -51,6 +53,7 @@ FAULTS = (
     *ENGINE_FAULTS,
     *FRONT_FAULTS,
     *CELL_FAULTS,
+    *TRANSFER_FAULTS,
 )
 
 # How the fronts of a cell find its schedulers: each front joins all of them. NO_CELL: each has a scheduler of its own.
@@ -61,6 +64,11 @@ BY_LIST, BY_NAME = "list", "name"
 NO_MOMENT = ""
 WHILE_DRAINED = "it is drained"
 WHILE_RESUMED = "its stream is resumed"
+TRANSFER_MOMENTS = (
+    "a transfer has begun",
+    "the first blocks of a transfer are on their way",
+    "a transfer has arrived and is not told",
+)
 MOMENTS = (
     "blocks are in its host pool",
     "preempted groups wait there",
@@ -68,6 +76,7 @@ MOMENTS = (
     WHILE_DRAINED,
     WHILE_RESUMED,
     "suspects are parked",
+    *TRANSFER_MOMENTS,
 )
 
 # One of so many requests is sent on a stream that it shares with others.
@@ -85,6 +94,7 @@ class ExecutorPlan:
     `max_allowance`: most tokens that a sequence may get in a step.
     `cache_groups`: of each cache group the window in tokens, 0: none, and the device blocks; empty: it offers none.
     `num_device_states`, `num_host_states`: how many it saves, if the model has states.
+    `max_transfers`: so many may be pending.
     """
 
     address: str
@@ -101,6 +111,7 @@ class ExecutorPlan:
     cache_groups: tuple[tuple[int, int], ...] = ()
     num_device_states: int = 0
     num_host_states: int = 0
+    max_transfers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +188,7 @@ class Plan:
         cell: NO_CELL, BY_LIST or BY_NAME.
         has_states: Whether the model keeps a state of each sequence, beside what it caches.
         num_resuming: So many of the clients, the first ones, go on with an answer whose call was cut.
+        is_sending_cheap: Whether a transfer is expected to cost little, whatever those before it have taken.
         num_open: No request is sent while clients wait for so many others.
         is_fair: Whether what has been ready for longest runs first.
     """
@@ -201,6 +213,7 @@ class Plan:
     requests: tuple[RequestPlan, ...] = field(repr=False)
     faults: tuple[FaultPlan, ...] = field(repr=False)
     has_states: bool = False
+    is_sending_cheap: bool = False
 
     @property
     def is_seamless(self) -> bool:

@@ -102,9 +102,9 @@ BUGS = (
     # Cache groups
     Bug(
         "a prefix counts as found where the first cache group has it",
-        f"{CORE}/blocks/block_manager.py",
-        "np.logical_and.reduce([group.ends(hashes) for group in self.groups])",
-        "np.logical_and.reduce([group.ends(hashes) for group in self.groups[:1]])",
+        f"{CORE}/blocks/prefixes.py",
+        "[group.ends(names, with_host=with_host) for group in self._groups])",
+        "[group.ends(names, with_host=with_host) for group in self._groups[:1]])",
     ),
     Bug(
         "the blocks that a chunk takes of a later cache group are sent without its offset",
@@ -192,6 +192,67 @@ BUGS = (
         "executor_svc/fake/worker.py",
         "            self._states.fork(step.delta.forks)\n",
         "            pass\n",
+    ),
+    # On the host, and between executors
+    Bug(
+        "names of host blocks outlive an attachment",
+        f"{CORE}/fleet/fleet.py",
+        "        self.planners.append(planner)\n",
+        "        self.planners.append(planner)\n"
+        "        hosts = self.__dict__.setdefault('hosts', {})\n"
+        "        for former, pool in zip(hosts.get(name, ()), planner.blocks.pools):\n"
+        "            if former.host.names is not None and pool.host.names is not None:\n"
+        "                kept = former.host.names._block_of_hash\n"
+        "                if all(block < pool.host.allocator.num_blocks for block in kept.values()):\n"
+        "                    import numpy as np\n"
+        "                    ids = np.array([*kept.values()], np.int32)\n"
+        "                    pool.host.allocator.adopt(pool.host.names.adopt(ids, b''.join(kept)))\n"
+        "        hosts[name] = planner.blocks.pools\n",
+    ),
+    Bug(
+        "a copy takes the host block that a swap-in of the same step reads",
+        f"{CORE}/step/executor_planner.py",
+        "        if not (plan.blocks_to_swap_in or waits or self.is_draining):\n",
+        "        if not (waits or self.is_draining):\n",
+    ),
+    Bug(
+        "a block is free for others while it is sent",
+        f"{CORE}/step/block_transfers.py",
+        "        for part in parts:\n"
+        "            self._blocks.pools[part.pool].allocator.acquire(part.blocks)\n"
+        "        self.sending[number] = parts\n",
+        "        self.sending[number] = []\n",
+    ),
+    Bug(
+        "a block has its name before its content has arrived",
+        f"{CORE}/step/block_transfers.py",
+        "            if part.pool == 0:\n"
+        "                self._of_first_pool.start_writing(_writer(number), part.names)\n",
+        "            self._blocks.pools[part.pool].allocator.register(part.names, part.blocks.tolist())\n",
+    ),
+    Bug(
+        "blocks that arrive have the names of their neighbours",
+        f"{CORE}/step/block_transfers.py",
+        "                allocator.register(part.names, part.blocks.tolist())\n",
+        "                allocator.register(part.names, part.blocks[::-1].tolist())\n",
+    ),
+    Bug(
+        "transfers go on after an attachment has ended",
+        f"{SERVICE}/step_runner.py",
+        '            self._transfers.cancel_all(Reason.ATTACH, "a scheduler attached")\n',
+        "",
+    ),
+    Bug(
+        "the group of a transfer that was cancelled waits for ever",
+        f"{CORE}/fleet/transfers.py",
+        "            self.of_group.pop(group, None)\n            group.has_pulled = True\n",
+        "            group.has_pulled = True\n",
+    ),
+    Bug(
+        "no deadline ends a transfer",
+        f"{CORE}/fleet/transfers.py",
+        "if now_s > each.deadline_s and each.group]",
+        "if now_s > each.deadline_s + 1e9 and each.group]",
     ),
     # Grammars
     Bug(

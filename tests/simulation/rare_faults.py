@@ -7,11 +7,7 @@ from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.executors.driver import ExecutorDriver
 from tests.simulation.machines import ExecutorMachine, FrontMachine, SchedulerMachine
-from tests.simulation.plan import (
-    EXECUTOR_FAULTS,
-    FRONT_FAULTS,
-    FaultPlan,
-)
+from tests.simulation.plan import ENGINE_FAULTS, EXECUTOR_FAULTS, FRONT_FAULTS, SCHEDULER_FAULTS, FaultPlan
 from tests.simulation.rare import Rare
 from tests.simulation.world import World
 
@@ -97,6 +93,25 @@ RARE_STRIKES: tuple[Rare[Strike], ...] = (
         "killed with blocks in the host cache",
         "an executor ended",
         _meets(_ENDING, lambda planner: len(planner.swapped)),
+    ),
+    Rare(
+        "struck while it sent",
+        "a fault met an executor that sent blocks",
+        lambda it: it.fault.kind in EXECUTOR_FAULTS and any(planner.transfers.sending for planner in it.planners()),
+    ),
+    Rare(
+        "struck while it received",
+        "a fault met an executor that blocks were sent to",
+        lambda it: it.fault.kind in EXECUTOR_FAULTS and any(planner.transfers.receiving for planner in it.planners()),
+    ),
+    Rare(
+        "scheduler struck during a transfer",
+        "a fault met a scheduler that had begun a transfer",
+        lambda it: (
+            it.fault.kind in (*ENGINE_FAULTS, *SCHEDULER_FAULTS)
+            and it.engine is not None
+            and len(it.engine.fleet.dispatcher.transfers) > 0
+        ),
     ),
     Rare(
         "hung with steps behind",

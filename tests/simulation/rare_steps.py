@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.step import Step
+from scheduler_svc.core.blocks.host_blocks import HostBlocks
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.core.step.step_updates import StepUpdates
+from scheduler_svc.request.life import EventKind
 from tests.simulation.checks import RequestRecord
 from tests.simulation.rare import Rare
 
@@ -17,6 +19,10 @@ _OUT_OF_BATCH = (SequenceStatus.WAITING, SequenceStatus.SWAPPED)
 
 # As many as a scheduler has in flight at most.
 _MANY_STEPS = 4
+
+
+# Why tokens of a group count as cached.
+_HOST, _PULLED = "from the host cache", "were pulled from"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +34,37 @@ class Decided:
     step: Step
 
 
+def _is_full(host: HostBlocks) -> bool:
+    allocator = host.allocator
+    return allocator.num_used_blocks + allocator.num_cached_blocks == allocator.num_blocks
+
+
 def _state_blocks(step: Step) -> list[bool]:
     """Return of each admission whether it begins with a saved state."""
     return [admission.state_block is not None for admission in step.delta.admissions]
 
 
+def _admits(decided: Decided, cause: str, *, has_run: bool = False) -> bool:
+    """Return whether a group is admitted for whose cached tokens there is this cause."""
+    return any(
+        event.kind is EventKind.ADMITTED and cause in event.cause and (event.group.num_preemptions > 0 or not has_run)
+        for event in decided.decision.events
+    )
+
+
 RARE_DECISIONS: tuple[Rare[Decided], ...] = (
+    Rare("prefix from the host", "a request began with blocks that only the host had", lambda it: _admits(it, _HOST)),
+    Rare(
+        "prefix evicted from the host",
+        "a prefix was copied to the host when that had no block without one",
+        lambda it: any(_is_full(copy.host) for copy in it.planner.in_flight[-1].copies),
+    ),
+    Rare("prefix pulled", "a request began with blocks of another executor", lambda it: _admits(it, _PULLED)),
+    Rare(
+        "moved behind its blocks",
+        "a group that had run began again with blocks of another executor",
+        lambda it: _admits(it, _PULLED, has_run=True),
+    ),
     Rare("block copied", "a step copied a shared block before it wrote", lambda it: bool(len(it.step.blocks_to_copy))),
     Rare(
         "fork behind a step in flight",

@@ -26,6 +26,7 @@ from tests.simulation.processes import SimulatedProcess
 from tests.simulation.real_world import fence
 from tests.simulation.shapes import POISON, shape
 from tests.simulation.sometimes import PREFIX, Sometimes
+from tests.simulation.tier_checks import TierChecks, left_of_transfers
 from tests.simulation.watching import Watcher
 from tests.simulation.world import World
 
@@ -98,7 +99,7 @@ def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -
     wanted = mock.patch.object(client, "WANTED", client.WANTED | {Capability.VARIABLE_TOKENS})
     with checks.reading_the_log(), fence(loop, f"{plan.seed}"), wanted:
         world = World(plan, loop, checks)
-        checks.watchers = (*checks.watchers, AbortChecks(world), CellChecks(world))
+        checks.watchers = (*checks.watchers, AbortChecks(world), CellChecks(world), TierChecks(world))
         try:
             with watching_callbacks(loop, checks.break_promise):
                 loop.run_until_complete(_play(world))
@@ -225,6 +226,8 @@ async def _end_all(world: World) -> None:
     for machine in world.schedulers:
         assert machine.scheduler is not None
         checks.check_empty(machine.scheduler.engine)
+        if left := left_of_transfers(world, machine.scheduler.engine):
+            checks.break_promise(f"all requests have ended, and transfers are pending: {left}")
         await _check_link(world, machine)
 
 

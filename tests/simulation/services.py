@@ -15,6 +15,9 @@ from octavo.admin.v1 import admin_service_pb2_grpc
 from octavo.client import Client
 from octavo.core.v1 import core_service_pb2_grpc
 from octavo.execution.v1 import execution_service_pb2_grpc
+from octavo.execution.v1.block_transfer_service_pb2_grpc import (
+    add_BlockTransferServiceServicer_to_server as add_transfers,
+)
 from octavo.generation.v1 import generation_service_pb2_grpc
 from octavo_shared.grpc.grpc_status import StatusInterceptor
 from octavo_shared.grpc.membership import Membership, Resolve
@@ -91,14 +94,19 @@ class SimulatedExecutor:
     async def _run(self, load_s: float) -> None:
         self.thread = SimulatedStepThread(self.process.loop)
         self.worker = self.make_worker(self.thread, self.process.name)
-        self.servicer = ExecutionServicer(thread=self.thread, unix_s=self.unix_s)
+        self.servicer = ExecutionServicer(thread=self.thread, unix_s=self.unix_s, dial=self._dial)
+        self.servicer.transfer_address = self.address
         self.on_servicer(self.servicer)
         self.server = SimulatedServer(self.process, self.address, [StatusInterceptor()])
         added_to: Any = self.server
         execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(self.servicer, added_to)
+        add_transfers(self.servicer.block_transfers, added_to)
         self.network.listen(self.server)
         await asyncio.sleep(load_s)
         await self.servicer.load(lambda: self.worker)
+
+    def _dial(self, address: str) -> Any:
+        return SimulatedChannel(self.network, address)
 
     async def drain(self) -> None:
         """End in order, as after SIGTERM."""

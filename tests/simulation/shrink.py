@@ -43,6 +43,8 @@ _SIMPLE_SETTINGS: dict[str, Any] = {
     "watermark": 0.0,
     "max_waiting_requests": 1000,
     "max_executors": None,
+    "host_prefixes": False,
+    "block_transfers": False,
 }
 
 _SIMPLE_REQUEST: dict[str, Any] = {
@@ -192,6 +194,8 @@ def _simplifications(plan: Plan) -> Iterator[tuple[str, Callable[[Plan], Plan]]]
     yield "no states", lambda plan: replace(plan, has_states=False)
     yield "no drafts", lambda plan: _executors(plan, max_allowance=1)
     yield "no sliding window", lambda plan: replace(plan, sliding_window_tokens=0)
+    yield "learned prices", lambda plan: replace(plan, is_sending_cheap=False)
+    yield "no transfers", lambda plan: _executors(plan, max_transfers=0)
     yield "no host blocks", lambda plan: _executors(plan, num_host_blocks=0)
     yield "no devices", lambda plan: _executors(plan, has_device=False)
     for name, value in _SIMPLE_REQUEST.items():

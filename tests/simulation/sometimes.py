@@ -28,6 +28,7 @@ from tests.simulation.rare_steps import (
     Decided,
     Processed,
 )
+from tests.simulation.transfer_watch import RARE_TRANSFERS
 from tests.simulation.watching import Watcher
 from tests.simulation.world import World
 
@@ -54,6 +55,7 @@ RARE: dict[str, str] = (
     }
     | _OTHERS
     | RARE_ON_THE_LINK
+    | RARE_TRANSFERS
 )
 
 
@@ -157,5 +159,9 @@ class Sometimes(Watcher):
             self.count("stop string behind a surplus token")
 
     def linked(self, process: str, name: str) -> None:
+        """See `Watcher`."""
+        self.count(name)
+
+    def transferred(self, process: str, name: str) -> None:
         """See `Watcher`."""
         self.count(name)

@@ -67,6 +67,9 @@ class Watcher:
     def linked(self, process: str, name: str) -> None:
         """Something rare was seen on the link between a core and a front (`link_watch.py`)."""
 
+    def transferred(self, process: str, name: str) -> None:
+        """Something rare was seen in a transfer of blocks (`transfer_watch.py`)."""
+
     def broken(self, what: str) -> None:
         """The first promise is broken."""
 

@@ -36,6 +36,7 @@ class SimulatedWorker(FakeWorker):
         numerics_id: Of which arithmetic it says that it is.
         accuse: Told of a step that no scheduler may send.
         on_step: Called after each step.
+        contents: What each name of a block stands for, at any executor.
 
     Attributes:
         is_broken: Whether every step fails.
@@ -54,8 +55,9 @@ class SimulatedWorker(FakeWorker):
         numerics_id: str,
         accuse: Callable[[str], None],
         on_step: Callable[[], None],
+        contents: dict[bytes, bytes],
     ) -> None:
-        self._contents: dict[bytes, bytes] = {}
+        self._contents = contents
         super().__init__(
             block_size_tokens=plan.block_size_tokens,
             num_device_blocks=plan.num_device_blocks,
@@ -80,6 +82,7 @@ class SimulatedWorker(FakeWorker):
             sleep=self._occupy,
             clock=thread.clock,
             instance_id=instance_id,
+            max_transfers=plan.max_transfers,
         )
         self.is_broken = False
         self.num_failing = self.num_hanging = self.num_nonsense = self.num_steps = 0
@@ -121,6 +124,17 @@ class SimulatedWorker(FakeWorker):
         """See `FakeWorker`."""
         super().reset(uses_groups=uses_groups)
         self._checks = BlockChecks(self.table, self._histories, self._caches, self._states, self._contents)
+
+    def has_on_host(self, pool: int, block: int, name: bytes) -> bool:
+        """Return whether a host block of a pool has the content that a name stands for."""
+        if pool < len(self._caches):
+            content: bytes = self._caches[pool]._host[block].tobytes()
+        else:
+            assert self._states is not None
+            content = self._states._host["history"][block].tobytes()
+        known = self._contents.get(name, content)
+        num_bytes = min(len(content), len(known))
+        return content[len(content) - num_bytes :] == known[len(known) - num_bytes :]
 
     def _write_and_read(self, layout: StepLayout, token_counts: TokenCounts | None = None) -> None:
         self._layout = layout

@@ -142,6 +142,7 @@ class World:
         fronts: The machines of all fronts.
         workers: Of all executor processes so far.
         texts: All that were asked for.
+        contents: What each name of a block stands for.
         is_over: Whether no client tries again any more.
     """
 
@@ -158,6 +159,7 @@ class World:
     is_over: bool = False
     workers: list[SimulatedWorker] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
+    contents: dict[bytes, bytes] = field(default_factory=dict)
     _awaiting_step: list[asyncio.Future[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -197,13 +199,17 @@ class World:
 
     def note_step(self) -> None:
         """An executor has run a step."""
+        self.note_progress()
+
+    def note_progress(self) -> None:
+        """A step has run, or a transfer goes on."""
         awaiting, self._awaiting_step = self._awaiting_step, []
         for future in awaiting:
             if not future.done():
                 future.set_result(None)
 
     async def next_step(self, until_s: float) -> None:
-        """Return after the next step of any executor, or at a time: whoever looks then need not look in between."""
+        """Return after the next step of any executor, or at a time, or earlier; nobody need look in between."""
         if until_s <= self.loop.time():
             return
         future: asyncio.Future[None] = self.loop.create_future()
@@ -240,3 +246,5 @@ class World:
             machine.start()
         for scheduler in self.schedulers:
             self.core_addresses[scheduler.own_address] = None
+            for executor in self.executors:
+                scheduler.drain_executor(executor.name, is_draining=False)

@@ -280,6 +280,18 @@ async def test_several_tokens_a_step_are_agreed_on_with_row_flags_only_and_withi
             assert (parameters.max_allowance, parameters.max_sample_rows) == expected
 
 
+@each_row((8, 0, 4), (8, 2, 2), (8, 9, 4), (9, 2, 0))
+async def test_transfers_are_agreed_on_within_what_the_executor_can(
+    capability: int, max_transfers: int, agreed: int
+) -> None:
+    executor = executor_here(FakeWorker(max_transfers=4))
+    async with executor as process, grpc.aio.insecure_channel(process.address) as channel:
+        request = attach_request(2, capability)
+        request.capability_parameters.max_transfers = max_transfers
+        response = await pb_grpc.ExecutionServiceStub(channel).Attach(request)
+        assert response.capability_parameters.max_transfers == agreed
+
+
 @pytest.mark.parametrize(("wanted", "most"), [(WANTED - {Capability.VARIABLE_TOKENS}, 1), (WANTED, 4)])
 async def test_a_scheduler_gives_allowances_only_where_it_wants_them(
     wanted: frozenset[Capability], most: int, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
+from scheduler_svc.core.step.step_plan import GroupEvent
 from scheduler_svc.core.step.step_updates import PromptLogprobs
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.core.waiting.tenant_shares import TenantShares
@@ -64,11 +65,12 @@ class WiredWorker:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """An attached executor and its core; `results` are executed and not yet processed, oldest first."""
+    """An attached executor and its core; `results` of its `steps` are not yet processed, oldest first."""
 
     planner: ExecutorPlanner
     executor: VirtualExecutor
     results: deque[StepResult] = field(default_factory=deque)
+    steps: list[Step] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -182,6 +184,7 @@ class VirtualFleet:
         self.failures: dict[int, str] = {}
         self.cut_short: set[tuple[int, int]] = set()
         self.stop_lengths: dict[tuple[int, int], int] = {}
+        self.events: list[GroupEvent] = []
         self.num_recomputed_groups = 0
         self.num_preemptions = 0
         self._epochs = itertools.count(1)
@@ -262,6 +265,7 @@ class VirtualFleet:
     def schedule(self, member: Member, now_s: float) -> Step | None:
         """Decide the next step of a member; it is not executed yet."""
         decision, _ = self.fleet.schedule(member.planner, now_s)
+        self.events += decision.events
         for failure in decision.failures:
             group = failure.group
             assert len(group.sequences) > 1 or group.beam_search is not None, f"a lone sequence failed: {failure}"
@@ -273,6 +277,7 @@ class VirtualFleet:
     def execute(self, member: Member, step: Step) -> None:
         """Execute the step that was scheduled last; its result waits to be processed."""
         digest = member.planner.table.digest()
+        member.steps.append(step)
         member.results.append(member.executor.execute(step))
         assert member.executor.table.digest() == digest, "the two batch tables differ"
 

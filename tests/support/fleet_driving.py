@@ -8,7 +8,10 @@ from scheduler_svc.core.waiting.policy import Policy
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from tests.support.driving import name_of, small_limits
 from tests.support.fleet import MakeFleet, Member, VirtualFleet
-from tests.support.toy_executor import ToyExecutor, count_up
+from tests.support.toy_executor import ToyExecutor, ToyNetwork, count_up
+
+# Of executors that exchange blocks: these have to be known.
+ALIKE = Numerics("numerics", "digest")
 
 
 class FleetBench(VirtualFleet):
@@ -20,6 +23,7 @@ class FleetBench(VirtualFleet):
         tenant_weights: Of the queue.
         max_num_seqs_per_tenant: Of the queue.
         make_fleet: See `VirtualFleet`.
+        network: Between the members.
     """
 
     def __init__(
@@ -29,14 +33,24 @@ class FleetBench(VirtualFleet):
         tenant_weights: Mapping[str, float] | None = None,
         max_num_seqs_per_tenant: int | None = None,
         make_fleet: MakeFleet = Fleet,
+        network: ToyNetwork | None = None,
     ) -> None:
+        self.network = network or ToyNetwork()
         super().__init__(policy, tenant_weights, max_num_seqs_per_tenant=max_num_seqs_per_tenant, make_fleet=make_fleet)
         for limits in all_limits:
-            self.attach(limits)
+            self.attach(limits, ALIKE if limits.max_transfers else UNKNOWN)
 
     def attach(self, limits: CoreLimits, numerics: Numerics = UNKNOWN) -> Member:
         """Let an empty toy executor join."""
-        return self.join(limits, ToyExecutor(limits, count_up), numerics=numerics)
+        name = f"executor {len(self.members)}" if limits.max_transfers else ""
+        return self.join(limits, ToyExecutor(limits, count_up, network=self.network), name, numerics)
+
+    def turn(self, now_s: float = 0.0) -> None:
+        """Let each member decide, execute, and take what comes of it."""
+        for member in self.members:
+            self.step(member, now_s)
+            while member.results:
+                self.process(member)
 
     def step(self, member: Member, now_s: float = 0.0) -> None:
         """Let a member decide, and execute what it decided; the result waits."""

@@ -58,8 +58,8 @@ class PlacementCheck:
         capped: set[str] = set()
         lacks_grammar_slot = False
         for group in self._fleet.queue.in_order():
-            if group in dispatched:
-                continue  # another core is to admit it in its next step
+            if group in dispatched or group in dispatcher.transfers.of_group:
+                continue  # another core is to admit it in its next step, or when its prefix has come
             if dispatcher.why_capped(group) or group.tenant in capped:
                 capped.add(group.tenant)  # it waits for others of its tenant, and whoever is behind it in its line
                 continue
@@ -97,7 +97,8 @@ class PlacementCheck:
         """Return what keeps a group from a core; assert that it is true as far as arithmetic tells."""
         verdict = planner.obstacle(group, self._fleet.fleet.dispatcher.judged_at_s(self._now_s))
         is_slow = planner.in_flight and self._now_s - planner.in_flight[0].scheduled_at_s > planner.limits.stall_after_s
-        assert verdict is None or is_slow or not _has_room(planner, group), (
+        is_coming = bool(planner.transfers.receiving)
+        assert verdict is None or is_slow or is_coming or not _has_room(planner, group), (
             f"{group.request_id} has room, and: {verdict}"
         )
         return verdict

@@ -21,6 +21,9 @@ from executor_svc.service.servicer import ExecutionServicer
 from executor_svc.worker.interface import Worker
 from octavo.admin.v1 import admin_service_pb2_grpc
 from octavo.execution.v1 import execution_service_pb2, execution_service_pb2_grpc
+from octavo.execution.v1.block_transfer_service_pb2_grpc import (
+    add_BlockTransferServiceServicer_to_server as add_transfers,
+)
 from octavo.generation.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc
 from octavo_shared.grpc.grpc_server import GrpcServer
 from octavo_shared.grpc.membership import Membership
@@ -86,7 +89,8 @@ class ExecutorProcess:
     async def _serve(self) -> None:
         self.server = GrpcServer(listen=self.listen, max_message_bytes=MAX_MESSAGE_BYTES, service_names=[SERVICE])
         execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(self.servicer, self.server.server)
-        self.address = self.listen = await self.server.start()
+        add_transfers(self.servicer.block_transfers, self.server.server)
+        self.address = self.listen = self.servicer.transfer_address = await self.server.start()
 
 
 @dataclass(slots=True)

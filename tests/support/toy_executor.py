@@ -98,13 +98,32 @@ def values_of(token_ids: list[int], token_type_ids: bytes, task: PoolingTask) ->
     return np.array(numbers if task is PoolingTask.EMBED else numbers[:1], np.float32)
 
 
+class ToyNetwork:
+    """What toy executors send each other; `fails` says which transfers do, by the numbers that the fleet gave them."""
+
+    def __init__(self, fails: Callable[[int], bool] = lambda number: False) -> None:
+        self.contents: dict[int, list[dict[int, int]]] = {}
+        self.taken: set[int] = set()
+        self.cancelled: set[int] = set()
+        self._fails = fails
+
+    def is_cancelled(self, number: int) -> bool:
+        """Return whether a transfer will never arrive."""
+        return number not in self.taken and (number in self.cancelled or self._fails(number))
+
+
 class ToyExecutor:
     """Runs steps in order, as an executor does, and checks every read of its cache.
 
     The loads of grammars take `num_load_steps` steps beside their own, if it tells their ends.
     """
 
-    def __init__(self, limits: CoreLimits, next_token: NextToken, num_load_steps: int = 0) -> None:
+    def __init__(
+        self, limits: CoreLimits, next_token: NextToken, num_load_steps: int = 0, network: ToyNetwork | None = None
+    ) -> None:
+        self._network = network or ToyNetwork()
+        self._sending: dict[int, list[int]] = {}
+        self._receiving: dict[int, list[int]] = {}
         self._num_load_steps = num_load_steps
         self._loading: dict[int, int] = {}  # by grammar slot: steps until it is told
         sizes = limits.max_num_seqs, limits.max_model_len, limits.block_size, limits.num_blocks
@@ -125,6 +144,7 @@ class ToyExecutor:
         layout = self.layout = self.table.apply(received.delta)
         loaded = self._loaded(received) if self._limits.tells_loads else ()
         assert layout.num_tokens <= self._limits.max_num_batched_tokens, "the step is larger than its budget"
+        self._begin_transfers(received)
         self._save_states(received)
         self._move_blocks(received)
         self._begin_states(received)
@@ -138,6 +158,7 @@ class ToyExecutor:
         self._fork_states(received.delta.forks)
         sampled_token_ids, counts, candidates = self._sample(layout, spans)
         self.table.resolve(layout, sampled_token_ids, counts)
+        arrived, sent, cancelled = self._end_transfers()
         result = StepResult(
             received.epoch,
             received.step_id,
@@ -145,6 +166,9 @@ class ToyExecutor:
             token_counts=counts,
             pooling_outputs=self._pool(received),
             grammars_loaded=loaded,
+            arrived_transfers=arrived,
+            sent_transfers=sent,
+            cancelled_transfers=cancelled,
             candidate_token_ids=np.concatenate([c.token_ids for c in candidates]) if candidates else None,
             candidate_logprobs=np.concatenate([c.logprobs for c in candidates]) if candidates else None,
         )
@@ -162,6 +186,61 @@ class ToyExecutor:
         bodies = [grammar.body for slot in ended if (grammar := self.table.grammars[slot])]
         broken = [body.startswith(b"broken") for body in bodies]
         return tuple(GrammarLoaded(slot, BROKEN * is_broken) for slot, is_broken in zip(ended, broken, strict=True))
+
+    def _begin_transfers(self, step: Step) -> None:
+        network = self._network
+        for send in step.blocks_to_send:
+            assert send.transfer_id not in network.contents, "a number is used twice"
+            network.contents[send.transfer_id] = [dict(self._cache[block]) for block in send.block_ids.tolist()]
+            self._sending[send.transfer_id] = send.block_ids.tolist()
+        for receive in step.blocks_to_receive:
+            self._receiving[receive.transfer_id] = receive.block_ids.tolist()
+            for block in receive.block_ids.tolist():
+                self._cache[block] = {}
+        network.cancelled.update(step.transfers_to_cancel)
+        coming = {block for blocks in self._receiving.values() for block in blocks}
+        leaving = {block for blocks in self._sending.values() for block in blocks}
+        assert sum(map(len, self._receiving.values())) == len(coming), "a block has two transfers"
+        live = self.table.live.nonzero()[0].tolist()
+        first_ids = [(group, group.first_id) for group in self.table.groups]
+        held = {first + block for group, first in first_ids for slot in live for block in self._held(group, slot)}
+        assert not coming & held, "a block that is received is in a block table"
+        moved = (step.blocks_to_swap_in, step.blocks_to_copy)
+        written = {block for pairs in moved for block in pairs[:, 1].tolist()} | set(step.states_to_save[:, 2].tolist())
+        assert not written & (coming | leaving), "a block of a transfer is written"
+        assert not {*step.registered_blocks.tolist()} & coming, "a block has a name before its content has come"
+        self._leaving = leaving
+
+    def _held(self, group: BlockTables, slot: int) -> list[int]:
+        window = next(
+            pool.sliding_window
+            for other, pool in zip(self.table.groups, self._limits.groups, strict=True)
+            if other is group
+        )
+        start = int(self.table.num_scheduled_tokens[slot])
+        first = max(0, start - window) // group.block_size if window else 0
+        held: list[int] = group.of_slot(slot).tolist()[first:]
+        return held
+
+    def _end_transfers(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Take what has come, and tell what has ended."""
+        network, arrived, sent, cancelled = self._network, list[int](), list[int](), list[int]()
+        for number, blocks in self._receiving.items():
+            if network.is_cancelled(number):
+                cancelled.append(number)
+            elif number in network.contents:
+                self._cache.update(zip(blocks, network.contents[number], strict=True))
+                network.taken.add(number)
+                arrived.append(number)
+        for number in self._sending:
+            if number in network.taken:
+                sent.append(number)
+            elif network.is_cancelled(number):
+                cancelled.append(number)
+        for number in (*arrived, *sent, *cancelled):
+            self._receiving.pop(number, None)
+            self._sending.pop(number, None)
+        return tuple(arrived), tuple(sent), tuple(cancelled)
 
     def _pool(self, step: Step) -> tuple[PoolingOutput, ...]:
         """Answer the texts, which share the budget of the step with its rows."""
@@ -278,6 +357,7 @@ class ToyExecutor:
     def _write(self, slot: int, start: int, end: int) -> None:
         for group in self.table.groups:
             written = list(zip(self._places(group, slot, end), self._hashes(slot, end), strict=True))[start:]
+            assert not {block for (block, _), _ in written} & self._leaving, "a row writes a block that is sent"
             for (block, offset), history in written:
                 self._cache.setdefault(block, {})[offset] = history
 

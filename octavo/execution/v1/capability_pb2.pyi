@@ -196,8 +196,8 @@ class CapabilityParameters(_message.Message):
     max_encoder_tokens: _builtins.int
     """CAPABILITY_ENCODER: longest input of the encoder, in encoder tokens."""
     transfer_address: _builtins.str
-    """CAPABILITY_BLOCK_TRANSFER: where other executors send blocks to, as host:port. A scheduler leaves it
-    empty.
+    """CAPABILITY_BLOCK_TRANSFER: where other executors send blocks to, as host:port. Without a host, as :port, it is
+    the host by which the scheduler reaches the executor. A scheduler leaves it empty.
     """
     max_transfers: _builtins.int
     """CAPABILITY_BLOCK_TRANSFER: most transfers, sent and received, that may be pending at once."""

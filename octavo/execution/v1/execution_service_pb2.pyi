@@ -71,6 +71,7 @@ class GetExecutorInfoResponse(_message.Message):
     WHY_NOT_INVARIANT_FIELD_NUMBER: _builtins.int
     KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     min_wire_version: _builtins.int
     """Lowest wire version that this executor speaks."""
     max_wire_version: _builtins.int
@@ -134,6 +135,10 @@ class GetExecutorInfoResponse(_message.Message):
     """What its operator should mend although it serves, for people, in one sentence. Empty: nothing, or the
     executor does not say it.
     """
+    role: _builtins.str
+    """What requests its operator wants on it: "prefill", long prompts until their first token, "decode", everything
+    else, or "both". Empty: both, or the executor does not say it.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end a sequence unless a request ignores them; from the model's generation config."""
@@ -188,10 +193,11 @@ class GetExecutorInfoResponse(_message.Message):
         why_not_invariant: _builtins.str = ...,
         kv_cache_dtype: _builtins.str = ...,
         warning: _builtins.str = ...,
+        role: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability_parameters", b"capability_parameters", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnations", b"incarnations", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "kv_cache_dtype", b"kv_cache_dtype", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size", "warning", b"warning", "weights_digest", b"weights_digest", "why_not_invariant", b"why_not_invariant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnations", b"incarnations", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "kv_cache_dtype", b"kv_cache_dtype", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "role", b"role", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size", "warning", b"warning", "weights_digest", b"weights_digest", "why_not_invariant", b"why_not_invariant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,10 +7,8 @@ all but the last are computed needs a new block exactly when n - 1 is a multiple
 The watermark keeps a share of the pool back from admissions and swap-ins, so that a group that has
 just entered is not preempted by the next growth. Running sequences may use all of it.
 
-A sequence has a block table in each cache group (`group_blocks.py`). A prefix is found up to the last block
-behind which the next token finds all blocks that it sees, in all cache groups, and a saved state if the model has
-states (`saved_states.py`). What only the host has (`host_blocks.py`) is found where bringing it back costs less than
-computing it (`StepCost.pays`).
+A sequence has a block table in each cache group (`group_blocks.py`), and begins behind the longest prefix that is found
+(`prefixes.py`).
 
 Sharing. Full blocks are shared through the prefix cache and inside a group; they are never written
 again. Forks also share the last, partial block: the first sequence that writes into it gets a copy, and the
@@ -31,14 +29,13 @@ from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.blocks.group_blocks import NOTHING_FOUND, Found, GroupBlocks
 from scheduler_svc.core.blocks.host_blocks import Copy
 from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, BlockHasher
+from scheduler_svc.core.blocks.prefixes import Prefix, Prefixes
 from scheduler_svc.core.blocks.saved_states import SavedStates
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.step_cost import StepCost
 from scheduler_svc.core.step.step_size import admission_bytes, rules_bytes
 
-# A prefix on the host is not worth a move for fewer blocks more than the device has.
-LEAST_BROUGHT_BLOCKS = 2
 # Most blocks that a step copies to the host, and as long as it is not known what they cost.
 MAX_COPIED_BLOCKS, FIRST_COPIED_BLOCKS = 64, 8
 
@@ -76,16 +73,6 @@ class SequenceBlocks:
     parts: list[GroupPart]
     num_in_chain: int = 0
     state: bytes = b""
-    num_brought: int = 0
-
-
-@dataclass(slots=True)
-class Prefix:
-    """The longest prefix of a sequence, in blocks: see `SequenceBlocks`; `found` is what each cache group has of it."""
-
-    num_cached: int
-    num_in_chain: int
-    found: Seq[Found]
     num_brought: int = 0
 
 
@@ -140,6 +127,8 @@ class BlockManager:
 
     Attributes:
         groups: The cache groups.
+        prefixes: Finds prefixes.
+        pools: Those of the cache groups and of saved states, as their blocks are numbered.
         allocator, prefix_cache: Of the first cache group.
         states: The saved states of a model with states; None: none is saved.
         first_state: The id of the first one on the wire.
@@ -163,10 +152,11 @@ class BlockManager:
             self.states = SavedStates(limits, self.first_state, first_host_id)
             self.groups[0].allocator.dependents = self.groups[0].host.allocator.dependents = self.states
         # As their blocks are numbered.
-        self._pools: list[GroupBlocks | SavedStates] = [*self.groups]
-        self._pools += [] if self.states is None else [self.states]
+        self.pools: list[GroupBlocks | SavedStates] = [*self.groups]
+        self.pools += [] if self.states is None else [self.states]
         for index, group in enumerate(self.groups) if limits.more_groups else ():
             group.words = f" of cache group {index} ({f'window of {group.window}' if group.window else 'all'} tokens)"
+        self.prefixes = Prefixes(self.groups, self.states)
         self.allocator, self.prefix_cache = self.groups[0].allocator, self.groups[0].prefix_cache
         self.num_watermark_blocks = self.groups[0].num_watermark_blocks
         self.hasher = BlockHasher(prefix_key, limits.block_size)
@@ -324,42 +314,14 @@ class BlockManager:
         )
 
     def _find_prefix(self, sequence: Sequence, *, with_host: bool) -> Prefix:
-        """Find the longest prefix of which each cache group has all blocks that the token behind it sees."""
+        """Return the longest prefix that a sequence may begin behind."""
         if self.prefix_cache is None:
             return Prefix(0, 0, self._nothing_found)
         hashes = self.hash_blocks(sequence)
         if sequence.group.lacks_prompt_logprobs:
             return Prefix(0, 0, self._nothing_found)
         hashes = hashes[: self._max_hit(sequence)]
-        prefix = self._longest(hashes, with_host=False)
-        if with_host and prefix.num_cached < len(hashes):
-            longer = self._longest(hashes, with_host=True)
-            if longer.num_cached - prefix.num_cached >= LEAST_BROUGHT_BLOCKS:
-                num_bytes = self._bytes_to_bring(longer)
-                if self.step_cost.pays(num_bytes, (longer.num_cached - prefix.num_cached) * self.block_size):
-                    return longer
-        return prefix
-
-    def _longest(self, hashes: list[bytes], *, with_host: bool) -> Prefix:
-        """Return the longest prefix with these names, on the device alone or on both."""
-        if len(self.groups) == 1 and not self.groups[0].window:
-            assert self.prefix_cache is not None
-            found, copies = self.prefix_cache.match(hashes, len(hashes)), self.groups[0].host.names
-            has_more = with_host and copies is not None and (self.states or copies.holds(hashes[len(found)]))
-            if not has_more:
-                num_cached = len(found) if self.states is None else self.states.longest(hashes[: len(found)])
-                return Prefix(num_cached, len(found), [Found(found[:num_cached], [])])
-        ends = np.logical_and.reduce([group.ends(hashes, with_host=with_host) for group in self.groups])
-        num_in_chain = num_cached = int(ends.nonzero()[0][-1])
-        if self.states is not None:
-            ends[1:] &= self.states.are_behind(hashes, with_host=with_host)
-            num_cached = int(ends.nonzero()[0][-1])
-        found_in = [group.found(hashes[:num_cached], with_host=with_host) for group in self.groups]
-        return Prefix(num_cached, num_in_chain, found_in, max(len(found.names_on_host) for found in found_in))
-
-    def _bytes_to_bring(self, prefix: Prefix) -> int:
-        pairs = zip(self.groups, prefix.found, strict=True)
-        return sum(len(found.names_on_host) * group.host.block_bytes for group, found in pairs)
+        return self.prefixes.find(hashes, self.step_cost) if with_host else self.prefixes.longest(hashes)
 
     def _max_hit(self, sequence: Sequence) -> int:
         """Return the most blocks that may be found: at least one token is computed, for its logits."""
@@ -399,7 +361,7 @@ class BlockManager:
         """
         copies, swap_outs = list[Copy](), list[tuple[int, int]]()
         num_bytes = self.step_cost.copied_bytes(num_tokens)
-        for pool in self._pools:
+        for pool in self.pools:
             most = MAX_COPIED_BLOCKS if num_bytes is not None else FIRST_COPIED_BLOCKS
             most -= len(copies)
             if num_bytes is not None:  # one at least, or a large one would never be copied
@@ -416,10 +378,10 @@ class BlockManager:
         if not (swap_outs or swap_ins):
             return 0
         blocks = [block for block, _ in swap_outs] + [block for _, block in swap_ins]
-        if len(self._pools) == 1:
-            return len(blocks) * self._pools[0].host.block_bytes
-        ends = np.cumsum([pool.allocator.num_blocks for pool in self._pools])
-        sizes = np.array([pool.host.block_bytes for pool in self._pools])
+        if len(self.pools) == 1:
+            return len(blocks) * self.pools[0].host.block_bytes
+        ends = np.cumsum([pool.allocator.num_blocks for pool in self.pools])
+        sizes = np.array([pool.host.block_bytes for pool in self.pools])
         return int(sizes[np.searchsorted(ends, blocks, side="right")].sum())
 
     # Registration --------------------------------------------------------------------------------
@@ -429,7 +391,7 @@ class BlockManager:
 
         No block may have been allocated.
         """
-        for group in self._pools:
+        for group in self.pools:
             own = (block_ids >= group.first_id) & (block_ids < group.first_id + group.allocator.num_blocks)
             if group.prefix_cache is not None and np.count_nonzero(own):
                 kept = [names[HASH_BYTES * place : HASH_BYTES * (place + 1)] for place in own.nonzero()[0].tolist()]
@@ -443,10 +405,10 @@ class BlockManager:
         """
         if self.prefix_cache is None:
             return no_slots(), b""
-        if len(self._pools) == 1:
+        if len(self.pools) == 1:
             return self.prefix_cache.take_unsent_names(max_names, written)
         block_ids, names = no_slots(), b""
-        for group in self._pools:
+        for group in self.pools:
             assert group.prefix_cache is not None
             own = {block_id - group.first_id for block_id in written}
             more_ids, more_names = group.prefix_cache.take_unsent_names(max_names - len(block_ids), own)

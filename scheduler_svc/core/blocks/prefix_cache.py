@@ -120,6 +120,10 @@ class PrefixCache:
         """Return whether a block is registered under this hash."""
         return block_hash in self._block_of_hash
 
+    def is_anywhere(self, block_hash: bytes) -> bool:
+        """Return whether a block of either place is registered under this hash."""
+        return block_hash in self._block_of_hash or (self._other is not None and self._other.holds(block_hash))
+
     def hash_of(self, block_id: int) -> bytes | None:
         """Return the hash that the block is registered under; None: it is not registered."""
         return self._hash_of_block[block_id] if self.is_registered[block_id] else None
@@ -230,7 +234,7 @@ class PrefixCache:
     # Blocks on their way -------------------------------------------------------------------------
 
     def start_writing(self, slot: int, hashes: list[bytes]) -> None:
-        """Note that a step is sent in which a slot computes the blocks with these hashes."""
+        """Note that a step is sent in which a slot computes the blocks with these hashes; a transfer is below 0."""
         if not self._being_written.isdisjoint(hashes):
             hashes = [_WRITTEN_BY_ANOTHER if self.is_being_written(written) else written for written in hashes]
         self._written_by_slot.setdefault(slot, []).extend(hashes)
@@ -248,7 +252,7 @@ class PrefixCache:
     @property
     def writers(self) -> set[int]:
         """Slots that write blocks in steps in flight."""
-        return set(self._written_by_slot)
+        return {slot for slot in self._written_by_slot if slot >= 0}
 
     def is_being_written(self, block_hash: bytes) -> bool:
         """Return whether a step in flight computes a block with this hash."""

@@ -90,6 +90,11 @@ class SavedStates:
         self._num_expecting: Counter[bytes] = Counter()
         self._last_of_output: dict[int, tuple[int, bytes]] = {}  # by slot: the last rolling one and its name
 
+    @property
+    def num_free(self) -> int:
+        """States that can be saved, or received, now."""
+        return self.allocator.num_free_blocks
+
     # Prefixes ------------------------------------------------------------------------------------
 
     def longest(self, names: Seq[bytes]) -> int:
@@ -109,7 +114,7 @@ class SavedStates:
 
     @property
     def _has_room(self) -> bool:
-        return self.allocator.num_free_blocks > 0
+        return self.num_free > 0
 
     def block_of(self, name: bytes) -> int:
         """Return the block of the saved state with this name; -1: only the host has it, or nobody."""
@@ -252,11 +257,12 @@ class SavedStates:
         for block in blocks:
             self.allocator.free(np.array([block], np.int32))
 
-    def check_integrity(self, on_their_way: Iterable[Save]) -> None:
-        """Assert that exactly the states on their way have references, and that what is expected is counted."""
+    def check_integrity(self, on_their_way: Iterable[Save], held: Iterable[int] = ()) -> None:
+        """Assert that exactly states on their way, here or elsewhere, have references; what is expected is counted."""
         self.allocator.check_integrity()
         self.prefix_cache.check_integrity()
         named = Counter(save.block for save in on_their_way)
+        named.update(held)
         ours = [save.block for saves in self.saves.values() for save in saves]
         assert set(ours) <= set(named), "a state is on its way in no step"
         counted = {block: int(count) for block, count in enumerate(self.allocator.ref_counts.tolist()) if count}

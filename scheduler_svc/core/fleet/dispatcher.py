@@ -20,6 +20,8 @@ from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.fleet.capacity import is_open_to
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox, TenantCap
 from scheduler_svc.core.fleet.placement import Offer, Placement
+from scheduler_svc.core.fleet.transfers import Transfers, exchange
+from scheduler_svc.core.limits import Role
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS
 from scheduler_svc.core.step.demand import Obstacle, Wait
@@ -41,6 +43,7 @@ class Dispatcher:
     Attributes:
         holders: Which planner holds which registered block.
         inboxes: One for each planner, in the order in which they joined.
+        transfers: Prefixes on their way between planners.
         num_grammar_waits: Groups that have waited for a grammar slot, so far.
         unplaceable: Groups that no planner can ever take: they wait for another planner, out of the line.
     """
@@ -50,6 +53,7 @@ class Dispatcher:
         self._is_complete = is_complete
         self.holders = BlockHolders()
         self.inboxes: list[Inbox] = []
+        self.transfers = Transfers()
         self.num_grammar_waits = 0
         self.unplaceable: set[SequenceGroup] = set()
         self._takers: list[Inbox] | None = None  # as last seen; None: look anew
@@ -61,12 +65,15 @@ class Dispatcher:
         """Add a planner that joins."""
         inbox.kind = next((other.kind for other in self.inboxes if other.kind == inbox.kind), inbox.kind)
         self.inboxes.append(inbox)
+        self.transfers.follow([inbox.planner for inbox in self.inboxes])
 
     def remove(self, planner: ExecutorPlanner) -> None:
         """Remove a planner that is gone: groups that were dispatched to it stand in line again."""
         inbox = next(inbox for inbox in self.inboxes if inbox.planner is planner)
         self.inboxes.remove(inbox)
         self._dispatched_to.discard(planner)
+        self.transfers.forget(planner)
+        self.transfers.follow([inbox.planner for inbox in self.inboxes])
         self._recall(inbox)
         if planner.blocks.prefix_cache is not None:
             planner.blocks.prefix_cache.leave()
@@ -86,6 +93,7 @@ class Dispatcher:
         """Remove a waiting group, wherever it waits."""
         for inbox in self.inboxes:
             inbox.take_group(group)
+        self.transfers.abort(group)
         self.unplaceable.discard(group)
         self.queue.remove(group)
 
@@ -137,6 +145,9 @@ class Dispatcher:
     def take_dispatched(self) -> set[ExecutorPlanner]:
         """Return the planners to which groups were dispatched since the last call."""
         dispatched_to, self._dispatched_to = self._dispatched_to, set()
+        if self.transfers.woken:
+            dispatched_to |= self.transfers.woken
+            self.transfers.woken.clear()
         return dispatched_to
 
     def place(self, group: SequenceGroup, level: int, now_s: float) -> ExecutorPlanner | None:
@@ -162,7 +173,11 @@ class Dispatcher:
         return Turn(level, self.queue.counter_of(group), not group.has_run, group.arrival, group)
 
     def _placement(self, now_s: float) -> Placement:
-        return Placement(self.takers(), self.holders, None, self.judged_at_s(now_s))
+        return self._placement_among(self.takers(), None, now_s)
+
+    def _placement_among(self, takers: list[Inbox], server: Inbox | None, now_s: float) -> Placement:
+        judged_at_s = self.judged_at_s(now_s)
+        return Placement(takers, self.holders, server, judged_at_s, self.transfers)
 
     def judged_at_s(self, now_s: float) -> float:
         """Return the time to judge by whether a step is overdue: -inf, never, with one planner."""
@@ -176,9 +191,9 @@ class Dispatcher:
             return
         if not self.queue.num_in_line and not any(inbox.assignments for inbox in self.inboxes):
             return  # no group waits, as in most steps
+        placement = self._placement_among(takers, server, now_s)
         now_s = self.judged_at_s(now_s)
         self._recall_stalled(server, now_s)
-        placement = Placement(takers, self.holders, server, now_s)
         skipped: list[SequenceGroup] = []
         closed: list[Turn] = []
         try:
@@ -217,6 +232,8 @@ class Dispatcher:
                 continue
             waits_behind = bool(lacking) and not lacking.isdisjoint(kinds_of(turn.group))
             offer = Wait.SKIPPED if waits_behind else placement.choose(turn)
+            if isinstance(offer, Offer) and offer.sender is not None:
+                offer = self._after_transfer(placement, turn, offer, now_s)
             if offer is Wait.IN_LINE:
                 made_way = self._make_way(placement, turn)
                 if made_way is None:
@@ -262,6 +279,16 @@ class Dispatcher:
                 if len(skipped) == MAX_PASSED_GROUPS:
                     return
 
+    def _after_transfer(self, placement: Placement, turn: Turn, offer: Offer, now_s: float) -> Offer | Wait:
+        """Let a group wait for its prefix, which is sent from now on, or return what is best for it without."""
+        assert offer.sender is not None
+        receiver = offer.capacity.planner
+        names = receiver.blocks.hash_blocks(turn.group.sequences_to_compute[0])
+        if self.transfers.begin(offer.sender, receiver, names, turn.group, now_s):
+            return Wait.SKIPPED
+        turn.group.has_pulled = True
+        return placement.choose(turn)
+
     def _note_grammar_wait(self, group: SequenceGroup) -> None:
         self.num_grammar_waits += not group.has_waited_for_grammar_slot
         group.has_waited_for_grammar_slot = True
@@ -304,14 +331,18 @@ class Dispatcher:
     def wanted_elsewhere(
         self, planner: ExecutorPlanner, groups: Iterable[SequenceGroup], now_s: float
     ) -> Iterator[SequenceGroup]:
-        """Yield, in order, the groups of a draining planner for which other planners have room now.
+        """Yield, in order, the groups of a planner that leave it now: for which other planners have room.
 
+        Of a planner that is not draining, but for prompts, see `_computed_for_others`.
         Groups that stand in line before them come first, and groups that left before and still wait for late tokens.
         """
+        if not planner.is_draining:
+            yield from self._computed_for_others(planner, groups, now_s)
+            return
         for _ in self._groups_for(None, now_s):
             raise AssertionError("a group was yielded, though no planner is served")
         staying = [inbox for inbox in self.inboxes if inbox.planner.takes_groups]
-        placement = Placement(staying, self.holders, None, self.judged_at_s(now_s))
+        placement = self._placement_among(staying, None, now_s)
         for emptied in (inbox.planner for inbox in self.inboxes if inbox.planner.is_draining):
             for group in emptied.preempted.groups:
                 self._keep_room(placement, emptied, group)
@@ -323,11 +354,36 @@ class Dispatcher:
         for group in groups:
             if ahead is not None and ahead < (group.order[0], False, group.arrival):
                 return
-            wait = self._keep_room(placement, planner, group)
-            if wait is None:
-                yield group
-            elif wait is Wait.IN_LINE:
+            offer = self._keep_room(placement, planner, group)
+            if offer is Wait.IN_LINE:
                 return
+            if isinstance(offer, Offer) and not self.transfers.sends_ahead(
+                planner, offer.capacity.planner, group, now_s
+            ):
+                yield group
+
+    def _computed_for_others(
+        self, planner: ExecutorPlanner, groups: Iterable[SequenceGroup], now_s: float
+    ) -> Iterator[SequenceGroup]:
+        """Yield, in order, groups of an executor for prompts that have theirs computed and their blocks elsewhere.
+
+        The blocks of each prompt travel from its first chunk on, to where it would be placed then. What cannot be sent
+        decodes where it is.
+        """
+        others = [inbox for inbox in self.takers() if inbox.planner.limits.role is not Role.PREFILL]
+        others = [inbox for inbox in others if not inbox.planner.is_draining]
+        if not any(exchange(planner, inbox.planner) for inbox in others):
+            return
+        placement = self._placement_among(others, None, now_s)
+        for group in groups:
+            is_bound = group.beams is not None or group.has_pulled or group not in planner.batch
+            if is_bound or group in self.transfers.of_group:
+                continue
+            offer = self._keep_room(placement, planner, group)
+            if offer is Wait.IN_LINE:
+                return
+            if isinstance(offer, Offer) and self.transfers.has_sent(planner, offer.capacity.planner, group, now_s):
+                yield group
 
     def _must_wait_for_moves(
         self, placement: Placement, newcomer: Turn, now_s: float, kept: dict[ExecutorPlanner, float]
@@ -352,22 +408,21 @@ class Dispatcher:
                     continue
                 if group.order[0] > newcomer.level or num_passed == MAX_PASSED_GROUPS:
                     break
-                wait = self._keep_room(placement, planner, group)
-                if wait is Wait.IN_LINE:
+                offer = self._keep_room(placement, planner, group)
+                if offer is Wait.IN_LINE:
                     return True
-                num_passed += wait is not None
+                num_passed += not isinstance(offer, Offer)
         return False
 
-    def _keep_room(self, placement: Placement, planner: ExecutorPlanner, group: SequenceGroup) -> Wait | None:
-        """Keep room elsewhere for a group of a draining planner; return how it has to wait; None: it need not."""
+    def _keep_room(self, placement: Placement, planner: ExecutorPlanner, group: SequenceGroup) -> Offer | Wait:
+        """Keep room elsewhere for a group of a draining planner; return where, or how it has to wait."""
         waiting = planner.batch.as_waiting(group)
         if not any(is_open_to(inbox.planner, waiting) for inbox in placement.takers if not inbox.planner.is_draining):
             return Wait.NEVER
         offer = placement.choose(self._turn_of(waiting, group.order[0]))
-        if isinstance(offer, Wait):
-            return offer
-        placement.keep(offer)
-        return None
+        if isinstance(offer, Offer):
+            placement.keep(offer)
+        return offer
 
     # Back into the line --------------------------------------------------------------------------
 

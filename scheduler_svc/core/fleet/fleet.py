@@ -22,6 +22,7 @@ from scheduler_svc.core.fleet.inbox import Inbox
 from scheduler_svc.core.fleet.placement import avoids
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
+from scheduler_svc.core.step.block_transfers import NOTHING_ENDED
 from scheduler_svc.core.step.demand import FULL, Obstacle, Wait
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.step_cost import StepCost
@@ -143,11 +144,15 @@ class Fleet:
 
     def schedule(self, planner: ExecutorPlanner, now_s: float) -> tuple[Decision, set[ExecutorPlanner]]:
         """Return what a planner decides, and the planners to which groups were dispatched meanwhile."""
+        if not self.dispatcher.transfers.is_idle:
+            self.dispatcher.transfers.look(now_s)
         decision = planner.schedule(now_s)
         return decision, self.dispatcher.take_dispatched()
 
     def dispatch(self, now_s: float) -> set[ExecutorPlanner]:
         """Give the first groups in line to planners with room; return the planners that got new groups."""
+        if not self.dispatcher.transfers.is_idle:
+            self.dispatcher.transfers.look(now_s)
         return self.dispatcher.dispatch(now_s)
 
     def process(self, planner: ExecutorPlanner, result: StepResult) -> StepUpdates:
@@ -155,7 +160,10 @@ class Fleet:
 
         Raises: ExecutorFaultError: it is not a result of that step; the executor must be given up.
         """
-        return planner.process(result)
+        updates = planner.process(result)
+        if planner.ended_transfers is not NOTHING_ENDED:
+            self.dispatcher.transfers.take(planner)
+        return updates
 
     # Groups --------------------------------------------------------------------------------------
 
@@ -237,6 +245,7 @@ class Fleet:
     def abort(self, group: SequenceGroup) -> None:
         """End a group, wherever it is."""
         planner = self.planner_of(group)
+        self.dispatcher.transfers.abort(group)
         if planner is not None:
             planner.abort(group)
         else:
@@ -280,6 +289,9 @@ class Fleet:
     def _obstacle(
         self, planner: ExecutorPlanner, group: SequenceGroup, judged_at_s: float, preferred: list[ExecutorPlanner]
     ) -> Obstacle | None:
+        if (transfer := self.dispatcher.transfers.of_group.get(group)) is not None:
+            where = f"from {transfer.sender.name} to {transfer.receiver.name}"
+            return Obstacle(Wait.SKIPPED, f"{transfer.num_tokens} tokens of its prefix are on their way {where}")
         staying = [other for other in self._takers if not other.is_draining]
         if planner.is_draining and not (group.has_run and not any(is_open_to(other, group) for other in staying)):
             return Obstacle(Wait.IN_LINE, "the executor is draining")

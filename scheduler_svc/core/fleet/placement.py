@@ -5,8 +5,8 @@ The cost of a planner is what it computes until the group has its last token, in
     tokens before it + its tokens that are not cached + rows beside it * its expected tokens * what a row costs
 
 So a group goes where its prefix is cached, unless so many more sequences decode there that computing the prefix again
-is cheaper. The planners learn what a row costs (`StepCost.row_tokens`). All costs use the median, so that equal
-planners stay equal.
+is cheaper, or having it sent (`transfers.py`): what is sent counts as fewer tokens. The planners learn what a row
+costs (`StepCost.row_tokens`). All costs use the median, so that equal planners stay equal.
 
 Pure. Read next: `capacity.py`.
 """
@@ -15,9 +15,11 @@ import bisect
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from scheduler_svc.core.blocks.block_holders import BlockHolders
+from scheduler_svc.core.blocks.block_holders import BlockHolders, Depth
 from scheduler_svc.core.fleet.capacity import Capacity, Footprint, is_open_to, num_expected_tokens
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox
+from scheduler_svc.core.fleet.transfers import Transfers
+from scheduler_svc.core.limits import Role
 from scheduler_svc.core.sequence import Placed, Requirements, SequenceGroup
 from scheduler_svc.core.step.demand import Wait
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
@@ -31,11 +33,15 @@ Ranked = tuple[int, int, int, Capacity]
 
 
 class Offer(NamedTuple):
-    """The planner that is best for a group, what the group takes there, and why."""
+    """The planner that is best for a group, what the group takes there, and why.
+
+    `sender`: the planner that is to send it a prefix first; None: none is.
+    """
 
     capacity: Capacity
     assignment: Assignment
     placed: Placed
+    sender: ExecutorPlanner | None = None
 
 
 class Placement:
@@ -46,15 +52,26 @@ class Placement:
         holders: Which planner holds which registered block.
         server: The inbox of the planner that is served; None: none is.
         now_s: Monotonic time, in seconds; -inf: no planner is stalled.
+        transfers: Of the fleet; None: nothing is sent.
     """
 
-    def __init__(self, takers: list[Inbox], holders: BlockHolders, server: Inbox | None, now_s: float) -> None:
+    def __init__(
+        self,
+        takers: list[Inbox],
+        holders: BlockHolders,
+        server: Inbox | None,
+        now_s: float,
+        transfers: Transfers | None = None,
+    ) -> None:
         self.server = server
         self.takers = takers
-        self._holders = holders
+        self._holders, self._now_s = holders, now_s
+        self._transfers = transfers
+        self._sender_bits = 0 if transfers is None else sum(transfers.senders)
         self._kept: list[tuple[Inbox, Assignment]] = []
         learned = sorted(inbox.planner.step_cost.row_tokens for inbox in takers) or [1.0]
         self._row_tokens = learned[(len(learned) - 1) // 2]
+        self._has_roles = any(inbox.planner.limits.role is not Role.BOTH for inbox in takers)
         self._capacities: dict[Inbox, Capacity] = {}
         for inbox in takers:
             planner = inbox.planner
@@ -70,6 +87,8 @@ class Placement:
         A group that has output goes on at an executor with the same numerics, if one has room, or will have it as soon
         as its next step is sent: only there does it get the tokens that it would have had.
         """
+        if self._transfers is not None and turn.group in self._transfers.of_group:
+            return Wait.SKIPPED
         row_cost = self._row_cost(turn.group)
         if preferred := self.preferred(turn):
             offer = self._choose(turn, row_cost, sorted(capacity.rank(row_cost) for capacity in preferred))
@@ -103,8 +122,9 @@ class Placement:
 
     def _choose(self, turn: Turn, row_cost: int, ranked: Sequence[Ranked]) -> Offer | Wait:
         """Return the best of some planners for a group, or how it waits."""
-        group, kind = turn.group, None
-        best: tuple[Capacity, Assignment, Footprint] | None = None
+        group, kind, is_long = turn.group, None, False
+        best: tuple[Capacity, Assignment, Footprint, ExecutorPlanner | None] | None = None
+        sources: list[Depth] = []
         other: tuple[int, str] = 0, ""
         best_cost, waits = (_WORST_COST, 0), set[Wait]()
         is_forked = not group.is_lone and group.is_forked
@@ -113,7 +133,15 @@ class Placement:
                 kind = capacity.inbox.kind
                 footprint = Footprint.of(group, capacity.planner)
                 depths = self._holders.depths(footprint.block_names, self._members)
-            num_cached_tokens = depths[0].num_blocks * footprint.block_size if depths else 0
+                num_cached_tokens = depths[0].num_blocks * footprint.block_size if depths else 0
+                if self._sender_bits and not group.has_pulled:
+                    sources = self._holders.depths(footprint.block_names, self._sender_bits)
+                    if sources:
+                        num_cached_tokens = max(num_cached_tokens, sources[0].num_blocks * footprint.block_size)
+                is_long = self._has_roles and self._is_long(footprint, num_cached_tokens, depths, sources)
+            if self._has_roles and self._is_for_other_roles(capacity.planner, group, is_long=is_long):
+                waits.add(Wait.IN_LINE)
+                continue
             if rank_cost + footprint.num_tokens - num_cached_tokens >= best_cost[0]:
                 break  # not even with the longest prefix; and later planners have more to compute
             num_cached_blocks = next((depth.num_blocks for depth in depths if depth.members & capacity.bit), 0)
@@ -122,19 +150,64 @@ class Placement:
                 waits.add(wait)
                 continue
             assignment = footprint.assignment(turn, capacity, num_cached_blocks)
-            cost = rank_cost + assignment.num_tokens, -capacity.num_free_blocks[0]
+            num_tokens, sender = assignment.num_tokens, None
+            if sources and sources[0].num_blocks > num_cached_blocks:
+                num_tokens, sender = self._with_transfer(num_tokens, num_cached_blocks, sources, footprint, capacity)
+            cost = rank_cost + num_tokens, -capacity.num_free_blocks[0]
             if cost < best_cost:
                 if best is not None:
                     other = best_cost[0], best[0].planner.name
-                best, best_cost = (capacity, assignment, footprint), cost
+                best, best_cost = (capacity, assignment, footprint, sender), cost
             elif not other[1] or cost[0] < other[0]:
                 other = cost[0], capacity.planner.name
         if best is not None:
-            capacity, assignment, footprint = best
-            return Offer(capacity, assignment, _placed(best_cost[0], capacity, footprint, assignment, other))
+            capacity, assignment, footprint, sender = best
+            return Offer(capacity, assignment, _placed(best_cost[0], capacity, footprint, assignment, other), sender)
         if Wait.SKIPPED in waits:
             return Wait.SKIPPED
         return Wait.IN_LINE if any(is_open_to(inbox.planner, group) for inbox in self.takers) else Wait.NEVER
+
+    def _is_long(
+        self, footprint: Footprint, num_cached_tokens: int, depths: Sequence[Depth], sources: Sequence[Depth]
+    ) -> bool:
+        """Return whether a group has a prompt for executors with the role PREFILL, wherever it is placed."""
+        limits = self.takers[0].planner.limits
+        if footprint.num_tokens - num_cached_tokens > limits.prefill_role_tokens:
+            return True
+        # What only they have, and cannot send, does not count.
+        decoders = sum(
+            capacity.bit for capacity in self._capacities.values() if capacity.planner.limits.role is not Role.PREFILL
+        )
+        there = [depth for depth in depths if depth.members & decoders]
+        num_blocks = max((held[0].num_blocks for held in (there, sources) if held), default=0)
+        return footprint.num_tokens - num_blocks * footprint.block_size > limits.prefill_role_tokens
+
+    def _is_for_other_roles(self, planner: ExecutorPlanner, group: SequenceGroup, *, is_long: bool) -> bool:
+        """Return whether a group is left to executors with another role, of which one can take it."""
+        if planner.limits.role is not (Role.DECODE if is_long else Role.PREFILL):
+            return False
+        others = (inbox.planner for inbox in self.takers if inbox.planner.limits.role is not planner.limits.role)
+        return any(is_open_to(other, group) for other in others if not other.is_draining)
+
+    def _with_transfer(
+        self,
+        num_tokens: int,
+        num_cached_blocks: int,
+        sources: Sequence[Depth],
+        footprint: Footprint,
+        capacity: Capacity,
+    ) -> tuple[int, ExecutorPlanner | None]:
+        """Return what a group of `num_tokens` to compute costs, and who is to send its prefix first; None: nobody."""
+        assert self._transfers is not None
+        for depth in sources:
+            num_sent = (depth.num_blocks - num_cached_blocks) * footprint.block_size
+            cost = num_tokens - num_sent + self._transfers.price(num_sent, capacity.planner)
+            if num_sent < self._transfers.least_tokens or cost >= num_tokens:
+                break
+            for bit, sender in self._transfers.senders.items():
+                if depth.members & bit and self._transfers.can_send(sender, capacity.planner, self._now_s):
+                    return cost, sender
+        return num_tokens, None
 
     def lacks_slot(self, group: SequenceGroup) -> bool:
         """Return whether a group uses slotted things, and no planner with room has slots for them."""

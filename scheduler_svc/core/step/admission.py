@@ -356,5 +356,7 @@ class Admissions:
             group.first_scheduled_at_s = plan.now_s
             group.num_cached_tokens, group.num_brought_tokens = num_cached_tokens, num_brought_tokens
         group.provenance.go_on(self._numerics, group.progress)
-        cause = f"{num_brought_tokens} of them from the host cache" if num_brought_tokens else ""
+        causes = [f"{num_brought_tokens} of them from the host cache"] if num_brought_tokens else []
+        cause = "; ".join([*causes, *filter(None, [group.pulled])])
+        group.pulled, group.has_pulled = "", False
         plan.note(group, EventKind.ADMITTED, num_cached_tokens, cause)

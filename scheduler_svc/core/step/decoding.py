@@ -1,7 +1,8 @@
 """The decodes of a step. When there are too few blocks for all of them, the last groups make room.
 
 In this order: preempt the last running group, unless it is the only one; wait for the steps in flight, which may
-end a sequence; drop a swapped group, which may hold shared blocks; end the group that has the pool for itself.
+end a sequence; drop a swapped group, which may hold shared blocks; cancel transfers, and wait for their blocks; end the
+group that has the pool for itself.
 """
 
 import numpy as np
@@ -13,6 +14,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admitted_groups import AdmittedGroups
 from scheduler_svc.core.step.batch import BY_ORDER
 from scheduler_svc.core.step.block_appender import BlockAppender, BlockNeeds, Decodes
+from scheduler_svc.core.step.block_transfers import BlockTransfers
 from scheduler_svc.core.step.preemption import Preemption
 from scheduler_svc.core.step.running_groups import RunningGroups
 from scheduler_svc.core.step.step_plan import StepPlan
@@ -22,9 +24,15 @@ class Decoding:
     """Decides the decodes of a step, and gives them blocks."""
 
     def __init__(
-        self, limits: CoreLimits, running: RunningGroups, preemption: Preemption, groups: AdmittedGroups
+        self,
+        limits: CoreLimits,
+        running: RunningGroups,
+        preemption: Preemption,
+        groups: AdmittedGroups,
+        transfers: BlockTransfers,
     ) -> None:
         self._limits = limits
+        self._transfers = transfers
         self._batch = running.batch
         self._beam_batch = running.beam_batch
         self._prefills = running.prefills
@@ -113,7 +121,7 @@ class Decoding:
         return True
 
     def _make_room(self, plan: StepPlan) -> bool:
-        """Free the blocks of one group; return False if the decodes have to wait for a step in flight."""
+        """Free the blocks of one group; return False if the decodes have to wait for a result or a transfer."""
         *others, victim = self._batch.with_slots
         if self._beam_batch.is_in_flight(victim):
             return False
@@ -122,6 +130,9 @@ class Decoding:
         elif plan.has_steps_in_flight:
             return False  # a result may end a sequence
         elif not self._groups.recompute_last_swapped(plan):  # a swapped group may hold shared blocks
+            if self._transfers:
+                self._transfers.cancel_all()
+                return False
             self._fail(plan, victim)
         return True
 

@@ -39,7 +39,7 @@ FULL = Obstacle(Wait.IN_LINE, "it fits, and waits for token budget in a step")
 HALF_OPEN = Obstacle(Wait.IN_LINE, "the executor failed recently; it gets one request until a step has finished")
 _LONG = Obstacle(Wait.SKIPPED, "its prompt is long, and --max-long-prefills long prompts are already being computed")
 _NO_BLOCKS = Scarcest(0, 0)
-_PREFIX_IS_COMING = Obstacle(Wait.SKIPPED, "a step in flight is computing the next block of its prefix")
+_PREFIX_IS_COMING = Obstacle(Wait.SKIPPED, "the next block of its prefix is being computed or sent")
 
 
 class Demand(NamedTuple):

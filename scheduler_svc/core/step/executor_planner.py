@@ -14,7 +14,8 @@ sequence with some tokens computed and the rest not.
 
 The order of a decision:
 
-    0. a draining planner gives away the groups that other planners have room for
+    0. a draining planner gives away the groups that other planners have room for; one for prompts, those that have
+       theirs
     1. decodes, and beams with all their candidates; if blocks lack, the last groups are preempted
     2. running prefills, chunk by chunk
     3. swapped groups come back, unless a group was preempted in this step
@@ -58,12 +59,13 @@ from octavo_shared.step_wire.step import Step, StepResult
 from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.blocks.saved_states import SavedStates
-from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode
+from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode, Role
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.admission import Admissions
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
 from scheduler_svc.core.step.batch import BY_ORDER, Batch
 from scheduler_svc.core.step.block_appender import Decodes
+from scheduler_svc.core.step.block_transfers import NOTHING_ENDED, BlockTransfers, Ended
 from scheduler_svc.core.step.decoding import Decoding
 from scheduler_svc.core.step.demand import HALF_OPEN, Obstacle, Wait
 from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
@@ -78,10 +80,11 @@ from scheduler_svc.core.step.swapping import SwappedGroups
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 
-# How often an executor that computes nothing is asked about the loads that it does.
+# How often an executor that computes nothing is asked about the loads and transfers that it does.
 POLL_INTERVAL_S = 0.02
 # Why a group leaves a planner, for people.
 DRAINING = "its executor is draining"
+PROMPT_IS_COMPUTED = "its executor is for prompts, and another one has its blocks"
 
 
 class ExecutorPlanner:
@@ -103,6 +106,8 @@ class ExecutorPlanner:
             seen a step finish and clears this.
         is_draining: Whether it gives its groups to other planners with room, so that its executor can be ended.
         pace: What its steps take at least.
+        transfers: Blocks on their way to other executors, and from them.
+        ended_transfers: Those that the last result has told as ended.
         takes_groups: Whether new groups may be dispatched to it.
     """
 
@@ -129,6 +134,8 @@ class ExecutorPlanner:
         # No part below refers to the planner, so a lost planner is freed at once, with its tables.
         self.blocks = BlockManager(limits, prefix_key, holders)
         self._copies_to_host = self.blocks.has_host_prefixes
+        self._hands_over = limits.role is Role.PREFILL and limits.max_transfers > 0
+        self.ended_transfers: Ended = NOTHING_ENDED
         self.batch = Batch(limits, self.blocks, policy or FcfsPolicy())
         self.table = self.batch.table
         running = RunningGroups(limits, self.batch, queue)
@@ -138,7 +145,8 @@ class ExecutorPlanner:
         self.groups = AdmittedGroups(running, self.swapped, self.preempted, queue)
         self.preemption = Preemption(limits, running, self.swapped, self.preempted)
         self.admissions = Admissions(limits, queue, running, self.swapped, self.groups, numerics)
-        self._decoding = Decoding(limits, running, self.preemption, self.groups)
+        self.transfers = BlockTransfers(self.blocks)
+        self._decoding = Decoding(limits, running, self.preemption, self.groups, self.transfers)
         self._results = Results(running, self.preempted, self.groups)
         self.in_flight: deque[StepInFlight] = self.batch.in_flight
         self.now_s = 0.0
@@ -158,7 +166,7 @@ class ExecutorPlanner:
             self._was_processed, self._progress_at_s = False, now_s
         limits = self.limits
         plan = StepPlan(limits.max_num_batched_tokens, now_s, limits.max_admitted_bytes, bool(self.in_flight))
-        if self.is_draining:
+        if self.is_draining or self._hands_over:
             self._give_away(plan)
         plan.solo = self.solo
         is_mixed = limits.prefill_mode is PrefillMode.CHUNKED
@@ -186,12 +194,13 @@ class ExecutorPlanner:
         return Decision(self._send(plan, decodes), plan.failures, plan.events)
 
     def _give_away(self, plan: StepPlan) -> None:
-        """Give groups, in order, to other executors with room, which compute them again."""
+        """Give groups, in order, to other executors with room, which compute what they do not get of them."""
+        cause = DRAINING if self.is_draining else PROMPT_IS_COMPUTED
         for group in self.queue.wanted_elsewhere(self.movable, plan.now_s):
             if group in self.batch:
-                self.preemption.preempt(plan, group, DRAINING)
+                self.preemption.preempt(plan, group, cause)
             else:
-                self.groups.recompute_swapped(plan, group, DRAINING)
+                self.groups.recompute_swapped(plan, group, cause)
 
     def _prefill_first(self, plan: StepPlan) -> None:
         """Give the step to prefills if there are some, and to decodes when it is their turn."""
@@ -225,9 +234,11 @@ class ExecutorPlanner:
         if self._copies_to_host:
             self._copy_to_host(plan)
         is_poll_due = (due_s := self.poll_due_s) is not None and plan.now_s >= due_s
-        if plan.is_empty and not is_poll_due:
+        if plan.is_empty and not (is_poll_due or self.transfers.has_news):
             return None
         step = plan.to_step(self.epoch, self.last_scheduled_step_id + 1, self.blocks.first_state)
+        if self.transfers.has_news:
+            plan.num_admissible_bytes = self.transfers.put_into(step, plan.num_admissible_bytes)
         if self.limits.names_blocks:
             self._name_blocks(step, plan)
         layout = self.table.apply(step.delta, trusted=True)
@@ -286,6 +297,9 @@ class ExecutorPlanner:
         if not self.in_flight:
             raise ExecutorFaultError(f"a result of step {result.step_id} arrived, but no step is in flight")
         check_result(result, self.in_flight[0], self.batch, self.limits)
+        if self.limits.max_transfers:
+            self.transfers.check(result)
+            self.ended_transfers = self.transfers.take(result)
         self.last_processed_step_id = result.step_id
         sent = self.in_flight[0]
         workload = sent.workload if sent.pooling_groups else sent.layout
@@ -348,9 +362,15 @@ class ExecutorPlanner:
 
     @property
     def poll_due_s(self) -> float | None:
-        """When an empty step is sent, so that an idle executor can tell of its loads; None: never."""
-        is_idle = not (self.in_flight or self._was_processed) and self.batch.things.num_loading
-        return self._progress_at_s + POLL_INTERVAL_S if is_idle else None
+        """When an empty step is sent, so that an idle executor can tell of loads and transfers; None: never."""
+        transfers = self.transfers
+        if (
+            self.in_flight
+            or self._was_processed
+            or not (self.batch.things.num_loading or transfers.sending or transfers.receiving)
+        ):
+            return None
+        return self._progress_at_s + POLL_INTERVAL_S
 
     @property
     def solo(self) -> SequenceGroup | None:

@@ -260,14 +260,19 @@ class Prefills:
         return end - start if num_tokens < prefill.num_remaining_tokens and end > start else num_tokens
 
     def _take_room(self, plan: StepPlan, prefill: Prefill, num_tokens: int) -> int:
-        """Take blocks for the next tokens, as far as any are free; return how many tokens they have room for."""
-        blocks, slot = self._batch.blocks, prefill.sequence.slot
-        for index, group in enumerate(blocks.groups):
-            num_missing = blocks.num_blocks_for(prefill.num_scheduled_tokens + num_tokens) - len(prefill.tables[index])
-            taken = group.allocator.allocate(max(0, min(num_missing, group.allocator.num_free_blocks)))
+        """Take blocks for the next tokens, as far as every cache group has some; return how many tokens have room.
+
+        Nothing is taken for none: a step that computes nothing is not sent.
+        """
+        blocks, slot, start = self._batch.blocks, prefill.sequence.slot, prefill.num_scheduled_tokens
+        pools = list(zip(blocks.groups, prefill.tables, strict=True))
+        num_blocks = min(len(table) + group.allocator.num_free_blocks for group, table in pools)
+        num_tokens = min(num_tokens, num_blocks * blocks.block_size - start)
+        for index, (group, table) in enumerate(pools):
+            taken = group.allocator.allocate(max(0, blocks.num_blocks_for(start + num_tokens) - len(table)))
             plan.appended_blocks_of_chunks.extend((slot, group.first_id + block) for block in taken.tolist())
-            prefill.tables[index] = np.concatenate((prefill.tables[index], taken))
-        return min(map(len, prefill.tables)) * blocks.block_size - prefill.num_scheduled_tokens
+            prefill.tables[index] = np.concatenate((table, taken))
+        return num_tokens
 
     def _catch_up(self, plan: StepPlan, prefill: Prefill) -> None:
         """Let a sequence whose last chunk is sent decode, and its siblings fork off."""

@@ -27,7 +27,7 @@ _ADMISSION = _HEADER + 7 * _FIELD + 2 * _HEADER + _SAMPLING + 9
 MAX_TRACEPARENT_BYTES = 256
 
 # Epoch, step id, digest and feature bits, the headers of all lists, and what is around a step on the stream.
-_STEP = 2 * 11 + 11 + 12 + 21 * (_HEADER + 1)
+_STEP = 2 * 11 + 11 + 12 + 24 * (_HEADER + 1)
 
 
 # The load of a grammar without its body: slot and digest; and the drop of the former grammar.
@@ -36,6 +36,10 @@ GRAMMAR_LOAD_BYTES = 1 + _HEADER + _FIELD + 2 + 32 + _HEADER + _NUMBER
 # A text to be pooled: number and task, tokens, their types; and its answer: number and flag, values.
 _POOLING_INPUT = _HEADER + 2 * _FIELD + 2 * _HEADER
 _POOLING_OUTPUT = _HEADER + 2 * _FIELD + _HEADER
+
+# A transfer without its blocks: id, address and instance of the receiver, secret; one that is cancelled.
+_TRANSFER = 512
+CANCEL_BYTES = 8
 
 # A registered block and its name.
 BYTES_OF_A_NAME = _NUMBER + BLOCK_NAME_BYTES
@@ -79,6 +83,11 @@ def pooled_bytes(num_values: int) -> int:
     return _POOLING_OUTPUT + 4 * num_values
 
 
+def transfer_bytes(num_blocks: int) -> int:
+    """Return an upper bound of the bytes in a step's message that begin a transfer of so many blocks."""
+    return _TRANSFER + _NUMBER * num_blocks
+
+
 def other_bytes(*, num_slots: int, num_block_appends: int, num_block_moves: int, num_allowances: int = 0) -> int:
     """Return a bound of the size of everything in a step but its admissions, their grammars, and texts.
 
@@ -115,8 +124,13 @@ def step_bytes(step: Step) -> int:
     names = BYTES_OF_A_NAME * len(step.registered_blocks)
     grammars = _NUMBER * len(delta.grammar_drops) + sum(grammar_bytes(load.grammar) for load in delta.grammar_loads)
     texts = sum(pooling_bytes(len(text.token_ids)) for text in step.pooling_inputs)
+    transfers = 0
+    if step.blocks_to_send or step.blocks_to_receive or step.transfers_to_cancel:
+        transfers = CANCEL_BYTES * len(step.transfers_to_cancel)
+        transfers += sum(transfer_bytes(len(send.block_ids)) for send in step.blocks_to_send)
+        transfers += sum(transfer_bytes(len(receive.block_ids)) for receive in step.blocks_to_receive)
     numbers = _NUMBER * (sum(numbers.size for numbers in lists) + step.states_to_save.size)
-    return _STEP + numbers + FORK_BYTES * num_forks + admissions + grammars + names + texts
+    return _STEP + numbers + FORK_BYTES * num_forks + admissions + grammars + names + texts + transfers
 
 
 def _bytes_of(admission: Admission) -> int:

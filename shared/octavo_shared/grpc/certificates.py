@@ -71,6 +71,17 @@ def read_pair(cert_file: PemFile, key_file: PemFile) -> CertificatePair:
     return CertificatePair(cert, key, own.not_valid_after_utc.timestamp())
 
 
+def first_dns_name(pair: CertificatePair) -> str | None:
+    """Return the first DNS name of a service's certificate; None: it has none."""
+    from cryptography.x509 import DNSName, ExtensionNotFound, SubjectAlternativeName, load_pem_x509_certificates
+
+    try:
+        names = load_pem_x509_certificates(pair.cert)[0].extensions.get_extension_for_class(SubjectAlternativeName)
+    except ExtensionNotFound:
+        return None
+    return next(iter(names.value.get_values_for_type(DNSName)), None)
+
+
 def read_authorities(ca_file: PemFile) -> bytes:
     """Read the certificates of authorities; return them as PEM.
 

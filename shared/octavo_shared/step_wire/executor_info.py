@@ -89,6 +89,9 @@ class ExecutorInfo:
     num_token_types: int = 1
     is_generative: bool = True  # False: it has no cache, and `num_device_blocks` is 0
     cache_groups: tuple[CacheGroup, ...] = ()  # empty: all layers share one block table and one pool
+    role: str = ""  # "prefill", "decode" or "both"; empty, or anything else: both
+    transfer_address: str = ""  # host:port; ":port": at the host by which the scheduler reaches it
+    max_transfers: int = 0  # sent and received, pending at once; 0: it neither sends nor receives blocks
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -99,8 +102,9 @@ class ExecutorInfo:
         of_pooling = {Capability.POOLING} if self.pooling_tasks else set()
         of_groups = {Capability.CACHE_GROUPS} if self.cache_groups else set()
         of_states = {Capability.STATES} if self.has_states else set()
-        of_caches = of_groups | of_states
-        return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_grammars, *of_drafts, *of_pooling, *of_caches})
+        of_transfers = {Capability.BLOCK_TRANSFER} if self.max_transfers else set()
+        of_blocks = of_groups | of_states | of_transfers
+        return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_grammars, *of_drafts, *of_pooling, *of_blocks})
 
     @property
     def has_states(self) -> bool:

@@ -199,6 +199,33 @@ class PoolingOutput:
     flag: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class BlockSend:
+    """Blocks whose content, as it is before the step, goes to another executor.
+
+    `address` is the receiver's `transfer_address`, `instance_id` the receiver's. `secret`: TRANSFER_SECRET_BYTES that
+    the receiver has too.
+    """
+
+    transfer_id: int
+    address: str
+    instance_id: str
+    block_ids: Int32Array  # [n], in the order of the receiver's
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReceive:
+    """Blocks whose content comes from another executor, which has the same `transfer_id` and `secret`."""
+
+    transfer_id: int
+    block_ids: Int32Array  # [n], in the order of the sender's
+    secret: bytes
+
+
+# Length of the secret of a transfer.
+TRANSFER_SECRET_BYTES = 16
+
 # Length of the name of a block's content.
 BLOCK_NAME_BYTES = 16
 
@@ -207,9 +234,9 @@ BLOCK_NAME_BYTES = 16
 class Step:
     """One step as the scheduler sends it.
 
-    The executor moves blocks in this order before it computes: save states, swap out, swap in, copy, load the states
-    of admissions. Swap-out and swap-in never share a step, no block is both destination and source of copies, and no
-    two moves of one kind have the same destination.
+    The executor moves blocks in this order before it computes: begin to send and to receive, save states, swap out,
+    swap in, copy, load the states of admissions. Swap-out and swap-in never share a step, no block is both destination
+    and source of copies, and no two moves of one kind have the same destination.
     """
 
     epoch: int
@@ -225,6 +252,9 @@ class Step:
     draft_counts: TokenCounts | None = None  # [num_samples]: drafts to prove; None: the executor drafts
     draft_token_ids: Int32Array | None = None  # [sum of draft_counts]; None with them
     states_to_save: Int32Array = field(default_factory=no_triples)  # [n, 3]: slot, tokens before the step, block
+    blocks_to_send: tuple[BlockSend, ...] = ()
+    blocks_to_receive: tuple[BlockReceive, ...] = ()
+    transfers_to_cancel: tuple[int, ...] = ()  # those that have ended already are left alone
 
     def __post_init__(self) -> None:
         if not (len(self.blocks_to_swap_out) or len(self.blocks_to_swap_in) or len(self.blocks_to_copy)):
@@ -261,6 +291,9 @@ class StepResult:
     `token_counts`: how many tokens each row got, 0 for beam rows and for rows with a flag. Tokens, log-probabilities
     and alternatives are then those of the first row's tokens, of the second row's, and so on. None: each row has one
     entry. `draft_counts`: how many drafts were computed for each row; None: none.
+
+    Each transfer that a step began is told once, when it has ended: in `arrived_transfers` by the receiver, in
+    `sent_transfers` by the sender, or in `cancelled_transfers` by either.
     """
 
     epoch: int
@@ -281,6 +314,9 @@ class StepResult:
     draft_counts: TokenCounts | None = None  # [num_samples]
     pooling_outputs: tuple[PoolingOutput, ...] = ()  # one for each of the step's inputs, in their order
     grammars_loaded: tuple[GrammarLoaded, ...] = ()  # loads that have ended since the last answer
+    arrived_transfers: tuple[int, ...] = ()  # transfers that have ended since the last answer
+    sent_transfers: tuple[int, ...] = ()
+    cancelled_transfers: tuple[int, ...] = ()
 
     @property
     def num_rows(self) -> int:

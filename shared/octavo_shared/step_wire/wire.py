@@ -41,6 +41,7 @@ from octavo_shared.step_wire.step import (
     no_triples,
 )
 from octavo_shared.step_wire.wire_rules import decode_rules, encode_rules
+from octavo_shared.step_wire.wire_transfers import decode_receive, decode_send, encode_receive, encode_send
 
 Number = TypeVar("Number", int, float)
 
@@ -86,6 +87,9 @@ def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.Execute
         pooling_inputs=[encode_pooling_input(text) for text in step.pooling_inputs],
         draft_counts=b"" if step.draft_counts is None else step.draft_counts.tobytes(),
         draft_token_ids=b"" if step.draft_token_ids is None else step.draft_token_ids.astype(INT32).tobytes(),
+        blocks_to_send=[encode_send(send) for send in step.blocks_to_send] if step.blocks_to_send else (),
+        blocks_to_receive=[encode_receive(begun) for begun in step.blocks_to_receive] if step.blocks_to_receive else (),
+        transfers_to_cancel=step.transfers_to_cancel,
     )
 
 
@@ -118,6 +122,9 @@ def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
         **_registered_blocks(message),
         pooling_inputs=tuple(decode_pooling_input(text) for text in message.pooling_inputs),
         **_drafts(message),
+        blocks_to_send=tuple(decode_send(send) for send in message.blocks_to_send),
+        blocks_to_receive=tuple(decode_receive(receive) for receive in message.blocks_to_receive),
+        transfers_to_cancel=tuple(message.transfers_to_cancel),
     )
 
 
@@ -145,6 +152,8 @@ def feature_bits_of(step: Step) -> int:
         bits |= 1 << Capability.VARIABLE_TOKENS
     if step.pooling_inputs:
         bits |= 1 << Capability.POOLING
+    if step.blocks_to_send or step.blocks_to_receive or step.transfers_to_cancel:
+        bits |= 1 << Capability.BLOCK_TRANSFER
     return bits
 
 
@@ -250,6 +259,9 @@ def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:
         draft_counts=b"" if result.draft_counts is None else result.draft_counts.tobytes(),
         pooling_outputs=[encode_pooling_output(output) for output in result.pooling_outputs],
         grammars_loaded=[encode_grammar_loaded(loaded) for loaded in result.grammars_loaded],
+        arrived_transfers=result.arrived_transfers,
+        sent_transfers=result.sent_transfers,
+        cancelled_transfers=result.cancelled_transfers,
     )
 
 
@@ -283,6 +295,9 @@ def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
         draft_counts=np.frombuffer(message.draft_counts, np.uint8) if message.draft_counts else None,
         pooling_outputs=tuple(decode_pooling_output(output) for output in message.pooling_outputs),
         grammars_loaded=tuple(decode_grammar_loaded(loaded) for loaded in message.grammars_loaded),
+        arrived_transfers=tuple(message.arrived_transfers),
+        sent_transfers=tuple(message.sent_transfers),
+        cancelled_transfers=tuple(message.cancelled_transfers),
     )
 
 

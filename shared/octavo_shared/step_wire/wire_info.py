@@ -15,10 +15,10 @@ from octavo_shared.step_wire.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION
 _DRAFT_PARAMETERS = ("max_allowance", "max_sample_rows")
 _GRAMMAR_PARAMETERS = ("num_grammar_slots", "matcher_id", "max_grammar_bytes")
 _POOLING_PARAMETERS = ("pooling_tasks", "embedding_size", "num_scores", "num_token_types", "is_generative")
+_TRANSFER_PARAMETERS = ("transfer_address", "max_transfers")
+_PARAMETERS = {*("cache_groups", *_DRAFT_PARAMETERS, *_GRAMMAR_PARAMETERS, *_POOLING_PARAMETERS, *_TRANSFER_PARAMETERS)}
 _PLAIN_INFO = tuple(
-    name
-    for name in ExecutorInfo.__dataclass_fields__
-    if name not in {"sampling_defaults", "cache_groups", *_DRAFT_PARAMETERS, *_GRAMMAR_PARAMETERS, *_POOLING_PARAMETERS}
+    name for name in ExecutorInfo.__dataclass_fields__ if name not in {"sampling_defaults", *_PARAMETERS}
 )
 _CACHE_KINDS = frozenset(kind.value for kind in CacheKind)
 _GROUP_FIELDS = tuple(CacheGroup.__dataclass_fields__)
@@ -71,6 +71,8 @@ def encode_parameters(
             capability_pb2.CacheGroup(**{name: getattr(group, name) for name in _GROUP_FIELDS})
             for group in info.cache_groups
         ]
+    if Capability.BLOCK_TRANSFER in capabilities:
+        parameters.update({name: getattr(info, name) for name in _TRANSFER_PARAMETERS})
     return capability_pb2.CapabilityParameters(**parameters) if parameters else None
 
 
@@ -82,13 +84,14 @@ def decode_parameters(
     Pooling tasks of later releases are left out. If a cache group has a kind of a later release, there are none: the
     executor goes on with one block table.
     """
-    drafts, grammars, pooling, groups = (
+    drafts, grammars, pooling, groups, transfers = (
         message if capability in agreed else capability_pb2.CapabilityParameters()
         for capability in (
             Capability.VARIABLE_TOKENS,
             Capability.GRAMMARS,
             Capability.POOLING,
             Capability.CACHE_GROUPS,
+            Capability.BLOCK_TRANSFER,
         )
     )
     is_known = all(group.kind in _CACHE_KINDS for group in groups.cache_groups)
@@ -102,6 +105,7 @@ def decode_parameters(
         "num_token_types": max(1, pooling.num_token_types),
         "is_generative": not pooling.pooling_only,
         "cache_groups": tuple(map(_decode_group, groups.cache_groups)) if is_known else (),
+        **{name: getattr(transfers, name) for name in _TRANSFER_PARAMETERS},
     }
 
 

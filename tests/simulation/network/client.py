@@ -76,7 +76,11 @@ class SimulatedChannel:
         """Return what makes calls of a method."""
         return MultiCallable(self, StreamCall, method, *coders, **keywords)
 
-    stream_stream = stream_unary = unary_stream
+    stream_stream = unary_stream
+
+    def stream_unary(self, method: str, *coders: Any, **keywords: Any) -> "MultiCallable":
+        """Return what makes calls of a method."""
+        return MultiCallable(self, StreamUnaryCall, method, *coders, **keywords)
 
     @property
     def link(self) -> Link | None:
@@ -154,7 +158,7 @@ class MultiCallable:
     def __init__(
         self,
         channel: SimulatedChannel,
-        kind: "type[UnaryCall | StreamCall]",
+        kind: "type[UnaryCall | StreamCall | StreamUnaryCall]",
         method: str,
         request_serializer: Callable[[Any], bytes],
         response_deserializer: Callable[[bytes], Any],
@@ -205,6 +209,7 @@ class ClientCall:
         self._inbox: deque[bytes] = deque()
         self._status: Status | None = None
         self._has_headers = asyncio.Event()
+        self._headers: Metadata = ()
         self._changed: asyncio.Future[None] | None = None
         self._unsent: list[tuple[Any, int]] | None = []  # None: it has begun
         self._has_half_closed = False
@@ -250,6 +255,7 @@ class ClientCall:
             return
         self._has_headers.set()
         if isinstance(item, Headers):
+            self._headers = item.metadata
             return
         if isinstance(item, Status):
             self._end(item)
@@ -302,9 +308,9 @@ class ClientCall:
         return self._status is not None and not self._inbox
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
-        """Return the headers, which have nothing in them, once they have come or the call's deadline is in ended."""
+        """Return the headers, once they have come or the call has ended."""
         await self._has_headers.wait()
-        return grpc.aio.Metadata()
+        return grpc.aio.Metadata(*self._headers)
 
     # Messages ----------------------------------------------------------------------------------------
 
@@ -414,3 +420,7 @@ class StreamCall(ClientCall):
     async def __aiter__(self) -> AsyncIterator[Any]:
         while (message := await self._next()) is not grpc.aio.EOF:
             yield message
+
+
+class StreamUnaryCall(UnaryCall, StreamCall):
+    """A call whose request is a stream, with one answer."""

@@ -41,6 +41,8 @@ class Cancelled:
 class Headers:
     """The server has taken the call, and said so before its first message."""
 
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -261,9 +263,9 @@ class ServerCall:
     # The context, as handlers know it ------------------------------------------------------------------
 
     async def send_initial_metadata(self, metadata: Any) -> None:
-        """Send the headers of the answer; they have nothing in them."""
+        """Send the headers of the answer."""
         if not self._is_over:
-            self._down.send(Headers())
+            self._down.send(Headers(tuple(metadata)))
 
     async def write(self, message: Any) -> None:
         """Send a message as soon as the client has room for it."""

@@ -40,7 +40,7 @@ NAMES = [part.name for part in PARTS]
 
 def test_the_settings_are_those_of_the_executor() -> None:
     fields = ExecutorConfig.model_fields
-    of_the_service = {"listen", *ServiceConfig.model_fields} - {"max_message_bytes"}
+    of_the_service = {"listen", "transfer_address", *ServiceConfig.model_fields} - {"max_message_bytes"}
     assert DEFAULTS.keys() == fields.keys() - of_the_service - {"model"}
     assert {name: fields[name].default for name in DEFAULTS} == DEFAULTS
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -62,6 +63,23 @@ def test_swapped_blocks_come_back_bit_for_bit(
     after = contents(engine)
     assert torch.equal(after[[5, 1, 0]], before[[0, 4, 2]])
     assert torch.equal(after[[2, 3, 4]], before[[2, 3, 4]])
+
+
+@each_row(
+    *((dtype, is_one_piece) for dtype in (torch.float32, torch.bfloat16, torch.int8) for is_one_piece in (True, False))
+)
+def test_the_content_of_blocks_is_that_of_another_cache_bit_for_bit_however_it_lies_there(
+    dtype: torch.dtype, is_one_piece: bool
+) -> None:
+    engine, other = filled_engine(dtype=dtype, is_one_piece=is_one_piece), filled_engine(dtype=dtype)
+    other_ids, before = np.array([1, 4, 0], np.int32), contents(other)
+
+    content = engine.read_blocks(np.array([0, 3, 5], np.int32))
+    other.write_blocks(other_ids, content)
+
+    assert content.shape == (3, engine.block_bytes[0])
+    assert torch.equal(contents(other)[[1, 4, 0]], contents(engine)[[0, 3, 5]])
+    assert torch.equal(contents(other)[[2, 3, 5]], before[[2, 3, 5]])
 
 
 def test_a_block_is_one_piece_of_memory_where_that_is_asked_for() -> None:
@@ -170,6 +188,7 @@ def test_computation_waits_for_swaps_and_swaps_for_computation_only_where_blocks
 ) -> None:
     order = RecordedOrder()
     monkeypatch.setattr("executor_svc.cache.cache_engine.swap_stream", lambda _: order)
+    monkeypatch.setattr("executor_svc.cache.cache_engine.BlocksInMemory", type(None))  # as on a GPU
     engine = filled_engine()
 
     engine.move(Step(1, 1, TableDelta(), blocks_to_swap_out=pairs((1, 0), (2, 1))))

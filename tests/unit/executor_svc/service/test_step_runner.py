@@ -13,6 +13,7 @@ from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.attachment import Attachment
 from executor_svc.service.step_runner import Response, StepRunner
 from executor_svc.service.step_thread import StepThread
+from executor_svc.transfers.transfers import Transfers
 from executor_svc.worker.interface import DoneStep, RunningStep
 from octavo.execution.v1 import step_pb2
 from octavo_shared.errors import DeviceLostError, StepFailedError, StepGapError, UnavailableError
@@ -55,7 +56,7 @@ class Runner:
     def __init__(self) -> None:
         self.worker = WorkerOfDevice()
         self.attachment = Attachment()
-        self.runner = StepRunner(self.attachment, StepThread())
+        self.runner = StepRunner(self.attachment, StepThread(), Transfers())
         self.answers: asyncio.Queue[Response | Exception] = asyncio.Queue()
 
     async def start(self) -> None:

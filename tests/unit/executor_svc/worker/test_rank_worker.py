@@ -9,8 +9,7 @@ from typing import NoReturn
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
-from executor_svc.parallel.connection import Connection
-from executor_svc.parallel.step_channel import StepChannel, connect
+from executor_svc.parallel.rank_channel import RankChannel, connect
 from executor_svc.worker.interface import RunningStep, execute
 from executor_svc.worker.rank_worker import LeaderWorker, follow
 from octavo_shared.errors import InvalidStepError, StepFailedError
@@ -46,22 +45,26 @@ class Group:
     follower_error: Exception | None = None
 
     def __post_init__(self) -> None:
-        self.channel = StepChannel("127.0.0.1", PATIENCE_S, self.losses.put)
+        self.steps, self.blocks = (RankChannel("127.0.0.1", PATIENCE_S, self.losses.put) for _ in range(2))
         self._following = threading.Thread(target=self._follow)
         self._following.start()
-        self.channel.accept(2, PATIENCE_S, lambda: None)
-        self.leader = LeaderWorker(self.workers[0], self.channel, end_group)
+        for channel in (self.steps, self.blocks):
+            channel.accept(2, PATIENCE_S, lambda: None)
+        self.leader = LeaderWorker(self.workers[0], self.steps, self.blocks, end_group)
 
     def _follow(self) -> None:
-        self.connection: Connection = connect(self.channel.address, 1, PATIENCE_S, self.losses.put)
+        steps, blocks = (
+            connect(channel.address, 1, PATIENCE_S, self.losses.put) for channel in (self.steps, self.blocks)
+        )
         try:
-            follow(self.workers[1], self.connection)
+            follow(self.workers[1], steps, blocks)
         except StepFailedError as error:
             self.follower_error = error
 
     def stop(self) -> None:
         """Let rank 1 run what it was sent, and end."""
-        self.channel.close()
+        self.blocks.close()
+        self.steps.close()
         self._following.join(PATIENCE_S)
         assert not self._following.is_alive()
 

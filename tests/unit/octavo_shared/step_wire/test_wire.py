@@ -13,6 +13,8 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import (
     NO_RESOURCES,
     Admission,
+    BlockReceive,
+    BlockSend,
     Fork,
     GrammarLoad,
     GrammarLoaded,
@@ -142,6 +144,9 @@ def full_step() -> Step:
         block_names=bytes(range(16)),
         pooling_inputs=(TEXT, PoolingInput(0, np.array([5], np.int32), b"", PoolingTask.SCORE)),
         states_to_save=pairs((7, 32, 90), (0, 16, 91)),
+        blocks_to_send=(BlockSend(2**64 - 1, "10.0.0.2:50061", "i", np.array([4, 0], np.int32), bytes(range(16))),),
+        blocks_to_receive=(BlockReceive(5, np.array([2], np.int32), bytes(16)),),
+        transfers_to_cancel=(2**63, 1),
     )
 
 
@@ -163,6 +168,9 @@ def test_the_feature_bits_of_a_step_are_those_of_what_it_has(delta: TableDelta, 
     assert feature_bits_of(named) == bits | 4
     assert feature_bits_of(Step(1, 1, delta, pooling_inputs=(TEXT,))) == bits | 1 << 10
     assert feature_bits_of(Step(1, 1, delta, states_to_save=pairs((1, 2, 3)))) == bits | 1 << 12
+    for field in ("blocks_to_send", "blocks_to_receive", "transfers_to_cancel"):
+        step = dataclasses.replace(Step(1, 1, delta), **{field: getattr(full_step(), field)})
+        assert feature_bits_of(step) == bits | 1 << 8
 
 
 def test_a_grammar_with_another_digest_is_refused() -> None:
@@ -237,6 +245,13 @@ def test_alternatives_and_prompt_logprobs_survive_the_wire() -> None:
 def test_vectors_and_scores_survive_the_wire() -> None:
     outputs = (PoolingOutput(7, np.array([0.5, -1.0], np.float32)), PoolingOutput(0, np.empty(0, np.float32), 4))
     result = StepResult(1, 2, np.empty(0, np.int32), pooling_outputs=outputs)
+
+    assert plain(result_over_the_wire(result)) == plain(result)
+
+
+def test_the_ends_of_transfers_survive_the_wire() -> None:
+    ended = {"arrived_transfers": (1, 2**64 - 1), "sent_transfers": (3,), "cancelled_transfers": (0,)}
+    result = StepResult(1, 2, np.empty(0, np.int32), **ended)  # type: ignore[arg-type]
 
     assert plain(result_over_the_wire(result)) == plain(result)
 

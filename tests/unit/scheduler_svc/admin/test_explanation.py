@@ -182,7 +182,7 @@ def test_who_is_skipped_holds_up_nobody() -> None:
     idle.add(group(2, 20))
     idle.add(group(3, 1))
     assert reasons(idle) == [
-        ("b", f"on {A}, a step in flight is computing the next block of its prefix"),
+        ("b", f"on {A}, the next block of its prefix is being computed or sent"),
         ("c", f"on {A}, needs 5 blocks, 3 free"),
         ("d", "queued behind 'c'"),
     ]

@@ -78,6 +78,17 @@ def test_a_group_without_a_free_block_is_an_obstacle_of_its_own() -> None:
     assert demand.obstacle_of_blocks.reason == "needs 2 blocks of cache group 1 (window of 6 tokens), 0 free"
 
 
+def test_a_chunk_takes_no_block_of_one_group_while_the_other_one_has_none() -> None:
+    """The step that would tell of it computes nothing, and is not sent."""
+    limits = replace(two_groups(blocks=6), sliding_window=12, more_groups=(PoolLimits(4, 4),))
+    bench = Bench(limits)
+    bench.add(0, 23, max_tokens(1))
+
+    bench.run(num_steps_in_flight=4)
+
+    assert bench.outputs == {"a": [123]}
+
+
 # Swaps -------------------------------------------------------------------------------------------
 
 

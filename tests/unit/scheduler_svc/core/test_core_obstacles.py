@@ -51,7 +51,7 @@ def test_a_group_whose_prefix_is_on_its_way_is_skipped() -> None:
 
     found = obstacle(bench, group(1, [1, 2, 3, 4, 6]))
 
-    assert found == Obstacle(Wait.SKIPPED, "a step in flight is computing the next block of its prefix")
+    assert found == Obstacle(Wait.SKIPPED, "the next block of its prefix is being computed or sent")
 
 
 def test_preempted_groups_are_in_the_way_of_newcomers() -> None:

@@ -29,6 +29,7 @@ from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.driver_interface import DriverSettings
 from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
+from scheduler_svc.executors.transfer_keys import TransferKeys
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.telemetry.meter import Meter
 from tests.support.each_row import each_row
@@ -101,6 +102,10 @@ class Owner:
     """Stands in for the engine: queues what comes back, and notes what it is told."""
 
     has_room = True
+    transfer_keys = TransferKeys(b"key")
+
+    def transfer_place(self, address: str) -> tuple[str, str]:
+        return address, ""
 
     def __init__(self) -> None:
         self.fleet = Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy())

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from executor_svc.parallel.connection import Connection, FrameKind, send_frame
-from executor_svc.parallel.step_channel import StepAddress, StepChannel, connect
+from executor_svc.parallel.rank_channel import ChannelAddress, RankChannel, connect
 from octavo_shared.errors import ModelLoadError
 from tests.support.patience import PATIENCE_S
 
@@ -90,12 +90,12 @@ def test_nothing_is_lost_by_closing(sockets: tuple[socket.socket, socket.socket]
 
 
 def test_the_address_survives_the_rendezvous() -> None:
-    address = StepAddress("fe80::1", 4000, "ab" * 32)
-    assert StepAddress.from_text(address.to_text()) == address
+    address = ChannelAddress("fe80::1", 4000, "ab" * 32)
+    assert ChannelAddress.from_text(address.to_text()) == address
 
 
 def test_every_rank_gets_every_frame_and_strangers_none() -> None:
-    channel = StepChannel("127.0.0.1", PATIENCE_S, never)
+    channel = RankChannel("127.0.0.1", PATIENCE_S, never)
     connections: dict[int, Connection] = {}
     strangers = Losses()
 
@@ -123,7 +123,7 @@ def test_every_rank_gets_every_frame_and_strangers_none() -> None:
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
-    channel = StepChannel("127.0.0.1", PATIENCE_S, never)
+    channel = RankChannel("127.0.0.1", PATIENCE_S, never)
     with pytest.raises(ModelLoadError, match=r"rank 1 of 2 did not connect within 0\.1 s"):
         channel.accept(2, 0.1, lambda: None)
     channel.close()
@@ -133,7 +133,7 @@ def test_waiting_ends_when_a_rank_cannot_come_any_more() -> None:
     def check() -> None:
         raise ModelLoadError("rank 1 of 2 was killed by SIGKILL")
 
-    channel = StepChannel("127.0.0.1", PATIENCE_S, never)
+    channel = RankChannel("127.0.0.1", PATIENCE_S, never)
     with pytest.raises(ModelLoadError, match="SIGKILL"):
         channel.accept(2, PATIENCE_S, check)
     channel.close()

@@ -1,4 +1,4 @@
-"""Rank 0 to all other ranks: each step once, in order, as bytes.
+"""Rank 0 to all other ranks, over sockets: one channel for steps, each once and in order, and one for blocks.
 
 Never a collective: it must not wait for longer than a forward pass takes, and an idle group waits for ever. A rank that
 connects must know the secret that rank 0 made; it reaches the other ranks with the address, through the rendezvous of
@@ -22,7 +22,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class StepAddress:
+class ChannelAddress:
     """Where rank 0 waits for the other ranks, and what they must say."""
 
     host: str
@@ -34,13 +34,13 @@ class StepAddress:
         return f"{self.secret} {self.port} {self.host}"
 
     @classmethod
-    def from_text(cls, text: str) -> "StepAddress":
+    def from_text(cls, text: str) -> "ChannelAddress":
         """Return what `to_text` wrote."""
         secret, port, host = text.split(" ", 2)
         return cls(host, int(port), secret)
 
 
-class StepChannel:
+class RankChannel:
     """Rank 0's end.
 
     Args:
@@ -53,7 +53,7 @@ class StepChannel:
         self._on_loss = on_loss
         self._connections: dict[int, Connection] = {}
         self._listener = socket.create_server(("127.0.0.1" if host in _LOOPBACK else "", 0))
-        self.address = StepAddress(host, self._listener.getsockname()[1], secrets.token_hex(SECRET_BYTES))
+        self.address = ChannelAddress(host, self._listener.getsockname()[1], secrets.token_hex(SECRET_BYTES))
 
     def accept(self, num_ranks: int, timeout_s: float, check: Callable[[], None]) -> None:
         """Wait until ranks 1 to `num_ranks` - 1 are connected.
@@ -83,6 +83,11 @@ class StepChannel:
         for connection in self._connections.values():
             connection.send(kind, payload)
 
+    @property
+    def connections(self) -> list[Connection]:
+        """Those to ranks 1, 2 and so on, once they are accepted."""
+        return [connection for _, connection in sorted(self._connections.items())]
+
     def close(self) -> None:
         """Let all others end in order."""
         self._listener.close()
@@ -106,7 +111,7 @@ class StepChannel:
         self._connections[rank] = Connection(sock, f"rank {rank}", self._silence_limit_s, self._on_loss)
 
 
-def connect(address: StepAddress, rank: int, silence_limit_s: float, on_loss: Callable[[str], None]) -> Connection:
+def connect(address: ChannelAddress, rank: int, silence_limit_s: float, on_loss: Callable[[str], None]) -> Connection:
     """Connect a rank to rank 0. Raises: OSError: it does not answer."""
     sock = socket.create_connection((address.host, address.port), timeout=HELLO_TIMEOUT_S)
     send_frame(sock, FrameKind.HELLO, f"{address.secret} {rank}".encode())
