@@ -127,7 +127,7 @@ _TOKENS_US = (1_000.0, 4_000.0)
 # Of them have many prompts that begin alike, and executors that are all alike; and expect each transfer to cost little.
 _MORE_ALIKE_SHARE = 0.5
 _ALIKE_SHARE = 0.8
-_CHEAP_SHARE = 0.7
+_CHEAP_SHARE = 0.6
 
 # Of the seeds have pools on the host that are too small for all prefixes.
 _HOST_PREFIXES_SHARE = 0.3

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from tests.simulation.plan import BY_NAME, ExecutorPlan
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.services import SimulatedExecutor, SimulatedFront, SimulatedScheduler, wall_clock
 from tests.simulation.step_thread import SimulatedStepThread
-from tests.simulation.transfer_watch import Cheap, pending_of, watch_transfers, watch_transfers_of
+from tests.simulation.transfer_watch import pending_of, watch_transfers, watch_transfers_of
 from tests.simulation.watching import watch
 from tests.simulation.worker import SimulatedWorker
 
@@ -258,7 +259,7 @@ class SchedulerMachine(Machine):
             watch(engine, process.name, world.checks.watchers)
             watch_transfers(engine, process.name, world.checks.watchers, world.note_progress)
             if world.plan.is_sending_cheap:
-                engine.fleet.dispatcher.transfers._token_s = Cheap()
+                engine.fleet.dispatcher.transfers._token_s = deque(maxlen=0)
             process.watch = world.checks.watch(engine)
 
         def on_link(link: EngineServicer, engine: Engine) -> None:

@@ -188,7 +188,7 @@ class Plan:
         cell: NO_CELL, BY_LIST or BY_NAME.
         has_states: Whether the model keeps a state of each sequence, beside what it caches.
         num_resuming: So many of the clients, the first ones, go on with an answer whose call was cut.
-        is_sending_cheap: Whether a transfer is expected to cost little, whatever those before it have taken.
+        is_sending_cheap: Whether schedulers learn nothing of what transfers take, and expect little.
         num_open: No request is sent while clients wait for so many others.
         is_fair: Whether what has been ready for longest runs first.
     """

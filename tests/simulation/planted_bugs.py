@@ -216,14 +216,6 @@ BUGS = (
         "        if not (waits or self.is_draining):\n",
     ),
     Bug(
-        "a block is free for others while it is sent",
-        f"{CORE}/step/block_transfers.py",
-        "        for part in parts:\n"
-        "            self._blocks.pools[part.pool].allocator.acquire(part.blocks)\n"
-        "        self.sending[number] = parts\n",
-        "        self.sending[number] = []\n",
-    ),
-    Bug(
         "a block has its name before its content has arrived",
         f"{CORE}/step/block_transfers.py",
         "            if part.pool == 0:\n"
@@ -237,22 +229,10 @@ BUGS = (
         "                allocator.register(part.names, part.blocks[::-1].tolist())\n",
     ),
     Bug(
-        "transfers go on after an attachment has ended",
-        f"{SERVICE}/step_runner.py",
-        '            self._transfers.cancel_all(Reason.ATTACH, "a scheduler attached")\n',
-        "",
-    ),
-    Bug(
         "the group of a transfer that was cancelled waits for ever",
         f"{CORE}/fleet/transfers.py",
         "            self.of_group.pop(group, None)\n            group.has_pulled = True\n",
         "            group.has_pulled = True\n",
-    ),
-    Bug(
-        "no deadline ends a transfer",
-        f"{CORE}/fleet/transfers.py",
-        "if now_s > each.deadline_s and each.group]",
-        "if now_s > each.deadline_s + 1e9 and each.group]",
     ),
     # Grammars
     Bug(

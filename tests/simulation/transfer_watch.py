@@ -3,7 +3,6 @@
 Watchers hear of rare things; whoever waits for a moment looks again when something has changed.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -29,20 +28,7 @@ RARE_TRANSFERS = {
     "receiver lost": "an executor was lost that blocks were sent to",
 }
 
-# What a token of a transfer is taken to need where each transfer is cheap, in seconds; then none has long to come.
-_CHEAP_S = 1e-6
-
 Note = Callable[[str], None]
-
-
-class Cheap(deque[float]):
-    """What tokens of transfers have taken, for a core that learns nothing of it."""
-
-    def __init__(self) -> None:
-        super().__init__([_CHEAP_S])
-
-    def append(self, _: float) -> None:
-        """Stay as it is."""
 
 
 def pending_of(servicer: ExecutionServicer) -> PendingTransfers:

@@ -165,8 +165,9 @@ function barsOf(executor) {
   const [all, free, used, cached, shared] = ["Blocks", "FreeBlocks", "UsedBlocks", "CachedBlocks", "SharedBlocks"].map(
     (name) => number(executor[`num${name}`]));
   const bars = [{ name: "Device", all, used, parts: [["shared", shared], ["used", used - shared], ["cached", cached], ["free", free - cached]] }];
-  const numHost = number(executor.numHostBlocks), usedHost = number(executor.numUsedHostBlocks);
-  if (numHost) bars.push({ name: "Host", all: numHost, used: usedHost, parts: [["used", usedHost], ["free", numHost - usedHost]] });
+  const [numHost, usedHost, cachedHost] = ["HostBlocks", "UsedHostBlocks", "CachedHostBlocks"].map((name) => number(executor[`num${name}`]));
+  const hostParts = [["used", usedHost], ["cached", cachedHost], ["free", numHost - usedHost - cachedHost]];
+  if (numHost) bars.push({ name: "Host", all: numHost, used: usedHost, parts: hostParts });
   return bars;
 }
 

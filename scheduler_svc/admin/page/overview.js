@@ -53,7 +53,9 @@ function tiles(state, rates) {
 function hitsText(state) {
   const withStates = (state.executors ?? []).filter((executor) => executor.hasStates);
   if (withStates.some((executor) => !number(executor.numStateBlocks))) return "none: no states are saved";
-  const tokens = `of ${count(number(state.numQueriedTokens))} tokens`;
+  const places = [[state.numHostHitTokens, "from the host"], [state.numPulledHitTokens, "pulled"]].filter(([tokens]) => number(tokens));
+  const moved = places.map(([tokens, where]) => `, ${share(number(tokens), number(state.numQueriedTokens))} ${where}`).join("");
+  const tokens = `of ${count(number(state.numQueriedTokens))} tokens${moved}`;
   const numSaved = withStates.reduce((sum, executor) => sum + number(executor.numSavedStates), 0);
   return withStates.length ? `${tokens}; ${count(numSaved)} states saved` : tokens;
 }

@@ -209,8 +209,12 @@ class BlockManager:
 
     def plan_admission(self, group: SequenceGroup) -> AdmissionPlan:
         """Return which blocks the group would get now, and how many are free."""
+        plan = self._plan(group, with_host=self.has_host_prefixes)
+        return plan if self._has_room_for_states(plan) else self._plan(group, with_host=False)
+
+    def _plan(self, group: SequenceGroup, *, with_host: bool) -> AdmissionPlan:
         lead, *others = group.sequences_to_compute
-        planned = [self._plan_sequence(lead, 0, with_host=self.has_host_prefixes)]
+        planned = [self._plan_sequence(lead, 0, with_host=with_host)]
         # A lead that begins behind a window has no first blocks to share.
         is_whole = not any(part.num_skipped for part in planned[0].parts)
         num_shared = self._num_shared_blocks([lead, *others]) if is_whole else 0
@@ -222,6 +226,14 @@ class BlockManager:
             num_needed.append(_num_unused(of, [part.found.on_device for part in parts]) + num_new)
         scarcest = self.scarcest(num_needed, [of.num_free for of in self.groups])
         return AdmissionPlan(tuple(planned), tuple(num_needed), scarcest)
+
+    def _has_room_for_states(self, plan: AdmissionPlan) -> bool:
+        """Return whether the state on the host that a plan begins with has room beside those on the device."""
+        if self.states is None or self.states.is_on_device(plan.sequences[0].state):
+            return True
+        on_device = {self.states.block_of(planned.state) for planned in plan.sequences[1:] if planned.state}
+        num_unused = sum(not self.states.allocator.ref_counts[block] for block in on_device)
+        return num_unused < self.states.num_free
 
     def allocate(self, plan: AdmissionPlan) -> Allocated:
         """Take the blocks of a plan, which must be free."""
@@ -248,14 +260,15 @@ class BlockManager:
 
     def _take_states(self, plan: AdmissionPlan) -> tuple[list[int | None], list[tuple[int, int]]]:
         """Keep the states that a plan begins with until the step that loads them is made; bring those on the host."""
-        state_blocks, swap_ins = list[int | None](), list[tuple[int, int]]()
-        for planned in plan.sequences:
-            block = None
-            if planned.state:
-                assert self.states is not None
-                block, pairs = self.states.hold_named(planned.state)
+        names, swap_ins = [planned.state for planned in plan.sequences], list[tuple[int, int]]()
+        state_blocks: list[int | None] = [None] * len(names)
+        if (states := self.states) is None:
+            return state_blocks, swap_ins
+        # Those on the device first: what comes from the host may evict none of them.
+        for place in sorted(range(len(state_blocks)), key=lambda place: not states.is_on_device(names[place])):
+            if names[place]:
+                state_blocks[place], pairs = states.hold_named(names[place])
                 swap_ins += pairs
-            state_blocks.append(block)
         return state_blocks, swap_ins
 
     def wire_ids(self, tables: Seq[Int32Array]) -> Int32Array:

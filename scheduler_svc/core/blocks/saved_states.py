@@ -120,6 +120,10 @@ class SavedStates:
         """Return the block of the saved state with this name; -1: only the host has it, or nobody."""
         return int(self.prefix_cache.blocks_of([name])[0])
 
+    def is_on_device(self, name: bytes) -> bool:
+        """Return whether nothing need come from the host for a sequence that begins with a state; b"": with none."""
+        return not name or self.prefix_cache.holds(name)
+
     def is_expected(self, names: Iterable[bytes]) -> bool:
         """Return whether a running prefill is to save a state with one of these names, or it is on its way."""
         return bool(self._num_expecting) and any(name in self._num_expecting for name in names)

@@ -96,11 +96,17 @@ class BlockTransfers:
         self.given_up |= told
 
     def put_into(self, step: Step, num_bytes: int) -> int:
-        """Let a step tell what is new, as far as its message has room; return the bytes that are left."""
+        """Let a step tell what is new, as far as its message has room; return the bytes that are left.
+
+        Blocks are sent as they are before a step: those that this one swaps in wait for the next one.
+        """
+        swapped_in = set(step.blocks_to_swap_in[:, 1].tolist())
         sends, receives = list[BlockSend](), list[BlockReceive]()
         num_bytes -= CANCEL_BYTES * len(self._to_cancel)
         begun_here: list[BlockSend | BlockReceive] = [*self._to_send.values(), *self._to_receive.values()]
         for begun in begun_here:
+            if swapped_in and isinstance(begun, BlockSend) and not swapped_in.isdisjoint(begun.block_ids.tolist()):
+                continue
             num_bytes -= transfer_bytes(len(begun.block_ids))
             if num_bytes < 0:
                 break

@@ -7,12 +7,15 @@ position than the step says.
 from dataclasses import replace
 from itertools import count
 
+import numpy as np
 import pytest
 
 from octavo_shared.step_wire.step import Step
+from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
+from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.request.parameters import BeamSearchParams
-from tests.support.driving import Bench, check_pools_are_free, max_tokens, only_admission, small_limits
+from tests.support.driving import Bench, check_pools_are_free, group, max_tokens, only_admission, small_limits
 
 BLOCK = 4
 SHARED = list(range(1, 41))  # 10 blocks
@@ -323,3 +326,32 @@ def test_a_tree_of_branches_is_found_at_every_branch_the_second_time() -> None:
     for begin, end in ((branches[3], 1088), (prefix, 992)):
         bench.add(next(arrivals), [*begin, *range(9000, 9100)], max_tokens(1))
         assert computed(bench.run()) == [end], "another continuation begins at the branch"
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_state_from_the_host_evicts_none_that_another_output_of_its_group_begins_with(has_room: bool) -> None:
+    limits = limits_with_states(saved=1 + has_room, host_blocks=16, host_states=2)
+    blocks = BlockManager(replace(limits, host_prefixes=True))
+    returning = group(0, SHARED, max_tokens(20), num_sequences=2)
+    for number, sequence in enumerate(returning.sequences):
+        sequence.token_ids, sequence.status = np.array([*SHARED, number + 1], np.int32), SequenceStatus.WAITING
+    returning.sequences[1].token_ids = np.array([*range(101, 142)], np.int32)
+    on_host, on_device = (blocks.hash_blocks(sequence) for sequence in returning.sequences)
+    states = blocks.states
+    assert states is not None
+    assert states.host.names is not None
+    of = blocks.groups[0].allocator
+    for names in (on_host, on_device):
+        cached = of.allocate(len(names))
+        of.register(names, cached.tolist())
+        of.free(cached)
+    for pool, name in ((states.host.allocator, on_host[-1]), (states.allocator, on_device[-1])):
+        block = pool.allocate(1)
+        pool.register([name], block.tolist())
+        pool.free(block)
+
+    plan = blocks.plan_admission(returning)
+    taken = blocks.allocate(plan)
+
+    assert [planned.num_cached for planned in plan.sequences] == [10 * has_room, 10]
+    assert len(set(taken.held)) == len(taken.held) == 1 + has_room

@@ -1,13 +1,17 @@
 """A prefix goes where its group is best computed, and blocks go ahead of a group; whatever fails is computed."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo_shared.errors import ExecutorFaultError
+from octavo_shared.step_wire.step import Step, TableDelta
 from scheduler_svc.core.fleet.transfers import exchange
+from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import PoolLimits
 from scheduler_svc.request.provenance import Numerics
 from tests.support.driving import group, max_tokens, small_limits
@@ -58,6 +62,11 @@ def turns(bench: FleetBench, until: Callable[[], bool], now_s: float = 0.0) -> f
 def computed_by(member: Member) -> int:
     """Return how many prompt tokens a member was given to compute."""
     return sum(int(length) for step in member.steps for length in step.delta.prefill_chunks[:, 1])
+
+
+def names_of(member: Member) -> list[bytes]:
+    """Return the names of the prefix."""
+    return member.planner.blocks.hash_tokens(np.array(PREFIX, np.int32), 0)
 
 
 def finished(bench: FleetBench, arrival: int) -> bool:
@@ -202,6 +211,28 @@ def test_a_window_and_all_tokens_come_together() -> None:
     assert len(next(iter(bench.network.contents.values()))) == 10 + 2
 
 
+def test_what_a_step_swaps_in_is_sent_by_the_next_one() -> None:
+    bench = fleet_of(host_blocks=24, host_prefixes=True)
+    holder = bench.members[0]
+    bench.run()  # the prefix is on the host, too
+    of = holder.planner.blocks.groups[0]
+    of.allocator.free(of.allocator.allocate(of.allocator.num_blocks))
+    only(bench, 0)
+    bench.add(group(1, [*PREFIX, 7], max_tokens(30)))
+    bench.step(holder)
+    assert len(holder.steps[-1].blocks_to_swap_in) == 10
+    holder.planner.transfers.send(99, "executor 1", holder.planner.blocks.prefixes.exportable(names_of(holder))[1])
+    step = Step(1, 1, TableDelta(), blocks_to_swap_in=holder.steps[-1].blocks_to_swap_in)
+
+    holder.planner.transfers.put_into(step, 10_000)
+
+    assert not step.blocks_to_send
+    assert holder.planner.transfers.has_news
+    next_step = Step(1, 2, TableDelta())
+    holder.planner.transfers.put_into(next_step, 10_000)
+    assert len(next_step.blocks_to_send) == 1
+
+
 @each_row(
     ("other bits", Numerics("numerics", "other"), {}),
     ("no digest", Numerics("numerics", ""), {}),
@@ -226,3 +257,49 @@ def test_an_answer_that_tells_of_a_strange_transfer_is_a_fault() -> None:
 
     with pytest.raises(ExecutorFaultError, match="transfers that are not pending"):
         bench.process(member)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ten_thousand_transfers_with_faults_leave_no_block_behind() -> None:
+    chance, num_transfers = random.Random(7), 0
+    while num_transfers < 10_000:
+        num_transfers += play_with_faults(chance)
+
+
+def play_with_faults(chance: random.Random) -> int:
+    """Play some hundred requests with few prefixes on a fleet; return the number of transfers.
+
+    Members are drained and lost, clients leave, and a third of the transfers fails.
+    """
+    now_s = 0.0
+    bench = fleet_of(3, lambda number: number % 3 == 0, host_blocks=24, host_prefixes=True)
+    transfers = bench.fleet.dispatcher.transfers
+    bench.checks_integrity = False
+    prefixes = [[chance.randrange(1000) for _ in range(40)] for _ in range(6)]
+    for arrival in range(1, 400):
+        bench.add(group(arrival, [*chance.choice(prefixes), arrival], max_tokens(chance.randrange(1, 12))))
+        now_s += chance.choice((0.05, 0.3))
+        bench.turn(now_s)
+        bench.fleet.dispatch(now_s)
+        transfers._pauses.clear()
+        if arrival % 11 == 0 and bench.is_live(bench.groups[arrival]):
+            bench.abort(bench.groups[arrival])
+        if arrival % 7 == 0:
+            emptied = bench.members[arrival % 3].planner
+            bench.fleet.set_draining(emptied, not emptied.is_draining)
+            bench.fleet.set_takes_groups(emptied, not emptied.is_draining)
+        if arrival % 50 == 0:
+            limits = bench.members[0].planner.limits
+            bench.lose(bench.members[0])
+            bench.attach(limits, ALIKE)
+    only(bench, 0, 1, 2)
+    for member in bench.members:
+        bench.fleet.set_draining(member.planner, False)
+    now_s = turns(bench, lambda: not (len(bench.queue) or transfers), now_s)
+    for _ in range(40):
+        bench.turn(now_s := now_s + 0.05)
+    for member in bench.members:
+        check_integrity(member.planner)
+    bench.check_all_is_free()
+    return transfers.num_arrived + transfers.num_cancelled
