@@ -11,6 +11,7 @@ be launched before they have reached the host, feeds them to the model (`LastTok
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter_ns
 from typing import Protocol
 
 import numpy as np
@@ -177,13 +178,18 @@ class TorchWorker:
         if self._grammar_masks is not None:
             self._grammar_masks.follow(step.delta)
         digest = check_layout(step, layout, self.table, self.info)
+        swaps = step.blocks_to_swap_out.size or step.blocks_to_swap_in.size
+        swaps_began_ns = perf_counter_ns() if swaps else 0
         self._cache_engine.move(step)
+        swapped_ns = perf_counter_ns() - swaps_began_ns if swaps else 0
         if self._states is not None:
             self._states.fork(step.delta.beam_forks)
         run = self._launch_on_device if isinstance(self._sampler, DeviceSampler) else self._run_on_host
         running = run(step, layout, digest, timer)
         if self._states is not None:
             self._states.fork(step.delta.forks)  # these branch off behind the tokens of this step
+        if swaps and isinstance(running, DoneStep):
+            running.result.move_duration_us = swapped_ns // 1000
         return running
 
     @torch.inference_mode()

@@ -96,6 +96,11 @@ class Code:
         return self._has("GRAMMARS_READY", CAPABILITIES)
 
     @property
+    def has_transfers(self) -> bool:
+        """Whether an executor sends blocks to others."""
+        return self._has("max_transfers", ("shared/octavo_shared/step_wire/executor_info.py",))
+
+    @property
     def has_pooling(self) -> bool:
         """Whether an executor can compute vectors and scores."""
         return self._has("pooling_tasks", ("shared/octavo_shared/step_wire/executor_info.py",))

@@ -161,6 +161,7 @@ async def test_an_executor_of_a_release_is_asked_for_what_it_has_and_gets_featur
         Capability.GRAMMARS: release.has_grammars,
         Capability.GRAMMARS_READY: release.tells_loads,
         Capability.POOLING: release.has_pooling,
+        Capability.BLOCK_TRANSFER: release.has_transfers,
         Capability.CACHE_GROUPS: False,  # the fake model's layers are alike
         Capability.STATES: False,
         Capability.VARIABLE_TOKENS: False,  # it drafts only if it is told to

@@ -839,6 +839,7 @@ class ExecuteModelResponse(_message.Message):
     LAST_RESOLVED_STEP_ID_FIELD_NUMBER: _builtins.int
     POOLING_OUTPUTS_FIELD_NUMBER: _builtins.int
     GRAMMARS_LOADED_FIELD_NUMBER: _builtins.int
+    MOVE_DURATION_US_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch of the request."""
     step_id: _builtins.int
@@ -904,6 +905,10 @@ class ExecuteModelResponse(_message.Message):
     """
     last_resolved_step_id: _builtins.int
     """CAPABILITY_VARIABLE_TOKENS: the last step whose counts were in these lengths; 0: none."""
+    move_duration_us: _builtins.int
+    """Of execute_duration_us, what swaps and copies of blocks took, in microseconds. 0: none, or not known, as
+    where a device makes them beside the step.
+    """
     @_builtins.property
     def adapters_loaded(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterLoaded]:
         """CAPABILITY_ADAPTERS: loads that have ended since the last answer."""
@@ -961,10 +966,11 @@ class ExecuteModelResponse(_message.Message):
         last_resolved_step_id: _builtins.int = ...,
         pooling_outputs: _abc.Iterable[Global___PoolingOutput] | None = ...,
         grammars_loaded: _abc.Iterable[Global___GrammarLoaded] | None = ...,
+        move_duration_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits", "_lengths_digest", b"_lengths_digest", "_table_digest", b"_table_digest", "_weights_version", b"_weights_version", "feature_bits", b"feature_bits", "lengths_digest", b"lengths_digest", "table_digest", b"table_digest", "weights_version", b"weights_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits", "_lengths_digest", b"_lengths_digest", "_table_digest", b"_table_digest", "_weights_version", b"_weights_version", "adapters_loaded", b"adapters_loaded", "alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "arrived_transfers", b"arrived_transfers", "cancelled_transfers", b"cancelled_transfers", "candidate_logprobs", b"candidate_logprobs", "candidate_token_ids", b"candidate_token_ids", "draft_counts", b"draft_counts", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "feature_bits", b"feature_bits", "grammars_loaded", b"grammars_loaded", "last_resolved_step_id", b"last_resolved_step_id", "lengths_digest", b"lengths_digest", "logprobs", b"logprobs", "pooling_outputs", b"pooling_outputs", "prompt_alternative_logprobs", b"prompt_alternative_logprobs", "prompt_alternative_token_ids", b"prompt_alternative_token_ids", "prompt_logprobs", b"prompt_logprobs", "row_flags", b"row_flags", "sampled_token_ids", b"sampled_token_ids", "sent_transfers", b"sent_transfers", "step_id", b"step_id", "table_digest", b"table_digest", "token_counts", b"token_counts", "weights_version", b"weights_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits", "_lengths_digest", b"_lengths_digest", "_table_digest", b"_table_digest", "_weights_version", b"_weights_version", "adapters_loaded", b"adapters_loaded", "alternative_logprobs", b"alternative_logprobs", "alternative_token_ids", b"alternative_token_ids", "arrived_transfers", b"arrived_transfers", "cancelled_transfers", b"cancelled_transfers", "candidate_logprobs", b"candidate_logprobs", "candidate_token_ids", b"candidate_token_ids", "draft_counts", b"draft_counts", "epoch", b"epoch", "execute_duration_us", b"execute_duration_us", "feature_bits", b"feature_bits", "grammars_loaded", b"grammars_loaded", "last_resolved_step_id", b"last_resolved_step_id", "lengths_digest", b"lengths_digest", "logprobs", b"logprobs", "move_duration_us", b"move_duration_us", "pooling_outputs", b"pooling_outputs", "prompt_alternative_logprobs", b"prompt_alternative_logprobs", "prompt_alternative_token_ids", b"prompt_alternative_token_ids", "prompt_logprobs", b"prompt_logprobs", "row_flags", b"row_flags", "sampled_token_ids", b"sampled_token_ids", "sent_transfers", b"sent_transfers", "step_id", b"step_id", "table_digest", b"table_digest", "token_counts", b"token_counts", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__feature_bits: _TypeAlias = _typing.Literal["feature_bits"]  # noqa: Y015
     _WhichOneofArgType__feature_bits: _TypeAlias = _typing.Literal["_feature_bits", b"_feature_bits"]  # noqa: Y015

@@ -304,7 +304,7 @@ class ExecutorPlanner:
         sent = self.in_flight[0]
         workload = sent.workload if sent.pooling_groups else sent.layout
         duration_s = result.execute_duration_us * 1e-6
-        self.blocks.step_cost.learn(workload, duration_s, sent.num_moved_bytes)
+        self.blocks.step_cost.learn(workload, duration_s, sent.num_moved_bytes, result.move_duration_us * 1e-6)
         self.pace.learn(workload, duration_s)
         self._was_processed = True
         for save in sent.saves:

@@ -11,8 +11,9 @@ verdict doubles the slack, and results bring it back.
 The cost of a decode beside that of a prompt token is learned as well: how the time of a step grows with its tokens, and
 the time of a step without prefill with its rows. The dispatcher prices the rows of an executor by it.
 
-So is the cost of a byte that moves between device and host: what steps that move some take longer than their tokens
-explain. By it a prefix on the host is brought back or computed, and copies get a small share of each step.
+So is the cost of a byte that moves between device and host: as the executor measures it, or what steps that move some
+take longer than their tokens explain. By it a prefix on the host is brought back or computed, and copies get a small
+share of each step.
 
 Pure: the executor measures the durations.
 """
@@ -70,13 +71,20 @@ class StepCost:
         self.move_sums = 0.0, 0.0
         self.row_tokens = 1.0
 
-    def learn(self, layout: StepLayout, duration_s: float, num_moved_bytes: int = 0) -> None:
-        """Learn from a step that has run, and has moved so many bytes between device and host."""
+    def learn(self, layout: StepLayout, duration_s: float, num_moved_bytes: int = 0, move_s: float = 0.0) -> None:
+        """Learn from a step that has run.
+
+        Args:
+            layout: Of the step.
+            duration_s: What it took.
+            num_moved_bytes: That it moved between device and host.
+            move_s: What that took of it; 0: the executor does not know.
+        """
         known = _class_of(layout)
         self.slowest_s[known] = max(duration_s, self.slowest_s.get(known, 0.0) * _KEPT)
         kind = _kind_of(layout)
         if num_moved_bytes:
-            self._learn_move(num_moved_bytes, layout.num_tokens, duration_s)
+            self._learn_move(num_moved_bytes, layout.num_tokens, duration_s, move_s)
         elif kind in self.kinds:  # the first one may have compiled
             self.token_sums = _with_step(self.token_sums, layout.num_tokens, duration_s)
             if layout.num_decodes == len(layout.slots):
@@ -142,10 +150,10 @@ class StepCost:
             return None
         return int((_COPIES_SHARE * self.expected_s(num_tokens) if num_tokens else _IDLE_COPIES_S) / byte_s)
 
-    def _learn_move(self, num_bytes: int, num_tokens: int, duration_s: float) -> None:
-        if num_tokens and not self.token_s:
+    def _learn_move(self, num_bytes: int, num_tokens: int, duration_s: float, move_s: float) -> None:
+        if not (move_s or self.token_s or not num_tokens):
             return
-        longer_s = duration_s - self.expected_s(num_tokens) if num_tokens else duration_s
+        longer_s = move_s or (duration_s - self.expected_s(num_tokens) if num_tokens else duration_s)
         squares, products = self.move_sums
         self.move_sums = (
             squares * _KEPT_OF_LINES + float(num_bytes) * num_bytes,

@@ -301,6 +301,7 @@ class StepResult:
     sampled_token_ids: Int32Array  # [num_samples], or [sum of token_counts]
     logprobs: Float32Array | None = None  # the same
     execute_duration_us: int = 0
+    move_duration_us: int = 0  # of it, what moves of blocks took; 0: none, or not known
     table_digest: int | None = None
     candidate_token_ids: Int32Array | None = None  # [sum of StepLayout.num_candidates]
     candidate_logprobs: Float32Array | None = None  # the same; after the slot's penalties and rules

@@ -163,3 +163,12 @@ def test_a_move_before_the_cost_of_tokens_is_known_teaches_nothing() -> None:
     cost.learn(step(1), 5.0, 1000)
 
     assert (cost.byte_s, cost.copied_bytes(1), cost.pays(10**9, 1)) == (0.0, None, True)
+
+
+def test_what_the_executor_measures_of_a_move_counts_and_a_noisy_step_does_not() -> None:
+    cost = warm()
+
+    for _ in range(4):
+        cost.learn(step(1), 5.0, 1000, 0.05)
+
+    assert cost.byte_s == pytest.approx(5e-5)
