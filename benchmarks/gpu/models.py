@@ -56,6 +56,7 @@ DEFAULTS: dict[str, Any] = {
     "max_num_batched_tokens": 2048,
     "max_message_bytes": 64 * 2**20,
     "max_transfers": 16,
+    "role": "both",
 }
 
 

@@ -62,8 +62,9 @@ def test_logits_and_greedy_tokens_equal_plain_transformers(name: str, tmp_path: 
     comparison = compare_with_transformers(model, backend, reference)
 
     assert isinstance(model, Decoder) == (name in FAMILIES)
-    # transformers computes a delta net in blocks of tokens, which rounds otherwise.
-    assert comparison.logit_difference < (1e-4 if name in WITH_STATES else 1e-5)
+    # transformers computes a delta net in blocks of tokens, which rounds otherwise. Vectors of AVX-512 round otherwise
+    # than those of AVX2: Gemma 4 differs by 1.1e-5 there.
+    assert comparison.logit_difference < (1e-4 if name in WITH_STATES else 2e-5)
     assert comparison.greedy_distance < TIE
 
 
