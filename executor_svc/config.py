@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from octavo_shared.process.service_config import ADDRESS_PATTERN, ServiceConfig
+
+NamedPath = Annotated[str, Field(pattern=r"^[^=,]+=.+$")]
 
 
 class _BatchConfig(ServiceConfig):
@@ -53,6 +55,21 @@ class _BatchConfig(ServiceConfig):
         ),
     )
 
+    lora: tuple[NamedPath, ...] = Field(
+        (),
+        description=(
+            "Comma-separated LoRA adapters, NAME=PATH, which a load may name by NAME: folders as peft writes them (of "
+            "the fake executor: files of any bytes)."
+        ),
+    )
+    lora_dir: tuple[str, ...] = Field(
+        (),
+        description="Comma-separated folders: a load may name adapters in them by path. Nothing else is ever read.",
+    )
+    max_adapter_slots: int = Field(
+        8, ge=1, le=1024, description="Maximum number of adapters at a time. Without --lora and --lora-dir: none."
+    )
+
     role: Literal["both", "prefill", "decode"] = Field(
         "both",
         description=(
@@ -79,6 +96,11 @@ class _BatchConfig(ServiceConfig):
             "0: none."
         ),
     )
+
+    @property
+    def num_adapter_slots(self) -> int:
+        """Adapters that are loaded at a time: none where none may be read."""
+        return self.max_adapter_slots if self.lora or self.lora_dir else 0
 
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
@@ -121,6 +143,12 @@ class ExecutorConfig(_BatchConfig):
             "checkpoint's k_scale and v_scale, else 1. On a GPU the attention backends triton and torch have all of "
             "them, the others only the model's dtype."
         ),
+    )
+    max_adapter_rank: int = Field(
+        64,
+        ge=1,
+        le=2**10,
+        description="Largest rank of a LoRA adapter. Memory is kept for --max-adapter-slots adapters of it.",
     )
     quantization: Literal["none", "bfloat16", "int8", "int8-a8", "int4"] = Field(
         "none",

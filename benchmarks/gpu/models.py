@@ -57,6 +57,10 @@ DEFAULTS: dict[str, Any] = {
     "max_message_bytes": 64 * 2**20,
     "max_transfers": 16,
     "role": "both",
+    "lora": (),
+    "lora_dir": (),
+    "max_adapter_slots": 8,
+    "max_adapter_rank": 64,
 }
 
 
@@ -65,7 +69,7 @@ def executor_settings(**changes: Any) -> "ExecutorConfig":
     unknown = changes.keys() - DEFAULTS.keys() - {"model"}
     if unknown:
         raise TypeError(f"no settings of an executor: {', '.join(sorted(unknown))}")
-    return cast("ExecutorConfig", SimpleNamespace(**{"model": "", **DEFAULTS, **changes}))
+    return cast("ExecutorConfig", SimpleNamespace(**{"model": "", "num_adapter_slots": 0, **DEFAULTS, **changes}))
 
 
 # By the names of config.json.

@@ -12,6 +12,7 @@ from executor_svc.fake.faults import FakeFaults, FaultPlan, parse_slow_step_ever
 from executor_svc.fake.scripted_worker import Script, ScriptedWorker
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.service.process import run_executor
+from executor_svc.worker.adapter_sources import AdapterSources
 from octavo_shared.process.config import load_config_or_exit
 
 __all__ = ["FakeWorker", "main"]
@@ -25,6 +26,7 @@ def main() -> int:
 
 def make_worker(config: FakeConfig) -> FakeWorker:
     """Return the worker that the settings describe. Raises ModelLoadError: its script is wrong."""
+    adapters = AdapterSources.of(config.lora_dir, config.lora)
     make = partial(ScriptedWorker, Script.read(config.script)) if config.script else FakeWorker
     return make(
         block_size_tokens=config.block_size_tokens,
@@ -44,6 +46,9 @@ def make_worker(config: FakeConfig) -> FakeWorker:
         nan_token_id=config.nan_token_id,
         max_grammar_slots=config.max_grammar_slots,
         has_grammar_threads=True,
+        num_adapter_slots=config.num_adapter_slots,
+        read_adapter=adapters.read,
+        has_adapter_thread=True,
         has_pooling=config.pooling or config.pooling_only,
         is_generative=not config.pooling_only,
         faults=FakeFaults(_fault_plan(config)),

@@ -1,14 +1,14 @@
 """What the fake executor checks: which history every slot of the KV cache was written with.
 
 A real cache holds keys and values that depend on the whole history of a sequence. Here each slot
-holds a 64-bit hash of that history, cache salt included; 0 is unwritten. `Histories` knows the hash
-that each position of each live sequence ought to have, `HistoryCache` what the blocks really hold.
+holds a 64-bit hash of that history, cache salt and content of the adapter included; 0 is unwritten. `Histories`
+knows the hash that each position of each live sequence ought to have, `HistoryCache` what the blocks really hold.
 Equal histories cannot be told apart: a block that two sequences with the same tokens and salt were
 given by mistake goes unnoticed, so tests give concurrent requests different prompts.
 All work is in arrays: no Python loop over tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,10 +47,17 @@ class Histories:
         self._powers = _powers(BASE, table.max_model_len)
         self._inverse_powers = _powers(pow(BASE, -1, 2**64), table.max_model_len)
 
-    def follow(self, table: BatchTable, delta: TableDelta, layout: StepLayout) -> None:
-        """Bring the hashes up to date with a delta that was just applied to `table`."""
+    def follow(
+        self, table: BatchTable, delta: TableDelta, layout: StepLayout, adapters: Mapping[int, bytes] | None = None
+    ) -> None:
+        """Bring the hashes up to date with a delta that was just applied to `table`.
+
+        `adapters`: the digests of what is in the adapter slots.
+        """
         for admission in delta.admissions:
             start = _wrap(SALT_BASE * (2 * admission.cache_salt + 1))
+            if adapters and admission.resources.adapter_slot is not None:
+                start ^= np.uint64(int.from_bytes(adapters[admission.resources.adapter_slot][:8], "little"))
             self._hash(admission.slot, 0, admission.token_ids, start)
         for fork in delta.beam_forks:
             self._copy(fork)

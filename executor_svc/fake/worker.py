@@ -24,6 +24,8 @@ from executor_svc.fake.spans import Spans, num_proved
 from executor_svc.fake.states import STATE, SlotStates
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
 from executor_svc.sampler.sample_rows import SampleRows
+from executor_svc.worker.adapter_loads import AdapterLoads
+from executor_svc.worker.adapter_sources import AdapterSources
 from executor_svc.worker.grammar_masks import GrammarMasks, grammar_support
 from executor_svc.worker.interface import (
     Buffer,
@@ -49,6 +51,9 @@ from octavo_shared.step_wire.step import (
     TokenCounts,
 )
 
+# Its adapters are files of any bytes, which have no rank.
+MAX_ADAPTER_RANK = 64
+
 
 class FakeWorker:
     """Runs steps without a model; see `executor_svc.worker.interface.Worker`.
@@ -73,6 +78,11 @@ class FakeWorker:
         max_allowance: Most tokens that a row may get in a step; 1: it drafts none.
         max_grammar_slots: Grammar slots; 0: it follows no grammars, as without llguidance.
         has_grammar_threads: Whether grammars are compiled, and masks made, on threads.
+        num_adapter_slots: Adapter slots; 0: it computes with the weights alone.
+        read_adapter: Returns the content of an adapter, of any bytes, by its source; None: there are none. Raises
+            ModelLoadError.
+        adapter_load_steps: Without threads: in which step after that of a load it ends.
+        has_adapter_thread: Whether adapters are read on a thread.
         grammar_load_steps: Without threads: in which step after that of a load it ends.
         has_pooling: Whether it computes vectors and scores.
         is_generative: Whether it generates too; if not, it has no blocks.
@@ -113,6 +123,10 @@ class FakeWorker:
         max_grammar_slots: int = 256,
         has_grammar_threads: bool = False,
         grammar_load_steps: int = 0,
+        num_adapter_slots: int = 0,
+        read_adapter: Callable[[str], bytes] | None = None,
+        adapter_load_steps: int = 0,
+        has_adapter_thread: bool = False,
         has_pooling: bool = False,
         is_generative: bool = True,
         sampling_defaults: Mapping[str, float] | None = None,
@@ -139,12 +153,19 @@ class FakeWorker:
             saved = num_device_states, num_host_states
             cache_groups += (CacheGroup(CacheKind.STATE, (num_layers,), block_size_tokens, *saved),)
         if not is_generative:
-            num_device_blocks = num_host_blocks = max_grammar_slots = 0
+            num_device_blocks = num_host_blocks = max_grammar_slots = num_adapter_slots = 0
         digest = hashlib.sha256(f"fake {LANGUAGE_VERSION}, {parameters}".encode()).hexdigest()
         files = fake_tokenizer_files()
         grammars = grammar_support(max_grammar_slots, files, (EOS_TOKEN_ID,), VOCAB_SIZE)
         self._grammar_masks = GrammarMasks(
             grammars.load_tokenizer, has_threads=has_grammar_threads, num_load_steps=grammar_load_steps
+        )
+        read = read_adapter or AdapterSources().read
+        self._adapters = AdapterLoads(
+            lambda slot, adapter: hashlib.sha256(read(adapter.source)).digest(),
+            lambda slot: None,
+            has_thread=has_adapter_thread and num_adapter_slots > 0,
+            num_load_steps=adapter_load_steps,
         )
         self.info = ExecutorInfo(
             instance_id=instance_id or uuid.uuid4().hex,
@@ -173,6 +194,8 @@ class FakeWorker:
             num_grammar_slots=grammars.num_slots,
             matcher_id=grammars.matcher_id,
             max_grammar_bytes=grammars.max_body_bytes,
+            num_adapter_slots=num_adapter_slots,
+            max_adapter_rank=MAX_ADAPTER_RANK if num_adapter_slots else 0,
             pooling_tasks=frozenset(PoolingTask) if has_pooling else frozenset(),
             embedding_size=EMBEDDING_SIZE if has_pooling else 0,
             num_scores=NUM_SCORES if has_pooling else 0,
@@ -204,6 +227,7 @@ class FakeWorker:
             self._lay_out()
         self.table = table_of(self.info, uses_groups=self._uses_groups)
         self._grammar_masks.reset()
+        self._adapters.reset()
         self._histories = Histories(self.table)
 
     def _lay_out(self) -> None:
@@ -227,11 +251,14 @@ class FakeWorker:
         check_step(step, self.info, uses_groups=self._uses_groups)
         if self._states is not None:
             check_states(step, self.table, self.info)
+        self._adapters.check(step.delta)
         layout = self.table.apply(step.delta)
         self._grammar_masks.follow(step.delta)
         loaded = self._grammar_masks.take_loaded()
+        self._adapters.follow(step.delta)
+        adapters_loaded = self._adapters.take_loaded()
         digest = check_layout(step, layout, self.table, self.info)
-        self._histories.follow(self.table, step.delta, layout)
+        self._histories.follow(self.table, step.delta, layout, self._adapters.digests)
         self._move(step)
         if layout.allowances is None:
             self._write_and_read(layout)
@@ -242,7 +269,7 @@ class FakeWorker:
         if self._states is not None:
             self._states.fork(step.delta.forks)
         result.pooling_outputs = tuple(pool(text, self._nan_token_id) for text in step.pooling_inputs)
-        result.table_digest, result.grammars_loaded = digest, loaded
+        result.table_digest, result.grammars_loaded, result.adapters_loaded = digest, loaded, adapters_loaded
         self.table.resolve(layout, result.sampled_token_ids, result.token_counts)
         num_tokens = layout.num_tokens + num_pooled_tokens(step)
         target_s = self._step_ms * 1e-3 + num_tokens * self._token_us * 1e-6

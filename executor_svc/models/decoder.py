@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from executor_svc.adapters.slots import AdapterSlots
 from executor_svc.attention.interface import AttentionPlan, CachedLayer, LayerCache
 from executor_svc.checkpoint.cache_scales import is_cache_scale
 from executor_svc.checkpoint.weight_map import WeightSource
@@ -46,6 +47,7 @@ class Decoder:
         stored: StoredFormats | None = None,
         states: StateBackend | None = None,
         drafts_for: "Decoder | None" = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.config = config
         self.dtype = kernels.dtype
@@ -55,8 +57,9 @@ class Decoder:
         self._kernels = kernels
         self._states = states or TorchStateBackend()
         self.weights: DecoderWeights[Any] = DecoderWeights(
-            config, kernels, self._shard, stored, None if drafts_for is None else drafts_for.weights
+            config, kernels, self._shard, stored, None if drafts_for is None else drafts_for.weights, adapters
         )
+        self.adapters = adapters  # None: it has no slots for any
         # How the heads of this rank attend.
         self.attention_layers = [
             self._shard.attention_layer(layer, sinks)

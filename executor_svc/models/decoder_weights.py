@@ -6,6 +6,8 @@ from typing import Generic
 
 import torch
 
+from executor_svc.adapters.products import AdaptedPart
+from executor_svc.adapters.slots import AdapterSlots
 from executor_svc.checkpoint.weight_map import Range, WeightMap
 from executor_svc.models.config import Activation, ExpertsConfig, LayerConfig, MlpConfig, ModelConfig, activation_of
 from executor_svc.models.dense import (
@@ -48,6 +50,7 @@ class DecoderWeights(Generic[MatrixT]):
             them; None: the kernels decide.
         drafted: Those of the model for which these are the head that drafts: both share the embedding, the vocabulary's
             matrix and the map. None: these are of a model.
+        adapters: What holds adapters of linear layers of attention and of dense MLPs; None: there are none.
     """
 
     def __init__(
@@ -57,12 +60,14 @@ class DecoderWeights(Generic[MatrixT]):
         shard: Shard,
         stored: StoredFormats | None = None,
         drafted: "DecoderWeights[MatrixT] | None" = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.map: WeightMap = WeightMap() if drafted is None else drafted.map
         self._config = config
         self._kernels = kernels
         self._shard = shard
         self._stored = stored
+        self._adapters = adapters
         self._state_layers = StateLayers(config, shard, self.map, kernels.device)
         self._latent_layers = LatentLayers(
             config, shard, kernels, self.map, self._columns_of_vector, self._norm, self._stored_formats
@@ -152,7 +157,31 @@ class DecoderWeights(Generic[MatrixT]):
             return self._columns(rows, has_bias=layer.state.has_bias, role=role)
         if layer.latent is not None:
             return self._columns(self._latent_layers.projected_rows(index, layer), has_bias=False, role="qkv")
-        return self._columns(qkv_rows(self._config, self._shard, index), has_bias=self._config.qkv_bias, role="qkv")
+        rows = qkv_rows(self._config, self._shard, index)
+        matrix = self._columns(rows, has_bias=self._config.qkv_bias, role="qkv")
+        (matrix,) = self._adapted([matrix], [self._column_parts(rows)])
+        return matrix
+
+    def _adapted(
+        self, matrices: Sequence[MatrixT], parts: Sequence[Sequence[AdaptedPart]], *, of_wanted: bool = False
+    ) -> Sequence[MatrixT]:
+        """Return matrices with the same inputs that adapters may change; see `DenseKernels.adapted`."""
+        if self._adapters is None:
+            return matrices
+        return self._kernels.adapted(matrices, parts, self._adapters, of_wanted=of_wanted)
+
+    def _column_parts(self, parts: Sequence[Rows]) -> list[AdaptedPart]:
+        return [
+            AdaptedPart(part.tensor, (part.tensor_rows, self._config.hidden_size), part.ranges, None) for part in parts
+        ]
+
+    def _row_part(self, name: str, num_inputs: int, ours: Range) -> list[AdaptedPart]:
+        size = self._config.hidden_size
+        return [AdaptedPart(name, (size, num_inputs), ((0, size),), None if ours == (0, num_inputs) else ours)]
+
+    def _is_last(self, index: int) -> bool:
+        """Whether the end of a layer has the wanted tokens alone."""
+        return index == len(self._config.layers) - 1
 
     def _layer_end(self, index: int, layer: LayerConfig) -> LayerEnd[MatrixT]:
         config, names = self._config, self._config.names
@@ -165,7 +194,10 @@ class DecoderWeights(Generic[MatrixT]):
         matrix, norm = None, None
         if layer.has_mixer:
             ours = self._shard.even_part(num_inputs)
-            matrix = self._row_parallel(output.format(layer=index), num_inputs, ours, has_bias)
+            name = output.format(layer=index)
+            matrix = self._row_parallel(name, num_inputs, ours, has_bias)
+            part = self._row_part(name, num_inputs, ours)
+            (matrix,) = self._adapted([matrix], [part], of_wanted=self._is_last(index))
             norm = self._output_norm(names.attention_output_norm, index)
         if layer.mlp is None:
             return LayerEnd(matrix, norm, None, None, None, config.residual_scale)
@@ -174,7 +206,7 @@ class DecoderWeights(Generic[MatrixT]):
         if isinstance(layer.mlp, ExpertsConfig):
             mlp = self._experts(index, layer.mlp)
         else:
-            mlp = self._mlp(layer.mlp, names.gate_up, names.down, layer=index)
+            mlp = self._mlp(layer.mlp, names.gate_up, names.down, adapted_layer=index, layer=index)
         mlp_output_norm = self._output_norm(names.mlp_output_norm, index)
         per_layer = self._per_layer(index, activation_of(layer.mlp)) if config.per_layer_size else None
         scale = self._layer_scale(index) if config.has_layer_scales else None
@@ -186,9 +218,13 @@ class DecoderWeights(Generic[MatrixT]):
         gate_up: Sequence[str],
         down: str,
         stacks: tuple[MatrixStack, MatrixStack] | None = None,
+        adapted_layer: int | None = None,
         **numbers: int,
     ) -> Mlp[MatrixT]:
-        """Return an MLP whose tensors have these names, with `numbers` in them; `stacks`: see `Experts`."""
+        """Return an MLP whose tensors have these names, with `numbers` in them; `stacks`: see `Experts`.
+
+        `adapted_layer` is the layer of an MLP that adapters may change; None: they may not.
+        """
         up_stack, down_stack = stacks or (None, None)
         tensors = [name.format(**numbers) for name in gate_up]
         self._check_alike(tensors)
@@ -201,8 +237,17 @@ class DecoderWeights(Generic[MatrixT]):
             parts = [Rows(tensor, size, ((begin, end),)) for tensor in tensors]
         is_merged = mlp.is_gated and self._kernels.merges_gate_and_up
         matrices = [parts] if is_merged else [[part] for part in parts]
-        *gate, up = (self._columns(matrix, has_bias=mlp.has_bias, stack=up_stack) for matrix in matrices)
-        down_matrix = self._row_parallel(down.format(**numbers), size, (begin, end), mlp.has_bias, down_stack)
+        firsts: Sequence[MatrixT] = [
+            self._columns(matrix, has_bias=mlp.has_bias, stack=up_stack) for matrix in matrices
+        ]
+        down_name = down.format(**numbers)
+        down_matrix = self._row_parallel(down_name, size, (begin, end), mlp.has_bias, down_stack)
+        if adapted_layer is not None:
+            of_wanted = self._is_last(adapted_layer)
+            firsts = self._adapted(firsts, [self._column_parts(each) for each in matrices], of_wanted=of_wanted)
+            part = self._row_part(down_name, size, (begin, end))
+            (down_matrix,) = self._adapted([down_matrix], [part], of_wanted=of_wanted)
+        *gate, up = firsts
         return Mlp(gate[0] if gate else None, up, down_matrix, mlp.activation, is_merged)
 
     def _experts(self, index: int, experts: ExpertsConfig) -> Experts[MatrixT]:

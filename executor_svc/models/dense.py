@@ -23,6 +23,8 @@ from typing import Generic, Literal, Protocol, TypeVar
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the usual name
 
+from executor_svc.adapters.products import AdaptedPart
+from executor_svc.adapters.slots import AdapterSlots
 from executor_svc.attention.interface import Rotation
 from executor_svc.checkpoint.weight_map import Range, WeightTarget
 from executor_svc.models.config import Activation, ExpertsConfig, LatentConfig
@@ -329,6 +331,23 @@ class DenseKernels(Protocol[MatrixT]):
             role: What it is for; see `MatrixRole`.
             stored: The number format of each part where a file has decided it; empty: the kernels decide.
             stack: Where it may lie among others of its shape; None: it is alone.
+        """
+
+    def adapted(
+        self,
+        matrices: Sequence[MatrixT],
+        parts: Sequence[Sequence[AdaptedPart]],
+        slots: AdapterSlots,
+        *,
+        of_wanted: bool,
+    ) -> Sequence[MatrixT]:
+        """Return matrices in the place of these, to whose products adapters add, and tell `slots`.
+
+        Args:
+            matrices: With the same inputs.
+            parts: Of each.
+            slots: What holds the adapters.
+            of_wanted: Whether the matrices map the wanted tokens of a step alone.
         """
 
     def embedding(self, weights: EmbeddingWeights[MatrixT]) -> Embedding:

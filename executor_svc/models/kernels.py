@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from executor_svc.adapters.slots import AdapterSlots
 from executor_svc.attention.interface import AttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
 from executor_svc.attention.torch_backend import TorchAttentionBackend
@@ -148,6 +149,7 @@ def make_model(
     found: FoundLibrary | None = None,
     numerics: Numerics = "fast",
     stored: CodeFormats | None = None,
+    adapters: AdapterSlots | None = None,
 ) -> ChosenModel:
     """Return a model with uninitialised weights, and the attention that goes with it.
 
@@ -166,6 +168,7 @@ def make_model(
         found: The C library, or why it is not used; None: `cpu_kernels` says.
         numerics: "invariant": on a GPU products are ours, where they can be.
         stored: The formats of a file with codes, each matrix in its own; None: `quantization` says it for all.
+        adapters: Slots for adapters; None: there are none.
 
     Raises: ModelLoadError: the ranks cannot share it, the device has not this quantization, or the C library is needed
         and cannot be had.
@@ -197,7 +200,8 @@ def make_model(
         )
     has_states = any(layer.state is not None for layer in config.layers)
     states: Kernels = "torch" if found.library is None else "C"
-    model = Decoder(config, dense, group, stored, None if found.library is None else NativeStateBackend(found.library))
+    state_backend = None if found.library is None else NativeStateBackend(found.library)
+    model = Decoder(config, dense, group, stored, state_backend, adapters=adapters)
     return ChosenModel(
         model,
         attention,

@@ -7,6 +7,8 @@ from typing import Final
 
 import torch
 
+from executor_svc.adapters.products import AdaptedPart, NativeAdapted
+from executor_svc.adapters.slots import AdapterSlots
 from executor_svc.attention.interface import Rotation
 from executor_svc.models.config import Activation
 from executor_svc.models.dense import (
@@ -77,6 +79,20 @@ class NativeDense:
         del stack
         formats = matrix_formats(self._number_format, role, sizes, stored)
         return PackedMatrix(self._library, num_inputs, formats, has_bias=has_bias, memory=self._memory)
+
+    def adapted(
+        self,
+        matrices: Sequence[PackedMatrix],
+        parts: Sequence[Sequence[AdaptedPart]],
+        slots: AdapterSlots,
+        *,
+        of_wanted: bool,
+    ) -> Sequence[PackedMatrix]:
+        """Return the matrices, to whose products adapters add; see `DenseKernels`."""
+        joined = [part for own in parts for part in own]
+        sizes = slots.num_slots, slots.num_shrunk(joined)
+        slots.add(joined, NativeAdapted(self._library, matrices, *sizes, slots.current(of_wanted=of_wanted)))
+        return matrices
 
     def embedding(self, weights: EmbeddingWeights[PackedMatrix]) -> "NativeEmbedding":
         """Join the weights to an embedding; see `DenseKernels`."""

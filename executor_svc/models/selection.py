@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from executor_svc.adapters.slots import AdapterSlots
 from executor_svc.attention.cache_format import CACHE_DTYPES, FP8, choose_cache_dtype
 from executor_svc.attention.interface import AttentionBackend
 from executor_svc.attention.native_backend import NativeAttentionBackend
@@ -249,6 +250,9 @@ def choose_decoder(
         attention=_make_attention(chosen, config),
         numerics=config.numerics,
         stored=stored,
+        adapters=AdapterSlots(config.num_adapter_slots, config.max_adapter_rank, device)
+        if config.num_adapter_slots
+        else None,
     )
     if model_config.uses_mtp and not isinstance(made.attention, NativeAttentionBackend):
         reason = made.path.why_not_c or "they do not attend here"
@@ -283,6 +287,7 @@ def read_model_config(directory: Model, config: ExecutorConfig) -> ModelConfig:
             f"quantization is {config.quantization}": config.quantization != "none",
             f"compute_dtype is {config.compute_dtype}": config.compute_dtype != "float32",
             f"draft_method is {config.draft_method}": config.draft_method != "prompt-lookup",
+            "--lora or --lora-dir is set": config.num_adapter_slots > 0,
         }
         for setting in (setting for setting, is_wanted in wanted.items() if is_wanted):
             raise ModelLoadError(f"{setting}, which needs Octavo's own decoder; but {reason}") from reason

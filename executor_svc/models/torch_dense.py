@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the usual name
 
+from executor_svc.adapters.products import AdaptedPart, Multiply, TorchAdapted
+from executor_svc.adapters.slots import AdapterSlots
 from executor_svc.attention.interface import Rotation
 from executor_svc.models.dense import (
     Embedding,
@@ -57,6 +59,7 @@ class TorchDense:
     """
 
     merges_gate_and_up = False
+    _multiply: Multiply | None = None  # of adapters; None: as torch does
 
     def __init__(
         self,
@@ -101,6 +104,24 @@ class TorchDense:
         """Return a map in floats; each has memory of its own."""
         del stack
         return Linear(num_inputs, sizes, has_bias=has_bias, dtype=self.dtype, device=self.device)
+
+    def adapted(
+        self,
+        matrices: Sequence[TorchMatrix],
+        parts: Sequence[Sequence[AdaptedPart]],
+        slots: AdapterSlots,
+        *,
+        of_wanted: bool,
+    ) -> Sequence[TorchMatrix]:
+        """Return matrices to whose products adapters add; see `DenseKernels`."""
+        products = []
+        for matrix, own in zip(matrices, parts, strict=True):
+            shape = sum(part.num_outputs for part in own), own[0].num_inputs
+            sizes = shape, slots.num_slots, slots.num_shrunk(own)
+            current = slots.current(of_wanted=of_wanted)
+            products.append(TorchAdapted(matrix, *sizes, current, self.dtype, self.device, self._multiply))
+            slots.add(own, products[-1])
+        return products
 
     def embedding(self, weights: EmbeddingWeights[TorchMatrix]) -> Embedding:
         """Join the weights to an embedding; see `DenseKernels`."""

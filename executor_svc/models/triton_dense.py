@@ -62,6 +62,8 @@ class TritonDense(TorchDense):
         assert number_format == NumberFormat.FLOAT32 or not is_invariant, "int8 is torchao's"
         super().__init__(dtype, device, number_format=number_format, group=group)
         self._is_invariant = is_invariant
+        if is_invariant:
+            self._multiply = lambda x, weight: matmul(x, weight, None, *_multiprocessors(x.device))
 
     def matrix(
         self,

@@ -55,6 +55,11 @@ class PackedMatrix:
             block.struct.rest = ctypes.addressof(rest.struct)
 
     @property
+    def structs(self) -> Sequence[MatrixStruct]:
+        """The structs of all number formats; the first one is `struct`."""
+        return [block.struct for block in self._blocks]
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the weight, scales and padding included."""
         return sum(block.num_bytes for block in self._blocks)

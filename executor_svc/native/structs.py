@@ -60,7 +60,34 @@ def _of(kind: type, *names: str) -> list[tuple[str, type]]:
 class MatrixStruct(ctypes.Structure):
     """`Matrix` of dense.h."""
 
-    _fields_ = (*_of(LONG, "format", "num_outputs", "num_inputs"), *_of(POINTER, "panels", "scales", "bias", "rest"))
+    _fields_ = (
+        *_of(LONG, "format", "num_outputs", "num_inputs"),
+        *_of(POINTER, "panels", "scales", "bias", "rest", "adapted"),
+    )
+
+
+class AdapterRunStruct(ctypes.Structure):
+    """`AdapterRun` of adapters.h."""
+
+    _fields_ = (*_of(LONG, "slot", "begin", "end"),)
+
+
+class AdapterRowsStruct(ctypes.Structure):
+    """`AdapterRows` of adapters.h."""
+
+    _fields_ = (("num_runs", LONG), *_of(POINTER, "runs", "order", "shrunk"), ("stride", LONG))
+
+
+class LowRankStruct(ctypes.Structure):
+    """`LowRank` of adapters.h."""
+
+    _fields_ = (("shrink", POINTER), ("num_shrunk", LONG), ("expand", MatrixStruct), ("ranges", POINTER))
+
+
+class AdaptedStruct(ctypes.Structure):
+    """`Adapted` of adapters.h."""
+
+    _fields_ = (*_of(POINTER, "slots", "rows"),)
 
 
 class NormStruct(ctypes.Structure):

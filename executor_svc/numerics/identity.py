@@ -16,8 +16,9 @@ gives another id. So it covers what computes on this executor's path, and nothin
 - filters: what changes and filters logits, in the order of the sampler.
 - probe: the bits of a fixed computation (`probe.py`); only of an invariant path, where they mean something.
 
-It does not cover what an invariant path does not depend on: threads, block size, batch limits, memory. Nor the weights:
-their digest stands beside it.
+It does not cover what an invariant path does not depend on: threads, block size, batch limits, memory, slots for
+adapters: a row without an adapter has the bits that it has where there are none, and adapters are computed by the code
+that it covers. Nor the weights: their digest stands beside it, and that of an adapter beside that.
 
 REVISION. Most changes of ours are seen by the code or by the probe. Neither sees how a config.json becomes a
 `ModelConfig`. `tests/numerics/recorded_numerics.json` has both, the configurations of all families and the bits of the

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from executor_svc.adapters.step_rows import NO_ADAPTER
 from executor_svc.attention.cache_format import FORMAT_NAMES
 from executor_svc.attention.interface import LayerCache
 from executor_svc.attention.native_backend import NativeAttentionBackend
@@ -42,15 +44,17 @@ from executor_svc.sampler.device_sampler import DeviceSampler
 from executor_svc.sampler.interface import DrawOnDevice
 from executor_svc.sampler.sampler import Sampler
 from executor_svc.states.live_states import LiveStates
+from executor_svc.worker.adapter_sources import AdapterSources
 from executor_svc.worker.grammar_masks import GrammarMasks, GrammarSupport, grammar_support
 from executor_svc.worker.graph_capture import graph_capture
 from executor_svc.worker.largest_step import NUM_DEVICE_BLOCKS, run_largest_steps
 from executor_svc.worker.last_tokens import LastTokens
-from executor_svc.worker.model_runner import FollowedRunner, ModelRunner, Runner
+from executor_svc.worker.model_runner import FollowedRunner, ModelRunner, Runner, adapters_of
 from executor_svc.worker.native_runner import NativeRunner
 from executor_svc.worker.step_graphs import GraphPlan, StepGraphs
 from executor_svc.worker.torch_worker import MovesBlocks, TorchWorker
 from executor_svc.worker.warm_up import warm_up
+from executor_svc.worker.worker_adapters import WorkerAdapters
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, firsts_of
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
@@ -144,10 +148,16 @@ def assemble_worker(
         gib = round(state_bytes / 2**30, 2)
         _logger.info(Event("states", layers=len(shape.states), bytes_per_sequence=shape.state_bytes, gib=gib))
 
+    adapters = adapters_of(chosen.model)
+    if adapters is not None:
+        adapters.of_sequences = np.full(config.max_num_seqs, NO_ADAPTER, np.int32)
+        gib = round(adapters.num_bytes / 2**30, 2)
+        _logger.info(Event("adapters", slots=adapters.num_slots, max_rank=adapters.max_rank, gib=gib))
+
     def free_cache_bytes() -> int:
         memory = gpu_memory(device)
         if memory is None:
-            return cpu_cache_bytes(local_size, state_bytes)
+            return cpu_cache_bytes(local_size, state_bytes + (0 if adapters is None else adapters.num_bytes))
         return gpu_cache_bytes(
             memory, config.gpu_memory_utilization, parts.run_largest_steps, parts.measure_graph_bytes
         )
@@ -245,6 +255,10 @@ class _Parts:
         masks = GrammarMasks(grammars.load_tokenizer, has_threads=True) if has_masks else None
         drafting = None if draw is not None else self._drafting(masks, states)
         most_drafts = 0 if drafting is None else config.max_draft_tokens
+        adapters, slots = None, adapters_of(model)
+        if slots is not None:
+            sources = AdapterSources.of(config.lora_dir, config.lora)
+            adapters = WorkerAdapters(slots, sources, has_thread=self.group.size == 1)
         info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
             model_id=identity.model_id,
@@ -278,6 +292,8 @@ class _Parts:
             max_allowance=most_drafts + 1,
             max_sample_rows=config.max_num_seqs + MOST_DRAFTS_OF_STEP if most_drafts else 0,
             max_transfers=config.max_transfers if identity.is_generative else 0,
+            num_adapter_slots=0 if slots is None else slots.num_slots,
+            max_adapter_rank=0 if slots is None else slots.max_rank,
         )
 
         head = None if drafting is None else drafting.mtp
@@ -312,6 +328,7 @@ class _Parts:
             pooler,
             drafting,
             states,
+            adapters,
         )
 
     def _make_caches(

@@ -197,7 +197,9 @@ def execute(worker: Worker, step: Step) -> StepResult:
 def table_of(info: ExecutorInfo, *, uses_groups: bool = False) -> BatchTable:
     """Return an empty batch table of an executor's sizes."""
     first, *others = ((g.block_size_tokens, g.num_device_blocks) for g in info.groups(agreed=uses_groups))
-    return BatchTable(info.max_num_seqs, info.max_model_len, *first, info.num_grammar_slots, others)
+    return BatchTable(
+        info.max_num_seqs, info.max_model_len, *first, info.num_grammar_slots, others, info.num_adapter_slots
+    )
 
 
 def check_step(step: Step, info: ExecutorInfo, *, uses_groups: bool = False) -> None:

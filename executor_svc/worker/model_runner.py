@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from executor_svc.adapters.slots import AdapterSlots, using
+from executor_svc.adapters.step_rows import NO_ADAPTER, StepRows
 from executor_svc.attention.interface import (
     AttentionBackend,
     AttentionMetadata,
@@ -113,12 +115,16 @@ class ModelRunner:
         self._graphs = graphs or StepGraphs()
         self._states = states
         self._step_states: StepStates | None = None  # of the last step
+        self._adapters = adapters_of(model)
         self._has_mtp = isinstance(model, Decoder) and model.mtp is not None
 
     @torch.inference_mode()
     def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
         """Compute the tokens of a step; see `Runner.run`. The likeliest tokens are left to the sampler."""
         decodes, pieces = self._graphs.decodes, self._graphs.pieces
+        of_rows = None if self._adapters is None else self._adapters.of_sequences[layout.slots]
+        if of_rows is not None and (of_rows != NO_ADAPTER).any():
+            decodes = pieces = None  # graphs hold the products of the model alone
         if decodes is not None and decodes.can_run(layout):
             hidden = decodes.run(table, layout)
             return SampleLogits(self.model.logits(hidden), layout.sample_rows)
@@ -133,7 +139,7 @@ class ModelRunner:
             num_asked = len(wanted)
             wanted = np.concatenate((wanted, np.arange(len(inputs.token_ids), dtype=np.int32)))
         self._step_states = None if self._states is None else self._states.of_step(layout)
-        hidden = self.model.forward(
+        arguments = (
             inputs.token_ids,
             inputs.positions,
             self._caches,
@@ -141,6 +147,11 @@ class ModelRunner:
             index_to_device(wanted, self.model.device),
             self._step_states,
         )
+        if of_rows is None:
+            hidden = self.model.forward(*arguments)
+        else:
+            with using(self._adapters, StepRows.of(of_rows, layout.lengths, wanted)):
+                hidden = self.model.forward(*arguments)
         logits = self.model.logits(hidden[:num_logit_rows])
         prompt_hidden = None if layout.num_prompt_logprobs is None else hidden[num_logit_rows:num_asked]
         normed = self.model.final_norm(hidden[num_asked:]) if self._has_mtp else None
@@ -197,6 +208,11 @@ class FollowedRunner:
         """Let the states take the first drafts of each row; see `Runner.accept_drafts`."""
         self._runner.accept_drafts(num_accepted)
         self._mtp.accept(num_accepted)
+
+
+def adapters_of(model: LanguageModel) -> AdapterSlots | None:
+    """Return the slots for adapters that a model has; None: it has none."""
+    return model.adapters if isinstance(model, Decoder) else None
 
 
 def wanted_tokens(layout: StepLayout) -> tuple[Int32Array, int, Int32Array]:

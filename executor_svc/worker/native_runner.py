@@ -9,13 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from executor_svc.adapters.slots import using
+from executor_svc.adapters.step_rows import StepRows
 from executor_svc.drafts.mtp import MtpResult, MtpRows
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_forward import NativeForward
 from executor_svc.native.structs import BatchStruct, BlockTablesStruct
 from executor_svc.states.interface import StateRows
 from executor_svc.states.live_states import AcceptedDrafts, state_rows
-from executor_svc.worker.model_runner import SampleLogits, wanted_tokens
+from executor_svc.worker.model_runner import SampleLogits, adapters_of, wanted_tokens
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import Int32Array
 
@@ -50,13 +52,19 @@ class NativeRunner:
         self._mtp = mtp
         self._normed = torch.empty(0, forward.hidden_size)
         self._rows: StateRows | None = None  # of the last step, if the model has states
+        self._adapters = adapters_of(model)
+        self._adapter_rows: StepRows | None = None  # of the last step
 
     def run(self, table: BatchTable, layout: StepLayout, *, finds_likeliest: bool) -> SampleLogits:
         """Compute the tokens of a step; see `Runner.run`."""
         if not self._is_prepared(table, layout, finds_likeliest):
             self._prepare(table, layout, finds_likeliest)
         self._starts[: len(layout.starts)] = layout.starts
-        self._forward(self._batch)
+        if self._adapters is None:
+            self._forward(self._batch)
+        else:
+            with using(self._adapters, self._adapter_rows):
+                self._forward(self._batch)
         return self._computed
 
     def accept_drafts(self, num_accepted: Int32Array) -> None:
@@ -111,6 +119,8 @@ class NativeRunner:
             if len(self._normed) < len(self._wanted):
                 self._normed = torch.empty(len(self._wanted), self._forward.hidden_size)
         num_wanted = len(self._wanted)
+        if self._adapters is not None:
+            self._adapter_rows = StepRows.of(self._adapters.of_sequences[layout.slots], layout.lengths, self._wanted)
         if self._hidden.shape[0] < num_wanted:
             self._hidden = torch.empty(num_wanted, self._forward.hidden_size)
         if self._logits.shape[0] < num_logit_rows:

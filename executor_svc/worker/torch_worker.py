@@ -43,6 +43,7 @@ from executor_svc.worker.launched_step import LaunchedStep
 from executor_svc.worker.model_runner import Runner, SampleLogits
 from executor_svc.worker.step_answer import answer_step, flag_ended_rows, flag_guided_rows, follow_answer, no_answer
 from executor_svc.worker.step_timer import HostTimer, start_timer
+from executor_svc.worker.worker_adapters import WorkerAdapters
 from octavo_shared.errors import DeviceLostError, InvalidStepError, StepFailedError
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
@@ -97,6 +98,7 @@ class TorchWorker:
         pooler: Pooler | None = None,
         drafting: Drafting | None = None,
         states: LiveStates | None = None,
+        adapters: WorkerAdapters | None = None,
     ) -> None:
         self.info = info
         self._lay_out = lay_out
@@ -111,6 +113,7 @@ class TorchWorker:
         self._pooler = pooler  # None: it computes no vectors
         self._drafting = drafting  # None: no row gets more than one token
         self._states = states  # None: no layer has a state
+        self._adapters = adapters  # None: it computes with the weights alone
         self._rows = RowLookup()
         self._unrecorded: deque[LaunchedStep] = deque()  # their tokens are UNKNOWN_TOKEN in the table
         self.reset(uses_groups=self._uses_groups)
@@ -136,12 +139,16 @@ class TorchWorker:
         self.table = table_of(info, uses_groups=self._uses_groups)
         if self._grammar_masks is not None:
             self._grammar_masks.reset()
+        if self._adapters is not None:
+            self._adapters.reset(self.table)
 
     def launch(self, step: Step) -> RunningStep:
         """Apply the step to the table and start it; see `Worker.launch`."""
         check_step(step, self.info, uses_groups=self._uses_groups)
         if self._states is not None:
             check_states(step, self.table, self.info)
+        if self._adapters is not None:
+            self._adapters.check(step.delta)
         try:
             return self._launch(step)
         except (InvalidStepError, StepFailedError):
@@ -177,6 +184,8 @@ class TorchWorker:
         layout = self.table.apply(step.delta)
         if self._grammar_masks is not None:
             self._grammar_masks.follow(step.delta)
+        if self._adapters is not None:
+            self._adapters.follow(step.delta)
         digest = check_layout(step, layout, self.table, self.info)
         swaps = step.blocks_to_swap_out.size or step.blocks_to_swap_in.size
         swaps_began_ns = perf_counter_ns() if swaps else 0
@@ -205,6 +214,8 @@ class TorchWorker:
         if step.pooling_inputs:
             self._pool(step, answer)
         answer.table_digest, answer.grammars_loaded = digest, self._take_loaded()
+        if self._adapters is not None:
+            answer.adapters_loaded = self._adapters.take_loaded()
         launched = LaunchedStep(answer, layout, sampled, arrivals, timer, self._record, self._probe)
         self._unrecorded.append(launched)
         return launched
@@ -220,6 +231,8 @@ class TorchWorker:
         if step.pooling_inputs:
             self._pool(step, answer)
         answer.table_digest, answer.grammars_loaded = digest, self._take_loaded()
+        if self._adapters is not None:
+            answer.adapters_loaded = self._adapters.take_loaded()
         timer.stop()
         answer.execute_duration_us = timer.duration_us()
         if self._drafting is not None and self.table.has_allowances and layout.num_tokens:

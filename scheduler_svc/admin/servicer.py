@@ -21,6 +21,7 @@ from scheduler_svc.admin.state import RequestLocations, executor_state, request_
 from scheduler_svc.admin.steps import step_state, step_summary
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
+from scheduler_svc.engine.adapters import RegisteredAdapter
 from scheduler_svc.engine.ended_requests import NUM_KEPT_REQUESTS
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.engine.live_request import LiveRequest
@@ -264,6 +265,34 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             raise InvalidFieldError("block", request.block, f"from 0 to {planner.limits.num_blocks - 1}")
         return describe_block(planner, request.block)
 
+    # Adapters ------------------------------------------------------------------------------------
+
+    async def LoadAdapter(  # noqa: N802
+        self,
+        request: pb.LoadAdapterRequest,
+        context: grpc.aio.ServicerContext[pb.LoadAdapterRequest, pb.LoadAdapterResponse],
+    ) -> pb.LoadAdapterResponse:
+        """Load an adapter, so that requests may name it."""
+        loaded = await self._engine.adapters.load(request.name, request.source, in_place=request.in_place)
+        return pb.LoadAdapterResponse(adapter=_adapter(loaded))
+
+    async def UnloadAdapter(  # noqa: N802
+        self,
+        request: pb.UnloadAdapterRequest,
+        context: grpc.aio.ServicerContext[pb.UnloadAdapterRequest, pb.UnloadAdapterResponse],
+    ) -> pb.UnloadAdapterResponse:
+        """Let no new request name an adapter."""
+        self._engine.adapters.unload(request.name)
+        return pb.UnloadAdapterResponse()
+
+    async def ListAdapters(  # noqa: N802
+        self,
+        request: pb.ListAdaptersRequest,
+        context: grpc.aio.ServicerContext[pb.ListAdaptersRequest, pb.ListAdaptersResponse],
+    ) -> pb.ListAdaptersResponse:
+        """Give the adapters that requests may name."""
+        return pb.ListAdaptersResponse(adapters=map(_adapter, self._engine.adapters.all))
+
     def _driver(self, address: str) -> ExecutorDriver:
         """Return the executor with an address, or the only one if it is empty."""
         drivers = self._engine.drivers
@@ -278,6 +307,11 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         if len(drivers) > 1:
             raise CallerError(f"there are {len(drivers)} executors; give one of {', '.join(drivers)}")
         return next(iter(drivers.values()))
+
+
+def _adapter(registered: RegisteredAdapter) -> pb.Adapter:
+    adapter = registered.adapter
+    return pb.Adapter(name=registered.name, source=adapter.source, digest=adapter.digest.hex())
 
 
 def _attached_planner(driver: ExecutorDriver) -> ExecutorPlanner:

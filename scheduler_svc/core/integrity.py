@@ -161,7 +161,7 @@ def _check_registered_blocks(planner: ExecutorPlanner, *, has_key: bool) -> None
         slot = sequence.slot
         num_tokens = min(int(batch.table.num_known_tokens[slot]), int(batch.num_computed_tokens[slot]))
         if has_key:
-            hashes = planner.blocks.hash_tokens(batch.table.token_ids[slot, :num_tokens], sequence.group.cache_salt)
+            hashes = planner.blocks.hash_tokens(batch.table.token_ids[slot, :num_tokens], sequence.group.block_salt)
         else:
             hashes = sequence.block_hashes[: num_tokens // planner.blocks.block_size]
         for group in planner.blocks.groups:

@@ -89,6 +89,7 @@ class CoreLimits:
         matcher_id: Names the executor's grammar matcher; those with equal ids allow the same tokens.
         max_grammar_bytes: Longest body of a grammar.
         tells_loads: Whether the executor loads grammars beside the steps, and reports when a load ends.
+        num_adapter_slots: Adapters that sequences can be computed with at a time; 0: the weights alone.
         pooling_tasks: What the executor makes of whole texts, ascending.
         embedding_size: Numbers of a vector.
         num_scores: Scores of a text.
@@ -131,6 +132,7 @@ class CoreLimits:
     matcher_id: str = ""
     max_grammar_bytes: int = 0
     tells_loads: bool = False
+    num_adapter_slots: int = 0
     pooling_tasks: tuple[PoolingTask, ...] = ()
     embedding_size: int = 0
     num_scores: int = 0

@@ -22,13 +22,14 @@ its first sequence, the *lead*; the others fork off it in the step that samples 
 from __future__ import annotations
 
 import enum
+import hashlib
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, PoolingTask, SamplingRow
+from octavo_shared.step_wire.step import NO_LOGPROBS, Adapter, Int32Array, PoolingTask, SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.beam_search import BeamSearch
 from scheduler_svc.request.continuation import Continuation
@@ -75,6 +76,7 @@ class Requirements(NamedTuple):
         pooling: The task that the model must do; None: it generates.
         grammar: The grammar that its outputs follow; None: none.
         matcher_id: The only grammar matcher that it may use; empty: any.
+        adapter: What its sequences are computed with on top of the weights; None: nothing.
         numerics: The only numerics with which it may go on; None: any.
     """
 
@@ -82,7 +84,17 @@ class Requirements(NamedTuple):
     pooling: PoolingTask | None
     grammar: Grammar | None
     matcher_id: str
+    adapter: Adapter | None
     numerics: Numerics | None
+
+
+def salted(cache_salt: int, adapter: Adapter) -> int:
+    """Return the salt of blocks that were computed with an adapter: other content, other blocks, whatever its name.
+
+    Without a digest no two adapters have one salt: nobody knows what the content will be.
+    """
+    salt = hashlib.blake2b(cache_salt.to_bytes(8, "little") + adapter.identity, digest_size=8).digest()
+    return int.from_bytes(salt, "little")
 
 
 @dataclass(slots=True, eq=False)
@@ -90,8 +102,8 @@ class SequenceGroup:
     """One request. `arrival` orders groups: the smaller one came first.
 
     `num_sequences` outputs are sampled (best_of), or `beam_search` finds them. Groups share cached
-    blocks only with equal `cache_salt`. `sampling` is the row of output 0; the others differ in
-    `output_index`.
+    blocks only with equal `block_salt`, of `cache_salt` and the content of the adapter. `sampling` is the row of output
+    0; the others differ in `output_index`.
 
     `speculate`: whether a sequence may get several tokens a step. `num_draft_tokens` counts those that came as drafts.
 
@@ -102,6 +114,7 @@ class SequenceGroup:
     `requires_same_numerics`: only executors with the numerics that made its first token may go on with it.
     `grammar`: the grammar that its outputs follow; None: none. `matcher_id`: the matcher of the front that checked it,
     else of the first executor; only executors with the same one, which allows the same tokens, take it. Empty: any.
+    `adapter`: what its sequences are computed with on top of the weights; None: nothing.
     `pooling`: what the model makes of the whole prompt in one step, in place of tokens: the group has no slot and no
     block, and its one sequence ends with the answer. None: it generates. `token_type_ids`: a byte a token; empty:
     all are 0.
@@ -139,8 +152,10 @@ class SequenceGroup:
     requires_same_numerics: bool = False
     grammar: Grammar | None = None
     matcher_id: str = ""
+    adapter: Adapter | None = None
     pooling: PoolingTask | None = None
     token_type_ids: bytes = b""
+    block_salt: int = field(init=False)
     order: tuple[int, int] = field(init=False)
     sequences: list[Sequence] = field(init=False)
     beams: BeamSearch | None = None
@@ -165,6 +180,7 @@ class SequenceGroup:
         assert self.beam_search is None or self.num_sequences == 1, "a search chooses its own sequences"
         assert self.beam_search is None or self.grammar is None, "beams follow no grammar"
         assert self.pooling is None or self.num_sequences == 1, "a text has one answer"
+        self.block_salt = self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter)
         self.order = 0, self.arrival
         self.sequences = [Sequence(self, index, self.prompt_token_ids) for index in range(self.num_sequences)]
         if self.continuation is not None:
@@ -219,7 +235,7 @@ class SequenceGroup:
     def requires(self) -> Requirements:
         """What the group requires of an executor now."""
         numerics = self.provenance.preferred(self.progress) if self.requires_same_numerics else None
-        return Requirements(self.num_slots, self.pooling, self.grammar, self.matcher_id, numerics)
+        return Requirements(self.num_slots, self.pooling, self.grammar, self.matcher_id, self.adapter, numerics)
 
     @property
     def is_forked(self) -> bool:

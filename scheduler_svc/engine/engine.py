@@ -17,6 +17,7 @@ Read next: `live_requests.py`, `recovery.py`, `drivers.py`, `core/fleet/fleet.py
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from octavo_shared.errors import (
     CacheTooSmallError,
@@ -35,6 +36,7 @@ from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.step_plan import StepInFlight
 from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.engine.adapters import Adapters
 from scheduler_svc.engine.ended_requests import EndedRequests
 from scheduler_svc.engine.live_request import LiveRequest, group_of
 from scheduler_svc.engine.live_requests import LiveRequests
@@ -130,6 +132,7 @@ class Engine:
         self.estimate = LoadEstimate(self.fleet, self.queue, self.requests, self.meter)
         self.waiting = WaitingLimits(self.queue, self.requests.suspects, settings, self.estimate.retry_after_s)
         self.recovery = Recovery(self.fleet, self.requests, settings.max_losses)
+        self.adapters = Adapters(self.fleet, self._submit_own, self.fleet_model.name_adapters)
         self._num_arrivals = 0
 
     # Requests ------------------------------------------------------------------------------------
@@ -178,6 +181,7 @@ class Engine:
         Raises:
             UnavailableError, NoExecutorError, RequestExistsError, QueueFullError, TokenQuotaError: it was not queued.
             CacheTooSmallError: no executor can ever hold it.
+            InvalidFieldError: no adapter has its name.
             CallerError: no executor does its task, or computes so long a text; or its tenant may never run so many
                 sequences at a time.
             DeadlineTooShortError: it would miss its deadline by far.
@@ -200,6 +204,8 @@ class Engine:
         live request. So does a request whose client says for which length it was accepted before. `on_losses`: see
         `LiveRequest`.
         """
+        if request.lora_adapter:
+            request = replace(request, adapter=self.adapters.resolve(request.lora_adapter))
         self._supersede(request)
         model = self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
         num_prompt_tokens = len(request.prompt_token_ids)
@@ -241,6 +247,13 @@ class Engine:
         self.requests.add(live)
         if not is_taken:
             self.orphans.add(live, live.times.arrived_at_s)
+
+    async def _submit_own(self, request: EngineRequest, sink: TokenSink) -> None:
+        """Queue a request of the scheduler itself, without quotas. Raises as `submit`."""
+        model = self._admitting_model(request.request_id, request.tenant)
+        if not model.info.num_adapter_slots:
+            raise CallerError("no executor has slots for adapters (--lora and --lora-dir of executors)")
+        await self.submit_checked(request, sink, model.info.model_hash, model.max_model_len, was_queued=True)
 
     def _supersede(self, request: EngineRequest) -> None:
         """End the call from which a continuation takes over a request.

@@ -221,6 +221,7 @@ def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> Sequen
         requires_same_numerics=request.requires_same_numerics,
         grammar=request.grammar,
         matcher_id=request.matcher_id,
+        adapter=request.adapter,
         pooling=request.pooling,
         token_type_ids=request.token_type_ids,
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from octavo_shared.errors import (
+    AdapterNotLoadedError,
     CacheTooSmallError,
     GrammarNotFollowedError,
     GrammarNotLoadedError,
@@ -350,6 +351,8 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             if failure.flag is not None:
                 self._meter.num_flagged[failure.flag] += 1
                 error = GrammarNotLoadedError(failure.message)
+            elif failure.lacks_adapter:
+                error = AdapterNotLoadedError(failure.message)
             self.fail(self.of(failure.group), error)
 
     def _note_progress(

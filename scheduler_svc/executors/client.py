@@ -56,6 +56,7 @@ WANTED = frozenset(
         Capability.NAMED_BLOCKS,
         Capability.GRAMMARS,
         Capability.GRAMMARS_READY,
+        Capability.ADAPTERS,
         Capability.ROW_FLAGS,
         Capability.POOLING,
         Capability.CACHE_GROUPS,

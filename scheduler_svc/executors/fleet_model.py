@@ -8,7 +8,7 @@ So the order of attaching does not matter. Read next: `serving_limits.py`.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -63,6 +63,7 @@ class FleetModel:
         self._on_other_model = on_other_model
         self._served_name = served_name
         self._lock = asyncio.Lock()
+        self._adapters: tuple[str, ...] = ()
         self._tokenizer_of = ""  # the executor process that the tokenizer came from
         self._members: dict[str, _Member] = {}  # executors that have served the model, by address
 
@@ -109,6 +110,7 @@ class FleetModel:
         defaults = next((member.info.sampling_defaults for member in members if member.info.sampling_defaults), {})
         digest = next((member.info.weights_digest for member in members if member.info.weights_digest), "")
         # Requests with a grammar need an executor that follows grammars, and texts one that pools: one is enough.
+        adapting = next((member.info for member in members if member.info.num_adapter_slots), largest.info)
         guided = next((member.info for member in members if member.info.num_grammar_slots), largest.info)
         pooling = next((member.info for member in members if member.info.pooling_tasks), largest.info)
         info = replace(
@@ -118,6 +120,8 @@ class FleetModel:
             num_grammar_slots=guided.num_grammar_slots,
             matcher_id=guided.matcher_id,
             max_grammar_bytes=guided.max_grammar_bytes,
+            num_adapter_slots=adapting.num_adapter_slots,
+            max_adapter_rank=adapting.max_adapter_rank,
             pooling_tasks=pooling.pooling_tasks,
             embedding_size=pooling.embedding_size,
             num_scores=pooling.num_scores,
@@ -132,7 +136,13 @@ class FleetModel:
             Reproducibility.of(infos),
             speculates=bool(drafting),
             speculation_may_change_outputs=not all(info.is_invariant for info in drafting),
+            adapters=self._adapters,
         )
+
+    def name_adapters(self, names: Sequence[str]) -> None:
+        """Tell fronts the names of adapters that requests may ask for."""
+        self._adapters = tuple(names)
+        self.update_limits()
 
     def _require_same_model(self, session: ExecutorSession, address: str, *, is_first: bool) -> None:
         """Refuse a different model while an executor serves ours, or one that did may return."""

@@ -8,6 +8,7 @@ from octavo_shared.process.events import Event
 from octavo_shared.step_wire.cache_group import CacheGroup
 from octavo_shared.step_wire.delta_check import MAX_ALLOWANCE
 from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.step import MAX_SOURCE_BYTES
 from octavo_shared.step_wire.token_rules import (
     MAX_BANNED_TOKENS,
     MAX_BANNED_WORD_TOKENS,
@@ -18,6 +19,7 @@ from octavo_shared.step_wire.token_rules import (
 )
 from scheduler_svc.core.limits import CoreLimits, PoolLimits, PreemptionMode, PrefillMode, Role
 from scheduler_svc.core.step.step_size import (
+    ADAPTER_LOAD_BYTES,
     GRAMMAR_LOAD_BYTES,
     admission_bytes,
     max_rules_bytes,
@@ -103,6 +105,8 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
     if not info.is_generative:
         most_values = max(info.embedding_size, info.num_scores)
         largest_step = num_other_bytes + pooling_bytes(max_model_len) + pooled_bytes(most_values)
+    if info.num_adapter_slots:
+        largest_step += ADAPTER_LOAD_BYTES + MAX_SOURCE_BYTES
     if largest_step > max_message_bytes:
         setting = (
             "the executor's max_message_bytes"
@@ -144,6 +148,7 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         num_scores=info.num_scores,
         num_grammar_slots=info.num_grammar_slots,
         matcher_id=info.matcher_id,
+        num_adapter_slots=info.num_adapter_slots,
         # So that a grammar fits into a message with any one sequence.
         max_grammar_bytes=max(0, min(info.max_grammar_bytes, max_message_bytes - largest_step - GRAMMAR_LOAD_BYTES)),
         max_admitted_bytes=max_message_bytes - num_other_bytes,

@@ -268,7 +268,8 @@ def prefix_of(request: EngineRequest, block_size_tokens: int) -> bytes:
     num_tokens = min(NUM_PREFIX_TOKENS, len(request.prompt_token_ids))
     num_tokens -= num_tokens % block_size_tokens if num_tokens > block_size_tokens else 0
     prompt = request.prompt_token_ids[:num_tokens].astype("<i4", copy=False).tobytes()
-    return b"%d:%s:%d:%s" % (len(request.tenant), request.tenant.encode(), request.cache_salt, prompt)
+    tenant, adapter = request.tenant.encode(), request.lora_adapter.encode()
+    return b"%d:%s:%d:%d:%s:%s" % (len(tenant), tenant, request.cache_salt, len(adapter), adapter, prompt)
 
 
 def choose_place(prefix: bytes, width: int, places: Sequence[_Place]) -> _Place:

@@ -214,6 +214,7 @@ def encode_submission(
         continuation=None if request.continuation is None else encode_continuation(request.continuation),
         grammar=b"" if request.grammar is None else request.grammar.body,
         matcher_id=request.matcher_id,
+        lora_adapter=request.lora_adapter,
         pooling_task=None if request.pooling is None else step_pb2.PoolingTask.ValueType(request.pooling),
         token_type_ids=request.token_type_ids,
         losses=None if request.losses == NO_LOSSES else encode_losses(request.losses),
@@ -245,6 +246,7 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         requires_same_numerics=message.requires_same_numerics,
         grammar=Grammar(message.grammar) if message.grammar else None,
         matcher_id=message.matcher_id,
+        lora_adapter=message.lora_adapter,
         pooling=PoolingTask(message.pooling_task) if message.HasField("pooling_task") else None,
         token_type_ids=message.token_type_ids,
         trace_id=message.trace_id or None,
@@ -357,6 +359,7 @@ def encode_model(model: ServedModel) -> pb.ServedModel:
         why_not_reproducible=model.reproducibility.why_not,
         speculates=model.speculates,
         speculation_may_change_outputs=model.speculation_may_change_outputs,
+        adapters=model.adapters,
     )
 
 
@@ -370,4 +373,5 @@ def decode_model(message: pb.ServedModel) -> ServedModel:
         Reproducibility(tuple(message.numerics_ids), message.weights_digest, message.why_not_reproducible),
         speculates=message.speculates,
         speculation_may_change_outputs=message.speculation_may_change_outputs,
+        adapters=tuple(message.adapters),
     )

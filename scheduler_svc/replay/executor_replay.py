@@ -32,7 +32,7 @@ from scheduler_svc.executors.client import ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession, SessionTimings
 from scheduler_svc.replay.core_replay import CoreReplay
 from scheduler_svc.replay.difference import Difference, RowOwner, first_mismatch, num_values
-from scheduler_svc.replay.player import FOLLOWS_GRAMMARS, CannotRunError, LoadedCore, Player
+from scheduler_svc.replay.player import FOLLOWS_GRAMMARS, HAS_ADAPTERS, CannotRunError, LoadedCore, Player
 from scheduler_svc.replay.run import ReplayRun
 from scheduler_svc.step_log.records import decode_info, decode_limits
 from scheduler_svc.step_log.state import copied
@@ -238,6 +238,8 @@ class _Runner:
             raise CannotRunError("a snapshot of a model with sliding windows cannot be computed again")
         if any(group.grammar is not None for group in (*planner.batch.running, *planner.swapped)):
             raise CannotRunError(FOLLOWS_GRAMMARS)
+        if any(group.adapter is not None for group in (*planner.batch.running, *planner.swapped)):
+            raise CannotRunError(HAS_ADAPTERS)
         self._early.extend(planner.in_flight)
         self._table, self._loaded = copied(planner.table), LoadedCore(planner)
 

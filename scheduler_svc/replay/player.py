@@ -29,6 +29,7 @@ from scheduler_svc.executors.session import ExecutorSession
 
 _SCRATCH = SamplingRow()
 FOLLOWS_GRAMMARS = "its requests follow grammars, which octavo replay --executor does not run"
+HAS_ADAPTERS = "its requests have adapters, which octavo replay --executor does not run"
 _Entry = TypeVar("_Entry", Admission, Fork)
 
 
@@ -57,11 +58,9 @@ class Player:
         self._unfilled_on_host: set[int] = set()
 
     async def run(self, step: Step) -> tuple[StepLayout, StepResult]:
-        """Run a step of the log; return its rows and the answer. Raises CannotRunError: it has grammars."""
+        """Run a step of the log; return its rows and the answer. Raises CannotRunError: it has grammars or adapters."""
         admissions, delta = step.delta.admissions, step.delta
-        names_slots = any(admission.resources.grammar_slot is not None for admission in admissions)
-        if names_slots or delta.grammar_loads or delta.grammar_drops:
-            raise CannotRunError(FOLLOWS_GRAMMARS)
+        _require_no_things(delta)
         step = self._without_unfilled_moves(step)
         for admission in admissions:
             await self._fill_prefix(admission, step)
@@ -257,3 +256,12 @@ class LoadedCore:
             if layout.num_candidates is not None:
                 is_its &= layout.num_candidates == 0
             swapped.token_ids = np.append(swapped.token_ids, sampled_token_ids[is_its]).astype(np.int32)
+
+
+def _require_no_things(delta: TableDelta) -> None:
+    """Accept a delta without slotted things. Raises CannotRunError."""
+    named = [admission.resources for admission in delta.admissions]
+    if delta.grammar_loads or delta.grammar_drops or any(each.grammar_slot is not None for each in named):
+        raise CannotRunError(FOLLOWS_GRAMMARS)
+    if delta.adapter_loads or delta.adapter_drops or any(each.adapter_slot is not None for each in named):
+        raise CannotRunError(HAS_ADAPTERS)

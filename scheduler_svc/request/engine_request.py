@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, PoolingTask, SamplingRow
+from octavo_shared.step_wire.step import NO_LOGPROBS, Adapter, Int32Array, PoolingTask, SamplingRow
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.losses import NO_LOSSES, Losses
@@ -24,6 +24,8 @@ class EngineRequest:
     `losses`: losses that counted against it at earlier engines.
     `requires_same_numerics`: whether only executors with the numerics that made its first token may go on with it.
     `grammar`: the grammar that its outputs follow; None: none. `matcher_id`: the matcher that the front checked it by.
+    `lora_adapter`: the name of its adapter, from which the engine makes `adapter`; empty: none.
+    `adapter`: what its sequences are computed with on top of the weights; None: nothing.
     `pooling`: what the model makes of the whole prompt in place of tokens. None: it generates.
     `token_type_ids`: of a pooling request: one byte a token; empty: all are 0.
     `trace_id`: the trace of its span, 32 hexadecimal digits, for the log; `traceparent`: the span, for the executors.
@@ -49,6 +51,8 @@ class EngineRequest:
     requires_same_numerics: bool = False
     grammar: Grammar | None = None
     matcher_id: str = ""
+    lora_adapter: str = ""
+    adapter: Adapter | None = None
     pooling: PoolingTask | None = None
     token_type_ids: bytes = b""
     trace_id: str | None = None

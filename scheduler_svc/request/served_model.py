@@ -51,7 +51,7 @@ class ServedModel:
     `max_model_len` is the longest sequence that is served, `max_num_seqs` the most sequences that run at once on
     one executor: each the largest over the executors that are attached or expected. `reproducibility` is of these too.
     `speculates`: whether any of them may bring several tokens of an output in a step; `speculation_may_change_outputs`:
-    whether one that does is not invariant.
+    whether one that does is not invariant. `adapters`: the names that requests may have as `lora_adapter`.
     """
 
     info: ExecutorInfo
@@ -61,6 +61,7 @@ class ServedModel:
     reproducibility: Reproducibility = NOTHING_KNOWN
     speculates: bool = False
     speculation_may_change_outputs: bool = False
+    adapters: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from octavo.values.sampling_params_table import MAX_ALTERNATIVES
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.delta_check import MAX_ALLOWANCE
 from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN, ExecutorInfo
-from octavo_shared.step_wire.step import PoolingTask, Step, StepResult
+from octavo_shared.step_wire.step import ADAPTER_DIGEST_BYTES, Adapter, PoolingTask, Step, StepResult
 from octavo_shared.step_wire.wire import INT32, decode_sampling, encode_result, encode_sampling, encode_step
 from octavo_shared.step_wire.wire_rules import decode_rules, encode_rules
 from scheduler_svc.core.fleet.fleet import Fleet
@@ -179,7 +179,7 @@ def encode_group(mask: Mask, group: SequenceGroup, matcher_id: str) -> pb.GroupA
     conditions, rules = _masked(mask, group.stop_conditions), _masked(mask, group.token_rules)
     grammar, continuation = _masked(mask, group.grammar), _masked(mask, group.continuation)
     prompt = group.prompt_token_ids if mask is None else mask.ids(group.prompt_token_ids)
-    search = group.beam_search
+    search, adapter = group.beam_search, group.adapter
     return pb.GroupAdded(
         arrival=group.arrival,
         request_id=group.request_id,
@@ -209,6 +209,9 @@ def encode_group(mask: Mask, group: SequenceGroup, matcher_id: str) -> pb.GroupA
         requires_same_numerics=group.requires_same_numerics,
         grammar=b"" if grammar is None else grammar.body,
         matcher_id=matcher_id,
+        adapter=None
+        if adapter is None
+        else pb.Adapter(source=adapter.source, digest=adapter.digest, attempt=adapter.attempt),
         pooling_task=None if group.pooling is None else step_pb2.PoolingTask.ValueType(group.pooling),
         token_type_ids=group.token_type_ids,
     )
@@ -220,6 +223,8 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
         raise ValueError(f"a request of the log has {message.num_sequences} outputs; it has from 1 to {MAX_OUTPUTS}")
     if message.grammar and message.HasField("beam_search"):
         raise ValueError("a request of the log has a grammar and beams, which follow none")
+    if message.HasField("adapter") and len(message.adapter.digest) not in (0, ADAPTER_DIGEST_BYTES):
+        raise ValueError("a request of the log has an adapter without a digest of its content")
     if message.HasField("pooling_task") and (message.num_sequences > 1 or message.HasField("beam_search")):
         raise ValueError("a text of the log has several answers")
 
@@ -227,6 +232,7 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
         return getattr(message, name) if message.HasField(name) else None  # type: ignore[arg-type]
 
     search, rules, continuation = optional("beam_search"), optional("token_rules"), optional("continuation")
+    adapter = optional("adapter")
     group = SequenceGroup(
         request_id=message.request_id,
         prompt_token_ids=np.frombuffer(message.prompt_token_ids, INT32).astype(np.int32),
@@ -254,6 +260,7 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
         requires_same_numerics=message.requires_same_numerics,
         grammar=Grammar(message.grammar) if message.grammar else None,
         matcher_id=message.matcher_id,
+        adapter=adapter and Adapter(adapter.source, adapter.digest, adapter.attempt),
         pooling=PoolingTask(message.pooling_task) if message.HasField("pooling_task") else None,
         token_type_ids=message.token_type_ids,
     )

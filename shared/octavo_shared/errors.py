@@ -310,6 +310,13 @@ class GrammarNotLoadedError(GrammarNotFollowedError):
         )
 
 
+class AdapterNotLoadedError(OctavoServiceError):
+    """The executor cannot load the adapter of a request."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the executor cannot load the adapter: {reason}")
+
+
 class InvalidStepError(OctavoServiceError):
     """A step does not fit the batch table or the cache; it was refused before anything was written."""
 

@@ -393,7 +393,7 @@ BAD_REQUESTS = {
         "sampling_params.grammar.regex is set",
         "unset with beam_width",
     ),
-    "lora_adapter": (pb.GenerateRequest(text="a", lora_adapter="x"), "lora_adapter is x", "does not support"),
+    "lora_adapter": (pb.GenerateRequest(text="a", lora_adapter="x"), "lora_adapter is x", "no adapter is loaded"),
 }
 
 

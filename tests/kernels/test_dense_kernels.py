@@ -5,17 +5,22 @@ from functools import partial
 from itertools import product
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the name that everybody knows
 
+from executor_svc.adapters.files import Adapter, LowRankPair
+from executor_svc.adapters.products import AdaptedPart
+from executor_svc.adapters.slots import AdapterSlots, using
+from executor_svc.adapters.step_rows import StepRows
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.models.config import Activation, LayerConfig, ModelConfig
 from executor_svc.models.decoder_weights import DecoderWeights
 from executor_svc.models.dense import EmbeddingWeights
 from executor_svc.models.families import parse_config
 from executor_svc.models.sharding import Shard
-from executor_svc.models.torch_dense import TorchDense
+from executor_svc.models.torch_dense import TorchDense, TorchMatrix
 from executor_svc.models.torch_experts import ACTIVATIONS, activate
 from executor_svc.models.triton_dense import TritonDense, sum_in_rank_order
 from executor_svc.native.structs import NumberFormat
@@ -253,6 +258,42 @@ def test_invariant_segments_are_those_of_torch_and_of_a_token_alone(
     for rows in (slice(0, 1), slice(2, 4)):
         some = run_segments(configs[name], kernels, SINGLE_RANK, rows)
         assert all(torch.equal(few, our[rows]) for few, our in zip(some, ours, strict=True))
+
+
+def test_invariant_adapters_are_those_of_torch_and_of_a_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_up_rows_alike(monkeypatch)
+    weight, x, of_rows = (
+        random(40, 32, seed=1),
+        random(9, 32, seed=2),
+        np.array([1, -1, 0, 1, 1, 0, -1, 0, 1], np.int32),
+    )
+    pairs = [{"q": LowRankPair(random(r, 32, seed=r).cpu(), random(40, r, seed=r + 1).cpu(), 0.5)} for r in (4, 16)]
+    results = []
+    for kernels in (TritonDense(torch.float32, DEVICE, is_invariant=True), TorchDense(torch.float32, DEVICE)):
+        matrix, slots = kernels.matrix(32, [40]), AdapterSlots(2, 16, DEVICE)
+        matrix.weights[0].copy_(weight)
+        part = AdaptedPart("q", (40, 32), ((0, 40),), None)
+        (matrix,) = kernels.adapted([matrix], [[part]], slots, of_wanted=False)
+        for slot, own in enumerate(reversed(pairs)):
+            slots.load(1 - slot, Adapter("", pairs[1]))  # what it leaves is not seen
+            slots.load(1 - slot, Adapter("", own))
+
+        def run(rows: slice, matrix: TorchMatrix = matrix, slots: AdapterSlots = slots) -> torch.Tensor:
+            own = of_rows[rows]
+            with using(slots, StepRows.of(own, np.ones(len(own), np.int32), np.arange(len(own)))):
+                return matrix(x[rows])
+
+        results.append([run(slice(0, 9)), *(run(slice(row, row + 1)) for row in range(9))])
+
+    (ours, *alone), (theirs, *_) = results
+    assert torch.equal(ours, torch.cat(alone))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()))
+    expected = x @ weight.t()
+    for row, slot in enumerate(of_rows):
+        if slot >= 0:
+            pair = pairs[slot]["q"]
+            expected[row] += 0.5 * (pair.b @ pair.a).to(DEVICE) @ x[row]
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
 class FourRanks(SingleRank):

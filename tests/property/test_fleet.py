@@ -31,7 +31,7 @@ from tests.support.toy_executor import (
     values_of,
 )
 from tests.support.waiting import shares_of
-from tests.support.workloads import VOCAB_SIZE, Request, limits, requests_within
+from tests.support.workloads import ADAPTERS, VOCAB_SIZE, Request, limits, requests_within
 
 LAST_CHANGE_ROUND = 15
 MAX_ROUNDS = 1500
@@ -149,7 +149,7 @@ def of_the_same_model(other: CoreLimits, first: CoreLimits) -> CoreLimits:
 @st.composite
 def eager_requests(draw: st.DrawFn, bounds: CoreLimits, common: list[int]) -> Request:
     """Draw a request that comes early; half of them do not end before their length."""
-    request = draw(requests_within(bounds, common))
+    request = draw(requests_within(bounds, common, ADAPTERS[:3]))
     conditions = request.conditions
     if draw(st.booleans()):
         conditions = StopConditions(ignore_eos=True)
@@ -330,7 +330,9 @@ def check_outputs(run: Run, arrival: int, request: Request) -> None:
     fleet, bounds = run.fleet, run.workload.kinds[0]
     for index in range(request.num_sequences):
         next_token = hashed_next_token(VOCAB_SIZE)
-        alone = generate_alone(request.prompt, request.conditions, bounds, next_token, index, request.grammar)
+        alone = generate_alone(
+            request.prompt, request.conditions, bounds, next_token, index, request.grammar, request.adapter
+        )
         output = fleet.outputs[arrival, index]
         assert_provenance(fleet.groups[arrival], index, output)
         was_cut_short = (arrival, index) in fleet.cut_short or arrival in fleet.failures

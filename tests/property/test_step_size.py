@@ -9,6 +9,8 @@ from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import (
     INT32_MAX,
+    Adapter,
+    AdapterLoad,
     Admission,
     BlockReceive,
     BlockSend,
@@ -62,7 +64,7 @@ def admission(num: int, rules: TokenRules | None) -> Admission:
             INT32_MAX,
         ),
         traceparent="00-" + "f" * 52,
-        resources=Resources(INT32_MAX),
+        resources=Resources(INT32_MAX, INT32_MAX),
         state_block=INT32_MAX,
     )
 
@@ -86,6 +88,8 @@ def steps(num: int) -> dict[str, Step]:
         "beam_forks": (FORK,) * num,
         "grammar_drops": tuple(largest(num).tolist()),
         "grammar_loads": (GrammarLoad(INT32_MAX, Grammar(b"x" * 10)),) * num,
+        "adapter_drops": tuple(largest(num).tolist()),
+        "adapter_loads": (AdapterLoad(INT32_MAX, Adapter("é" * 10, bytes(32))),) * num,
     }
     for field in fields(TableDelta):
         width = WIDTHS.get(field.name, 2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.step_wire.step import Admission, SamplingRow, Step, StepResult
+from octavo_shared.step_wire.step import Adapter, Admission, SamplingRow, Step, StepResult
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
@@ -44,6 +44,7 @@ def small_limits(
     host_prefixes: bool = False,
     grammar_slots: int = 0,
     tells_loads: bool = False,
+    adapter_slots: int = 0,
 ) -> CoreLimits:
     """Return limits that are easy to follow by hand: without a watermark, and nothing is found again."""
     return CoreLimits(
@@ -70,6 +71,7 @@ def small_limits(
         matcher_id="toy" if grammar_slots else "",
         max_grammar_bytes=1000 if grammar_slots else 0,
         tells_loads=tells_loads,
+        num_adapter_slots=adapter_slots,
     )
 
 
@@ -85,6 +87,7 @@ def group(
     cache_salt: int = 0,
     speculate: bool = True,
     grammar: Grammar | None = None,
+    adapter: Adapter | None = None,
 ) -> SequenceGroup:
     """Return a request, named a, b, c ... by arrival.
 
@@ -105,6 +108,7 @@ def group(
         cache_salt=cache_salt,
         speculate=speculate,
         grammar=grammar,
+        adapter=adapter,
     )
 
 
@@ -152,6 +156,7 @@ class Bench:
         cache_salt: int = 0,
         speculate: bool = True,
         grammar: Grammar | None = None,
+        adapter: Adapter | None = None,
     ) -> SequenceGroup:
         """Queue a request that can be served; see `group`."""
         added = group(
@@ -165,6 +170,7 @@ class Bench:
             cache_salt=cache_salt,
             speculate=speculate,
             grammar=grammar,
+            adapter=adapter,
         )
         assert self.planner.admissions.can_ever_admit(added)
         self.queue.add(added)

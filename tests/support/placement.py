@@ -13,6 +13,7 @@ from scheduler_svc.core.limits import CoreLimits, PrefillMode
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
+from scheduler_svc.core.step.slotted_things import AdapterSlots, kinds_of
 from tests.support.fleet import Member, VirtualFleet
 
 
@@ -56,14 +57,14 @@ class PlacementCheck:
         dispatcher = self._fleet.fleet.dispatcher
         dispatched = {assignment.group for inbox in dispatcher.inboxes for assignment in inbox.assignments}
         capped: set[str] = set()
-        lacks_grammar_slot = False
+        lacking: set[str] = set()  # kinds of slots
         for group in self._fleet.queue.in_order():
             if group in dispatched or group in dispatcher.transfers.of_group:
                 continue  # another core is to admit it in its next step, or when its prefix has come
             if dispatcher.why_capped(group) or group.tenant in capped:
                 capped.add(group.tenant)  # it waits for others of its tenant, and whoever is behind it in its line
                 continue
-            if lacks_grammar_slot and group.grammar is not None:
+            if lacking.intersection(kinds_of(group)):
                 continue  # a slot that becomes free is for the one before
             verdicts = {planner: self._verdict(planner, group) for planner in self._takers}
             able = [planner for planner, verdict in verdicts.items() if verdict is None]
@@ -79,7 +80,10 @@ class PlacementCheck:
                 continue
             waits = {verdict.wait for verdict in verdicts.values() if verdict is not None}
             obstacles = [verdict.reason for verdict in verdicts.values() if verdict is not None]
-            lacks_grammar_slot |= any("grammar slot" in reason for reason in obstacles)
+            if any(kind in reason for kind in kinds_of(group) for reason in obstacles):
+                lacking.update(kinds_of(group))
+            if group.adapter is not None:  # it waits for its load, or for a slot: those behind it for the slot
+                lacking.add(AdapterSlots.kind)
             if not any(planner.admissions.can_ever_admit(group) for planner in self._takers):
                 continue
             assert not (is_settled and group in dispatcher.unplaceable), f"{group.request_id} is kept out of the line"
@@ -182,6 +186,10 @@ def _has_free(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
         followed = {group.grammar, *(other.grammar for other in planner.batch.running if other.grammar is not None)}
         if len(followed) > limits.num_grammar_slots:
             return False
+    if group.adapter is not None:
+        used = {group.adapter, *(other.adapter for other in planner.batch.running if other.adapter is not None)}
+        if len(used) > limits.num_adapter_slots or planner.batch.things.waits_for_load(group):
+            return False
     return _fits(limits, group, min(free), limits.max_num_seqs - num_taken_slots)
 
 
@@ -191,6 +199,8 @@ def _fits(limits: CoreLimits, group: SequenceGroup, num_free_blocks: int, num_fr
         return group.pooling in limits.pooling_tasks and group.num_prompt_tokens <= longest
     follows = limits.num_grammar_slots > 0 and group.matcher_id in ("", limits.matcher_id)
     if group.grammar is not None and not follows:
+        return False
+    if group.adapter is not None and not limits.num_adapter_slots:
         return False
     longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
     num_blocks = group.num_slots * -(-(longest + 1) // limits.block_size)

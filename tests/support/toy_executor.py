@@ -5,6 +5,7 @@ would attend to a wrong, foreign or unwritten place fails the test.
 """
 
 import bisect
+import hashlib
 import itertools
 import zlib
 from collections.abc import Callable, Iterable
@@ -18,6 +19,8 @@ from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import (
     UNKNOWN_TOKEN,
+    Adapter,
+    AdapterLoaded,
     Float32Array,
     Fork,
     GrammarLoaded,
@@ -28,7 +31,7 @@ from octavo_shared.step_wire.step import (
     StepResult,
     TokenCounts,
 )
-from octavo_shared.step_wire.table_columns import NO_GRAMMAR, BlockTables
+from octavo_shared.step_wire.table_columns import NO_ADAPTER, NO_GRAMMAR, BlockTables
 from octavo_shared.step_wire.wire import decode_result, decode_step, encode_result, encode_step
 from scheduler_svc.core.beam_search import BeamSearch, Candidates
 from scheduler_svc.core.limits import CoreLimits
@@ -52,9 +55,11 @@ def result_over_the_wire(result: StepResult) -> StepResult:
     return decode_result(step_pb2.ExecuteModelResponse.FromString(encode_result(result).SerializeToString()))
 
 
-def history_hashes(token_ids: list[int]) -> list[int]:
-    """Return, for each position, the hash of the history up to and with it."""
-    hashes = itertools.accumulate(token_ids, lambda h, token: zlib.crc32(token.to_bytes(4, "little"), h), initial=0)
+def history_hashes(token_ids: list[int], beginning: int = 0) -> list[int]:
+    """Return, for each position, the hash of the history up to and with it; `beginning`: of an adapter."""
+    hashes = itertools.accumulate(
+        token_ids, lambda h, token: zlib.crc32(token.to_bytes(4, "little"), h), initial=beginning
+    )
     return list(hashes)[1:]
 
 
@@ -74,6 +79,16 @@ def count_up(token_ids: list[int], output_index: int) -> int:
 def followed(token_id: int, grammar: Grammar | None, vocab_size: int) -> int:
     """Return what a grammar makes of a token: each one makes something else of it."""
     return token_id if grammar is None else (token_id + 1 + zlib.crc32(grammar.body)) % vocab_size
+
+
+def content_of(adapter: Adapter) -> bytes:
+    """Return the digest of what an executor finds at the source of an adapter."""
+    return hashlib.sha256(adapter.source.encode()).digest()
+
+
+def adapted(token_id: int, adapter: Adapter | None, vocab_size: int) -> int:
+    """Return what an adapter makes of a token: each content makes something else of it."""
+    return token_id if adapter is None else (token_id + 1 + zlib.crc32(content_of(adapter))) % vocab_size
 
 
 def candidates_of(token_ids: list[int], num_candidates: int, vocab_size: int) -> Candidates:
@@ -115,7 +130,7 @@ class ToyNetwork:
 class ToyExecutor:
     """Runs steps in order, as an executor does, and checks every read of its cache.
 
-    The loads of grammars take `num_load_steps` steps beside their own, if it tells their ends.
+    The loads of grammars and adapters take `num_load_steps` steps beside their own, if it tells their ends.
     """
 
     def __init__(
@@ -126,9 +141,11 @@ class ToyExecutor:
         self._receiving: dict[int, list[int]] = {}
         self._num_load_steps = num_load_steps
         self._loading: dict[int, int] = {}  # by grammar slot: steps until it is told
+        self._loading_adapters: dict[int, int] = {}  # the same of adapters
+        self._adapters: dict[int, bytes] = {}  # by adapter slot: the content that was told
         sizes = limits.max_num_seqs, limits.max_model_len, limits.block_size, limits.num_blocks
         more_pools = [(limits.block_size, pool.num_blocks) for pool in limits.more_groups]
-        self.table = BatchTable(*sizes, limits.num_grammar_slots, more_pools)
+        self.table = BatchTable(*sizes, limits.num_grammar_slots, more_pools, limits.num_adapter_slots)
         self.layout: StepLayout | None = None
         self._limits = limits
         self._next_token = next_token
@@ -143,6 +160,7 @@ class ToyExecutor:
         received = over_the_wire(step)
         layout = self.layout = self.table.apply(received.delta)
         loaded = self._loaded(received) if self._limits.tells_loads else ()
+        adapters_loaded = self._load_adapters(received)
         assert layout.num_tokens <= self._limits.max_num_batched_tokens, "the step is larger than its budget"
         self._begin_transfers(received)
         self._save_states(received)
@@ -166,6 +184,7 @@ class ToyExecutor:
             token_counts=counts,
             pooling_outputs=self._pool(received),
             grammars_loaded=loaded,
+            adapters_loaded=adapters_loaded,
             arrived_transfers=arrived,
             sent_transfers=sent,
             cancelled_transfers=cancelled,
@@ -186,6 +205,30 @@ class ToyExecutor:
         bodies = [grammar.body for slot in ended if (grammar := self.table.grammars[slot])]
         broken = [body.startswith(b"broken") for body in bodies]
         return tuple(GrammarLoaded(slot, BROKEN * is_broken) for slot, is_broken in zip(ended, broken, strict=True))
+
+    def _load_adapters(self, step: Step) -> tuple[AdapterLoaded, ...]:
+        """Tell which loads end; a load in a slot that nobody was told of may be given up, and never be used."""
+        for slot in step.delta.adapter_drops:
+            self._loading_adapters.pop(slot, None)
+            self._adapters.pop(slot, None)
+        used = {entry.resources.adapter_slot for entry in step.delta.admissions} - {None}
+        assert used <= self._adapters.keys(), "a step uses an adapter that was not loaded"
+        self._loading_adapters.update({load.slot: self._num_load_steps for load in step.delta.adapter_loads})
+        told: list[AdapterLoaded] = []
+        for slot, num_left in list(self._loading_adapters.items()):
+            self._loading_adapters[slot] = num_left - 1
+            if num_left:
+                continue
+            del self._loading_adapters[slot]
+            adapter = self.table.adapters[slot]
+            assert adapter is not None
+            content = content_of(adapter)
+            if adapter.source.startswith("broken") or adapter.digest not in (b"", content):
+                told.append(AdapterLoaded(slot, error=BROKEN))
+            else:
+                self._adapters[slot] = content
+                told.append(AdapterLoaded(slot, content))
+        return tuple(told)
 
     def _begin_transfers(self, step: Step) -> None:
         network = self._network
@@ -316,7 +359,9 @@ class ToyExecutor:
 
     def _next(self, slot: int, history: list[int]) -> int:
         token_id = self._next_token(history, int(self.table.sampling["output_index"][slot]))
-        return followed(token_id, self._grammar_of(slot), self._limits.vocab_size)
+        adapter_slot, vocab_size = int(self.table.adapter_slot[slot]), self._limits.vocab_size
+        adapter = None if adapter_slot == NO_ADAPTER else self.table.adapters[adapter_slot]
+        return followed(adapted(token_id, adapter, vocab_size), self._grammar_of(slot), vocab_size)
 
     def _sample(
         self, layout: StepLayout, spans: dict[int, list[int]]
@@ -352,7 +397,8 @@ class ToyExecutor:
     def _hashes(self, slot: int, end: int) -> list[int]:
         token_ids = self.table.token_ids[slot, :end].tolist()
         assert min(token_ids) >= 0, f"slot {slot} would feed a token that is not known"
-        return history_hashes(token_ids)
+        content = self._adapters.get(int(self.table.adapter_slot[slot]), b"")
+        return history_hashes(token_ids, zlib.crc32(content))
 
     def _write(self, slot: int, start: int, end: int) -> None:
         for group in self.table.groups:
@@ -377,11 +423,13 @@ def generate_alone(
     next_token: NextToken,
     output_index: int = 0,
     grammar: Grammar | None = None,
+    adapter: Adapter | None = None,
 ) -> tuple[list[int], FinishReason]:
     """Return an output of a prompt by the plainest loop there is: no batch, no blocks, no scheduler."""
     token_ids = list(prompt)
     while True:
-        token_ids.append(followed(next_token(token_ids, output_index), grammar, limits.vocab_size))
+        token_id = adapted(next_token(token_ids, output_index), adapter, limits.vocab_size)
+        token_ids.append(followed(token_id, grammar, limits.vocab_size))
         output = token_ids[len(prompt) :]
         is_eos = output[-1] in limits.eos_token_ids and not conditions.ignore_eos
         if is_eos or output[-1] in conditions.stop_token_ids:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.step import PoolingTask, SamplingRow, StepResult
+from octavo_shared.step_wire.step import Adapter, PoolingTask, SamplingRow, StepResult
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PoolLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -25,10 +25,20 @@ from scheduler_svc.request.life import EventKind
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import BeamSearchParams, EarlyStopping, StopConditions
 from tests.support.driving import check_pools_are_free
-from tests.support.toy_executor import ToyExecutor, generate_alone, hashed_next_token, search_alone, values_of
+from tests.support.toy_executor import (
+    ToyExecutor,
+    content_of,
+    generate_alone,
+    hashed_next_token,
+    search_alone,
+    values_of,
+)
 
 VOCAB_SIZE = 13
 GRAMMARS = [Grammar(b"grammar %d" % number) for number in range(4)]
+# The last one cannot be loaded, and the one before it is found with another content.
+ADAPTERS = [Adapter(f"adapter {number}", content_of(Adapter(f"adapter {number}"))) for number in range(3)]
+ADAPTERS += [Adapter("adapter 9", bytes(32)), Adapter("broken")]
 MAX_ROUNDS = 5000
 
 
@@ -51,6 +61,7 @@ class Request:
     cache_salt: int = 0
     speculate: bool = True
     grammar: Grammar | None = None
+    adapter: Adapter | None = None
     pooling: PoolingTask | None = None
     token_type_ids: bytes = b""
 
@@ -69,6 +80,7 @@ class Request:
             cache_salt=self.cache_salt,
             speculate=self.speculate,
             grammar=self.grammar,
+            adapter=self.adapter,
             pooling=self.pooling,
             token_type_ids=self.token_type_ids,
         )
@@ -124,6 +136,7 @@ def limits(draw: st.DrawFn) -> CoreLimits:
         prefix_caching=draw(st.booleans()),
         flags_rows=num_grammar_slots > 0,
         num_grammar_slots=num_grammar_slots,
+        num_adapter_slots=draw(st.sampled_from([0, 1, 2])),
         matcher_id=draw(st.sampled_from(["first", "first", "second"])),
         max_grammar_bytes=100,
         pooling_tasks=draw(st.sampled_from([(PoolingTask.EMBED,), (PoolingTask.EMBED, PoolingTask.SCORE)])),
@@ -133,7 +146,9 @@ def limits(draw: st.DrawFn) -> CoreLimits:
 
 
 @st.composite
-def requests_within(draw: st.DrawFn, bounds: CoreLimits, common: list[int]) -> Request:
+def requests_within(
+    draw: st.DrawFn, bounds: CoreLimits, common: list[int], adapters: list[Adapter] = ADAPTERS
+) -> Request:
     """Draw a request that fits; half of them begin like the others."""
     token_id = st.integers(0, VOCAB_SIZE - 1)
     prompt = draw(st.sampled_from([[], common])) + draw(st.lists(token_id, max_size=bounds.max_model_len))
@@ -167,6 +182,7 @@ def requests_within(draw: st.DrawFn, bounds: CoreLimits, common: list[int]) -> R
         cache_salt=draw(st.sampled_from([0, 0, 1])),
         speculate=draw(st.booleans()),
         grammar=draw(st.none() | st.sampled_from(GRAMMARS)) if bounds.num_grammar_slots and kind != "beams" else None,
+        adapter=draw(st.none() | st.sampled_from(adapters)) if bounds.num_adapter_slots and kind != "beams" else None,
     )
 
 
@@ -307,7 +323,8 @@ class Driver:
     def schedule(self, now: int) -> bool:
         decision = self.planner.schedule(float(now))
         for failure in decision.failures:
-            assert len(failure.group.sequences) > 1, f"a lone sequence failed: {failure.message}"
+            may_fail = len(failure.group.sequences) > 1 or failure.group.adapter in ADAPTERS[3:]
+            assert may_fail, f"a lone sequence failed: {failure.message}"
             assert failure.group.arrival not in self.failed, "a group failed twice"
             self.failed.append(failure.group.arrival)
         check_integrity(self.planner)
@@ -397,6 +414,7 @@ def play(workload: Workload, num_steps_in_flight: int) -> Driver:
                 hashed_next_token(VOCAB_SIZE),
                 index,
                 request.grammar,
+                request.adapter,
             )
             output = driver.outputs[arrival, index]
             if (arrival, index) in driver.cut_short or (
@@ -409,7 +427,7 @@ def play(workload: Workload, num_steps_in_flight: int) -> Driver:
                 assert driver.reasons[arrival, index] is reason
     check_pools_are_free(driver.planner)
     assert not driver.executor.table.live.any()
-    assert not driver.planner.batch.things.grammars.num_in_use
+    assert not any(pool.num_in_use for pool in driver.planner.batch.things.pools)
     return driver
 
 

@@ -66,6 +66,7 @@ typedef struct Matrix {
     const void *scales;         // NULL: there are none
     const float *bias;          // [num_outputs], or NULL
     const struct Matrix *rest;  // further outputs, in another format that takes the same inputs; NULL: none
+    const struct Adapted *adapted;  // see adapters.h; NULL: no adapters
 } Matrix;
 
 // The inputs of a product.

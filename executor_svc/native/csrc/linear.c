@@ -11,11 +11,13 @@ void multiply_panel(const Matrix *matrix, long panel, long next, const Rows *in,
     float *target = out + panel * PANEL_COLUMNS;
     if (!phase->may_repeat) {
         multiply(matrix, panel, next, in, first_row, num_rows, target, stride, add);
+        expand_panel(matrix, panel, first_row, num_rows, target, stride);
         return;
     }
     float products[REPEATED_ROWS * PANEL_COLUMNS];
     if (add) copy_columns(target, stride, num_rows, num_columns, products, PANEL_COLUMNS);
     multiply(matrix, panel, next, in, first_row, num_rows, products, PANEL_COLUMNS, add);
+    expand_panel(matrix, panel, first_row, num_rows, products, PANEL_COLUMNS);
     if (claim_task(phase)) copy_columns(products, PANEL_COLUMNS, num_rows, num_columns, target, stride);
 }
 
@@ -65,6 +67,7 @@ static void run_product(const Member *member, void *argument) {
         while (next_task(&phase))
             quantize_rows(&product->rows, num_inputs, product->in, num_inputs, phase.task, phase.task + 1);
     }
+    shrink_rows(product->matrix, product->in, num_inputs, member);
     project(product->matrix, &product->rows, product->out, false, member);
 }
 

@@ -31,7 +31,11 @@ void activate_panel(const Mlp *mlp, Activation activation, long panel, long next
     float *out = is_in_place ? activated->values + place : values;
     long stride = is_in_place ? activated->stride : PANEL_COLUMNS;
     multiply(is_gated ? &mlp->gate : &mlp->up, panel, next, in, first_row, num_rows, out, stride, false);
-    if (is_gated) multiply(&mlp->up, panel, next, in, first_row, num_rows, factors, PANEL_COLUMNS, false);
+    expand_panel(is_gated ? &mlp->gate : &mlp->up, panel, first_row, num_rows, out, stride);
+    if (is_gated) {
+        multiply(&mlp->up, panel, next, in, first_row, num_rows, factors, PANEL_COLUMNS, false);
+        expand_panel(&mlp->up, panel, first_row, num_rows, factors, PANEL_COLUMNS);
+    }
     for (long i = 0; i < num_rows; i++)
         activate_values(activation, out + i * stride, is_gated ? factors + i * PANEL_COLUMNS : NULL, num_columns);
     if (is_in_place || !claim_task(phase)) return;

@@ -3,6 +3,7 @@
 #define OCTAVO_MLP_H
 
 #include "activation.h"
+#include "adapters.h"
 #include "arena.h"
 #include "dense.h"
 #include "norm.h"

@@ -21,6 +21,11 @@ static const Norm *norm_apart(const LayerEnd *end, const Norm *norm) {
     return norm->weight || end->residual_scale != 1 ? norm : NULL;
 }
 
+// Return rows of `width` as the product with a matrix takes them, with the values that adapters take.
+static Rows take_inputs_of(Arena *arena, long num_rows, long width, const Matrix *matrix, InputFormat format) {
+    return (matrix->adapted ? take_rows : take_inputs)(arena, num_rows, width, format);
+}
+
 // Lay out the scratch memory at `address` (0: only measure); return its size in bytes.
 static long lay_out(const Segment *segment, long num_rows, uintptr_t address, Scratch *scratch) {
     Arena arena = {address, address};
@@ -31,12 +36,12 @@ static long lay_out(const Segment *segment, long num_rows, uintptr_t address, Sc
         // A router takes values.
         InputFormat mlp_format = input_format(&first_mlp(end)->up);
         scratch->mlp_inputs = end->experts.num_experts ? take_rows(&arena, num_rows, segment->hidden_size, mlp_format)
-                                                       : take_inputs(&arena, num_rows, segment->hidden_size, mlp_format);
+                                                       : take_inputs_of(&arena, num_rows, segment->hidden_size, &end->mlp.up, mlp_format);
         if (!has_projection) format = mlp_format;
     }
     scratch->normed = segment->has_layer_end && has_mlp(end) && format == scratch->mlp_inputs.format
                           ? scratch->mlp_inputs
-                          : take_inputs(&arena, num_rows, segment->hidden_size, format);
+                          : take_inputs_of(&arena, num_rows, segment->hidden_size, &segment->projection, format);
     if (!segment->has_layer_end) return used_bytes(&arena);
     scratch->attended = take_codes(&arena, num_rows, end->attention_output.num_inputs, input_format(&end->attention_output));
     if (!has_mlp(end))
@@ -44,7 +49,8 @@ static long lay_out(const Segment *segment, long num_rows, uintptr_t address, Sc
     else if (end->experts.num_experts)
         lay_out_experts(&end->experts, num_rows, &arena, &scratch->experts);
     else
-        scratch->activated = take_inputs(&arena, num_rows, end->mlp.down.num_inputs, input_format(&end->mlp.down));
+        scratch->activated = take_inputs_of(&arena, num_rows, end->mlp.down.num_inputs, &end->mlp.down,
+                                            input_format(&end->mlp.down));
     const PerLayer *per_layer = &end->per_layer;
     bool has_per_layer = per_layer->gate.num_outputs > 0;
     if (has_per_layer || norm_apart(end, &end->attention_output_norm) || norm_apart(end, &end->mlp_output_norm))
@@ -113,6 +119,7 @@ static Rows quantize_for(const Matrix *matrix, float *values, long stride, const
 static void end_attention(const Segment *segment, float *attended, const Scratch *scratch, float *out, bool add,
                           const Member *member) {
     const Matrix *matrix = &segment->end.attention_output;
+    shrink_rows(matrix, attended, matrix->num_inputs, member);
     Rows rows = quantize_for(matrix, attended, matrix->num_inputs, &scratch->attended, member);
     project(matrix, &rows, out, add, member);
 }
@@ -120,8 +127,10 @@ static void end_attention(const Segment *segment, float *attended, const Scratch
 // out (=|+=) mlp(in).
 static void run_one_mlp(const Mlp *mlp, Activation activation, const Rows *in, const Rows *activated, float *out,
                         bool add, const Member *member) {
+    shrink_rows(mlp->gate.num_outputs ? &mlp->gate : &mlp->up, in->values, in->stride, member);
     activate_rows(mlp, activation, in, activated, member);
     Rows rows = *activated;
+    shrink_rows(&mlp->down, rows.values, rows.stride, member);
     if (rows.values) rows = quantize_for(&mlp->down, rows.values, rows.stride, activated, member);
     project(&mlp->down, &rows, out, add, member);
 }
@@ -256,11 +265,13 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
         }
     }
     if (segment->projection.num_outputs && !segment->norm.weight) {
+        shrink_rows(&segment->projection, residual, segment->hidden_size, member);
         Rows rows = quantize_for(&segment->projection, residual, segment->hidden_size, &scratch.normed, member);
         project(&segment->projection, &rows, out, false, member);
     } else if (segment->projection.num_outputs) {
         Rows normed = normalize_residual(segment, output_norm, scratch.outputs, &segment->norm, residual,
                                          &scratch.normed, member);
+        shrink_rows(&segment->projection, normed.values, normed.stride, member);
         project(&segment->projection, &normed, out, false, member);
     } else if (segment->is_post_norm) {
         normalize_residual(segment, output_norm, scratch.outputs, &segment->norm, residual, &scratch.normed, member);

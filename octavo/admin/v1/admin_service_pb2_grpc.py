@@ -95,6 +95,21 @@ class AdminServiceStub(object):
                 request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainExecutorRequest.SerializeToString,
                 response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainExecutorResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/LoadAdapter',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/UnloadAdapter',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/ListAdapters',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -218,6 +233,34 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """LoadAdapter loads an adapter (LoRA) on an executor, and answers once it is loaded. Requests may name it from then
+        on; the other executors load the same content when they need it.
+
+        INVALID_ARGUMENT: the name is taken, or the executors have no slots for adapters.
+        UNAVAILABLE: no executor is attached.
+        INTERNAL: the executor cannot load it; the message says why.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """UnloadAdapter lets no new request name an adapter. Requests that run go on with it.
+
+        NOT_FOUND: no adapter has this name; the message has those that there are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """ListAdapters gives the adapters that requests may name, by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -280,6 +323,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DrainExecutor,
                     request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainExecutorRequest.FromString,
                     response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainExecutorResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListAdaptersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -607,6 +665,87 @@ class AdminService(object):
             '/octavo.admin.v1.AdminService/DrainExecutor',
             octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainExecutorRequest.SerializeToString,
             octavo_dot_admin_dot_v1_dot_admin__service__pb2.DrainExecutorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/LoadAdapter',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.LoadAdapterRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/UnloadAdapter',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.UnloadAdapterRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/ListAdapters',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListAdaptersRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

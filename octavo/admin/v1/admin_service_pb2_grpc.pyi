@@ -100,6 +100,21 @@ class AdminServiceStub:
     INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
     NOT_FOUND: no executor has this address.
     """
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.LoadAdapterRequest, _admin_service_pb2.LoadAdapterResponse]
+    """LoadAdapter loads an adapter (LoRA) on an executor, and answers once it is loaded. Requests may name it from then
+    on; the other executors load the same content when they need it.
+
+    INVALID_ARGUMENT: the name is taken, or the executors have no slots for adapters.
+    UNAVAILABLE: no executor is attached.
+    INTERNAL: the executor cannot load it; the message says why.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.UnloadAdapterRequest, _admin_service_pb2.UnloadAdapterResponse]
+    """UnloadAdapter lets no new request name an adapter. Requests that run go on with it.
+
+    NOT_FOUND: no adapter has this name; the message has those that there are.
+    """
+    ListAdapters: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListAdaptersRequest, _admin_service_pb2.ListAdaptersResponse]
+    """ListAdapters gives the adapters that requests may name, by name."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -173,6 +188,21 @@ class AdminServiceAsyncStub(AdminServiceStub):
     INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
     NOT_FOUND: no executor has this address.
     """
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.LoadAdapterRequest, _admin_service_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """LoadAdapter loads an adapter (LoRA) on an executor, and answers once it is loaded. Requests may name it from then
+    on; the other executors load the same content when they need it.
+
+    INVALID_ARGUMENT: the name is taken, or the executors have no slots for adapters.
+    UNAVAILABLE: no executor is attached.
+    INTERNAL: the executor cannot load it; the message says why.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.UnloadAdapterRequest, _admin_service_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """UnloadAdapter lets no new request name an adapter. Requests that run go on with it.
+
+    NOT_FOUND: no adapter has this name; the message has those that there are.
+    """
+    ListAdapters: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListAdaptersRequest, _admin_service_pb2.ListAdaptersResponse]  # type: ignore[assignment]
+    """ListAdapters gives the adapters that requests may name, by name."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """AdminService shows operators what the scheduler does. Pictures are taken between steps."""
@@ -315,5 +345,38 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         INVALID_ARGUMENT: there are several executors, and none is named; the message has their addresses.
         NOT_FOUND: no executor has this address.
         """
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _admin_service_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.LoadAdapterResponse, _abc.Awaitable[_admin_service_pb2.LoadAdapterResponse]]:
+        """LoadAdapter loads an adapter (LoRA) on an executor, and answers once it is loaded. Requests may name it from then
+        on; the other executors load the same content when they need it.
+
+        INVALID_ARGUMENT: the name is taken, or the executors have no slots for adapters.
+        UNAVAILABLE: no executor is attached.
+        INTERNAL: the executor cannot load it; the message says why.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _admin_service_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.UnloadAdapterResponse, _abc.Awaitable[_admin_service_pb2.UnloadAdapterResponse]]:
+        """UnloadAdapter lets no new request name an adapter. Requests that run go on with it.
+
+        NOT_FOUND: no adapter has this name; the message has those that there are.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAdapters(
+        self,
+        request: _admin_service_pb2.ListAdaptersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListAdaptersResponse, _abc.Awaitable[_admin_service_pb2.ListAdaptersResponse]]:
+        """ListAdapters gives the adapters that requests may name, by name."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -199,6 +199,7 @@ class Submission(_message.Message):
     TOKEN_TYPE_IDS_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
     SPECULATE_FIELD_NUMBER: _builtins.int
+    LORA_ADAPTER_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Its number: larger than all before it in this session."""
     request_id: _builtins.str
@@ -247,6 +248,8 @@ class Submission(_message.Message):
     """Of a pooling request: a byte for each token of the prompt. Empty: all are 0."""
     speculate: _builtins.bool
     """False: at most one token a step. Absent: several where the core speculates."""
+    lora_adapter: _builtins.str
+    """Name of its adapter, which the core resolves. Empty: none."""
     @_builtins.property
     def sampling(self) -> _sampling_params_pb2.SamplingParams:
         """How to sample."""
@@ -304,10 +307,11 @@ class Submission(_message.Message):
         token_type_ids: _builtins.bytes = ...,
         losses: Global___Losses | None = ...,
         speculate: _builtins.bool | None = ...,
+        lora_adapter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_losses", b"_losses", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "continuation", b"continuation", "losses", b"losses", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "pooling_task", b"pooling_task", "sampling", b"sampling", "speculate", b"speculate", "time_left_us", b"time_left_us", "token_rules", b"token_rules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_losses", b"_losses", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "losses", b"losses", "matcher_id", b"matcher_id", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "received_before_us", b"received_before_us", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "speculate", b"speculate", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "time_left_us", b"time_left_us", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "trace_id", b"trace_id", "traceparent", b"traceparent", "was_queued", b"was_queued"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search", "_continuation", b"_continuation", "_losses", b"_losses", "_max_tokens", b"_max_tokens", "_num_prompt_logprobs", b"_num_prompt_logprobs", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_time_left_us", b"_time_left_us", "_token_rules", b"_token_rules", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "has_stop_strings", b"has_stop_strings", "ignore_eos", b"ignore_eos", "lora_adapter", b"lora_adapter", "losses", b"losses", "matcher_id", b"matcher_id", "max_model_len", b"max_model_len", "max_tokens", b"max_tokens", "model_hash", b"model_hash", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "number", b"number", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "received_before_us", b"received_before_us", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "speculate", b"speculate", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "time_left_us", b"time_left_us", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "trace_id", b"trace_id", "traceparent", b"traceparent", "was_queued", b"was_queued"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beam_search: _TypeAlias = _typing.Literal["beam_search"]  # noqa: Y015
     _WhichOneofArgType__beam_search: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search"]  # noqa: Y015
@@ -792,6 +796,7 @@ class ServedModel(_message.Message):
     WHY_NOT_REPRODUCIBLE_FIELD_NUMBER: _builtins.int
     SPECULATES_FIELD_NUMBER: _builtins.int
     SPECULATION_MAY_CHANGE_OUTPUTS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     max_model_len: _builtins.int
     """Longest sequence that is served."""
     max_num_seqs: _builtins.int
@@ -814,6 +819,10 @@ class ServedModel(_message.Message):
     def numerics_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Numerics ids of the executors."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of adapters that requests may have."""
+
     def __init__(
         self,
         *,
@@ -826,10 +835,11 @@ class ServedModel(_message.Message):
         why_not_reproducible: _builtins.str = ...,
         speculates: _builtins.bool = ...,
         speculation_may_change_outputs: _builtins.bool = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "numerics_ids", b"numerics_ids", "served_name", b"served_name", "speculates", b"speculates", "speculation_may_change_outputs", b"speculation_may_change_outputs", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "info", b"info", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "numerics_ids", b"numerics_ids", "served_name", b"served_name", "speculates", b"speculates", "speculation_may_change_outputs", b"speculation_may_change_outputs", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -451,7 +451,9 @@ class AdapterLoad(_message.Message):
     adapter_slot: _builtins.int
     """Empty adapter slot, 0 to num_adapter_slots less 1."""
     adapter_id: _builtins.str
-    """Name of the adapter, as the executor's configuration knows it."""
+    """The source, where the executor finds the adapter: a path in the folders that its configuration allows, or a name of
+    its configuration; 1 to 4096 bytes.
+    """
     digest: _builtins.bytes
     """SHA-256 of the adapter's content, 32 bytes. Another content is an error. Empty: any."""
     def __init__(
@@ -1061,7 +1063,9 @@ class AdapterLoaded(_message.Message):
     digest: _builtins.bytes
     """SHA-256 of the adapter's content, 32 bytes; empty after an error."""
     error: _builtins.str
-    """Why it could not be loaded, in one sentence; the slot is empty then. Empty: it was loaded."""
+    """Why it could not be loaded, in one sentence; the slot may not be used then, and holds the adapter until
+    it is dropped. Empty: it was loaded.
+    """
     def __init__(
         self,
         *,

@@ -93,7 +93,7 @@ class GenerateRequest(_message.Message):
     from its speed whether another one sent a prompt before. At most 256 characters.
     """
     lora_adapter: _builtins.str
-    """Reserved for LoRA adapters. Refused unless empty until it is supported."""
+    """Name of the adapter (LoRA) that the answer is computed with, one that operators have loaded. Empty: none."""
     lean_finished: _builtins.bool
     """Leave out of `finished` what the deltas brought: text, token ids, log-probabilities and alternatives
     of the outputs, and the log-probabilities of the prompt. Without it `finished` repeats all of them,

@@ -598,6 +598,7 @@ class GroupAdded(_message.Message):
     POOLING_TASK_FIELD_NUMBER: _builtins.int
     TOKEN_TYPE_IDS_FIELD_NUMBER: _builtins.int
     SPECULATE_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     arrival: _builtins.int
     """Order of arrival, unique."""
     request_id: _builtins.str
@@ -656,6 +657,10 @@ class GroupAdded(_message.Message):
     def continuation(self) -> _continuation_pb2.Continuation:
         """What is known of its answer, which was cut. Absent: it begins."""
 
+    @_builtins.property
+    def adapter(self) -> Global___Adapter:
+        """The adapter that it is computed with. Absent: the weights alone."""
+
     def __init__(
         self,
         *,
@@ -682,13 +687,16 @@ class GroupAdded(_message.Message):
         pooling_task: _step_pb2.PoolingTask.ValueType | None = ...,
         token_type_ids: _builtins.bytes = ...,
         speculate: _builtins.bool | None = ...,
+        adapter: Global___Adapter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "pooling_task", b"pooling_task", "sampling", b"sampling", "speculate", b"speculate", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_adapter", b"_adapter", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "adapter", b"adapter", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "pooling_task", b"pooling_task", "sampling", b"sampling", "speculate", b"speculate", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "arrival", b"arrival", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "matcher_id", b"matcher_id", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "speculate", b"speculate", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_adapter", b"_adapter", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "adapter", b"adapter", "arrival", b"arrival", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "matcher_id", b"matcher_id", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "speculate", b"speculate", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accepted_len: _TypeAlias = _typing.Literal["accepted_len"]  # noqa: Y015
     _WhichOneofArgType__accepted_len: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len"]  # noqa: Y015
+    _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
+    _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015
     _WhichOneofReturnType__beam_search: _TypeAlias = _typing.Literal["beam_search"]  # noqa: Y015
     _WhichOneofArgType__beam_search: _TypeAlias = _typing.Literal["_beam_search", b"_beam_search"]  # noqa: Y015
     _WhichOneofReturnType__continuation: _TypeAlias = _typing.Literal["continuation"]  # noqa: Y015
@@ -706,6 +714,8 @@ class GroupAdded(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__accepted_len) -> _WhichOneofReturnType__accepted_len | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter) -> _WhichOneofReturnType__adapter | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__beam_search) -> _WhichOneofReturnType__beam_search | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__continuation) -> _WhichOneofReturnType__continuation | None: ...
@@ -721,6 +731,36 @@ class GroupAdded(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__traceparent) -> _WhichOneofReturnType__traceparent | None: ...
 
 Global___GroupAdded: _TypeAlias = GroupAdded  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    """Adapter is that of `Adapter` (octavo_shared/step_wire/step.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """Where executors find it."""
+    digest: _builtins.bytes
+    """SHA-256 of its content. Empty: any content."""
+    attempt: _builtins.int
+    """Tells loads of any content apart."""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        digest: _builtins.bytes = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "digest", b"digest", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
 
 @_typing.final
 class BeamSearchParams(_message.Message):

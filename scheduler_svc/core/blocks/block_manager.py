@@ -300,7 +300,7 @@ class BlockManager:
             return []
         if sequence.hashed_block_size != self.block_size:  # another executor of the fleet has other blocks
             sequence.block_hashes, sequence.hashed_block_size = [], self.block_size
-        self.hasher.extend(sequence.block_hashes, sequence.token_ids, sequence.group.cache_salt)
+        self.hasher.extend(sequence.block_hashes, sequence.token_ids, sequence.group.block_salt)
         return sequence.block_hashes
 
     def hash_tokens(self, token_ids: Int32Array, cache_salt: int) -> list[bytes]:
@@ -440,7 +440,7 @@ class BlockManager:
         num_full_blocks = len(token_ids) // self.block_size
         if self.prefix_cache is None or num_full_blocks <= first:
             return first
-        self.hasher.extend(sequence.block_hashes, token_ids, sequence.group.cache_salt)
+        self.hasher.extend(sequence.block_hashes, token_ids, sequence.group.block_salt)
         names = sequence.block_hashes[first:num_full_blocks]
         for group, block_ids in zip(self.groups, tables, strict=True):
             group.allocator.register(names, block_ids[first:num_full_blocks].tolist())

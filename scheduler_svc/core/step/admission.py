@@ -24,6 +24,7 @@ from scheduler_svc.core.sequence import Requirements, SequenceGroup, SequenceSta
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
 from scheduler_svc.core.step.demand import Demand, Obstacle, Wait, fit, obstacle_of_batch
 from scheduler_svc.core.step.running_groups import RunningGroups
+from scheduler_svc.core.step.slotted_things import AdapterSlots
 from scheduler_svc.core.step.step_plan import StepPlan
 from scheduler_svc.core.step.step_size import pooled_bytes, pooling_bytes
 from scheduler_svc.core.step.swapping import SwappedGroups
@@ -73,6 +74,9 @@ class Admissions:
                 return
             if self._things.waits_for_load(group):
                 self._things.load_ahead(plan, group)
+                continue
+            if isinstance(self._things.failed_pool(group), AdapterSlots):  # admission ends it
+                self._groups.recompute_swapped(plan, group)
                 continue
             demand = self.demand_to_swap_in(group)
             if not self._batch.num_rows and demand.obstacle_of_blocks is not None:
@@ -157,10 +161,13 @@ class Admissions:
                 num_passed += 1
             elif verdict.wait is Wait.IN_LINE:
                 return
-            elif (flag := self._things.failed_flag(group)) or (group.has_outgrown and not self.must_not_go_on(group)):
+            elif (failed := self._things.failed_pool(group)) is not None or (
+                group.has_outgrown and not self.must_not_go_on(group)
+            ):
                 self._queue.remove(group)
                 group.end()
-                plan.fail(group, verdict.reason, flag)
+                flag = None if failed is None else failed.failed_flag
+                plan.fail(group, verdict.reason, flag, lacks_adapter=isinstance(failed, AdapterSlots))
 
     def _fits_step(self, plan: StepPlan, group: SequenceGroup) -> bool:
         """Return whether the step's message has room for the group, and its budget for the whole of a text."""

@@ -71,7 +71,7 @@ class Batch:
         num_slots = limits.max_num_seqs
         more_pools = [(limits.block_size, pool.num_blocks) for pool in limits.more_groups]
         sizes = limits.block_size, limits.num_blocks, limits.num_grammar_slots
-        self.table = BatchTable(num_slots, limits.max_model_len, *sizes, more_pools)
+        self.table = BatchTable(num_slots, limits.max_model_len, *sizes, more_pools, limits.num_adapter_slots)
         for group, tables in zip(blocks.groups, self.table.groups, strict=True):
             group.tables = tables
         self.things = SlottedThings(limits)
@@ -236,7 +236,7 @@ class Batch:
         if num_tokens > self.table.num_known_tokens[slot]:
             return b""
         sequence = self.sequence_in_slot[slot]
-        hashes, salt = sequence.block_hashes, sequence.group.cache_salt
+        hashes, salt = sequence.block_hashes, sequence.group.block_salt
         self.blocks.hasher.extend(hashes, self.table.token_ids[slot, :num_tokens], salt)
         name: bytes = hashes[num_tokens // self.blocks.block_size - 1]
         return name

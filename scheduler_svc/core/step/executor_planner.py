@@ -311,7 +311,7 @@ class ExecutorPlanner:
             self.batch.take_saved_state(save)
         for copy in sent.copies:
             copy.host.take(copy)
-        if self.limits.tells_loads:
+        if result.grammars_loaded or result.adapters_loaded:  # `check_result` has accepted them
             self.batch.things.end_loads(result)
         updates = self._results.take(self.in_flight.popleft(), result)
         if updates.counts is not None:  # each row was charged for one token when it was decided

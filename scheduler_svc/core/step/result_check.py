@@ -75,7 +75,7 @@ def check_result(result: StepResult, sent: StepInFlight, batch: Batch, limits: C
         _check_prompt_logprobs(result, layout, limits)
     if sent.pooling_groups or result.pooling_outputs:
         _check_pooled(result, sent, limits)
-    if result.grammars_loaded and limits.tells_loads:  # else the wire lets none through
+    if (result.grammars_loaded and limits.tells_loads) or result.adapters_loaded:  # else the wire lets none through
         _check_loads(result, batch)
     _refuse_unrequested(result, layout)
 
@@ -101,6 +101,13 @@ def _check_loads(result: StepResult, batch: Batch) -> None:
         if unasked:
             raise ExecutorFaultError(
                 f"step {result.step_id} tells of a load into {pool.kind} {unasked[0]} that is not due"
+            )
+    for loaded in result.adapters_loaded:
+        adapter = batch.things.adapters.keys[loaded.slot]
+        if adapter is not None and adapter.digest and loaded.digest not in (b"", adapter.digest):
+            raise ExecutorFaultError(
+                f"step {result.step_id} tells of an adapter with the SHA-256 {loaded.digest.hex()} in adapter slot "
+                f"{loaded.slot}; {adapter.digest.hex()} was to be loaded"
             )
 
 

@@ -91,11 +91,15 @@ class SlotPool(Generic[Key]):
 
     def slot_of(self, key: Key) -> int | None:
         """Return the slot that holds a thing; None: none does."""
-        return self._slot_of.get(key.digest)
+        return self._slot_of.get(self.name_of(key))
+
+    def name_of(self, key: Key) -> bytes:
+        """Return what two things have in common that are one."""
+        return key.digest
 
     def state_of(self, key: Key) -> SlotState:
         """Return the state of the slot that holds a thing; EMPTY: none does."""
-        slot = self._slot_of.get(key.digest)
+        slot = self.slot_of(key)
         return SlotState.EMPTY if slot is None else self.states[slot]
 
     def waits_for(self, key: Key) -> bool:
@@ -104,25 +108,25 @@ class SlotPool(Generic[Key]):
 
     def error_of(self, key: Key) -> str:
         """Return why a loaded thing cannot be used; empty: no error is known."""
-        slot = self._slot_of.get(key.digest)
+        slot = self.slot_of(key)
         return "" if slot is None else self.errors[slot]
 
     def have_room_for(self, keys: Iterable[Key]) -> bool:
         """Return whether these things can be used beside those in use."""
-        slots = {key.digest: self._slot_of.get(key.digest) for key in keys}
+        slots = {self.name_of(key): self.slot_of(key) for key in keys}
         num_wanted = sum(slot is None or slot in self._unused for slot in slots.values())
         return num_wanted <= len(self._unused)
 
     def take(self, key: Key) -> Taken:
         """Return the slot for a thing that a sequence is about to use; there must be room for it."""
-        slot = self._slot_of.get(key.digest)
+        slot = self.slot_of(key)
         if slot is not None:
             return Taken(slot)
         slot = next(iter(self._unused))
         if (former := self.keys[slot]) is not None:
-            del self._slot_of[former.digest]
+            self.forget(slot, former)
         self.keys[slot], self.errors[slot] = key, ""
-        self._slot_of[key.digest] = slot
+        self._slot_of[self.name_of(key)] = slot
         self.num_loads += 1
         self.states[slot] = SlotState.READY
         if self.tells_loads:
@@ -130,6 +134,10 @@ class SlotPool(Generic[Key]):
             self.num_loading += 1
             del self._unused[slot]
         return Taken(slot, is_new=True, is_dropped=former is not None)
+
+    def forget(self, slot: int, former: Key) -> None:
+        """Find a thing no more in its slot, which is for another one."""
+        del self._slot_of[self.name_of(former)]
 
     def end_load(self, slot: int, error: str = "") -> None:
         """Note the end of a load; `error`: why the thing cannot be used; empty: it can."""
@@ -139,13 +147,15 @@ class SlotPool(Generic[Key]):
 
     def follow(self, key: Key) -> None:
         """Count a sequence that uses a loaded thing and got a slot of the batch."""
-        slot = self._slot_of[key.digest]
+        slot = self.slot_of(key)
+        assert slot is not None, "it is loaded"
         self._unused.pop(slot, None)
         self.num_followers[slot] += 1
 
     def leave(self, key: Key) -> None:
         """Discount a sequence that used a thing and vacated its slot of the batch."""
-        slot = self._slot_of[key.digest]
+        slot = self.slot_of(key)
+        assert slot is not None, "it is loaded"
         self.num_followers[slot] -= 1
         if not self.num_followers[slot]:
             self._unused[slot] = None

@@ -1,17 +1,21 @@
 """The slotted things of one executor: a pool for each kind, and what is special to a kind.
 
-A kind is a class beside `GrammarSlots`, and an entry in `kinds_of`, `used_by`, `load` and `told`.
+A kind is a class beside `GrammarSlots` and `AdapterSlots`, and an entry in `kinds_of`, `used_by`, `load` and `told`.
 
 Pure. Read next: `slot_pool.py`.
 """
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Sequence as Seq
+from typing import Any, TypeAlias
 
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.step import (
     NO_RESOURCES,
+    Adapter,
+    AdapterLoad,
+    AdapterLoaded,
     GrammarLoad,
     GrammarLoaded,
     Int32Array,
@@ -24,22 +28,28 @@ from scheduler_svc.core.sequence import Requirements, SequenceGroup
 from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.core.step.slot_pool import SlotPool, SlotState
 from scheduler_svc.core.step.step_plan import StepPlan
-from scheduler_svc.core.step.step_size import grammar_bytes
+from scheduler_svc.core.step.step_size import adapter_bytes, grammar_bytes
 
 # A user of things. The requirements of a group say the same as the group.
 User: TypeAlias = SequenceGroup | Requirements
 
 
+# A pool and the thing of its kind that is used; the end of a load. Any: which kind goes with which pool is no type.
+Use: TypeAlias = tuple["GrammarSlots | AdapterSlots", Any]
+Told: TypeAlias = tuple["GrammarSlots | AdapterSlots", tuple[GrammarLoaded, ...] | tuple[AdapterLoaded, ...]]
+
+
 def kinds_of(user: User) -> tuple[str, ...]:
     """Return the kinds of slots that a group needs."""
-    return () if user.grammar is None else (GrammarSlots.kind,)
+    kinds = () if user.grammar is None else (GrammarSlots.kind,)
+    return kinds if user.adapter is None else (*kinds, AdapterSlots.kind)
 
 
 class GrammarSlots(SlotPool[Grammar]):
     """The grammars that outputs follow; `limits` are the executor's."""
 
     kind = "grammar slot"
-    failed_flag = RowFlag.GRAMMAR_FAILED
+    failed_flag: RowFlag | None = RowFlag.GRAMMAR_FAILED
     waits = Obstacle(Wait.SKIPPED, "waits for its grammar, which the executor compiles")
 
     def __init__(self, limits: CoreLimits) -> None:
@@ -86,24 +96,112 @@ class GrammarSlots(SlotPool[Grammar]):
         return grammar_bytes(grammar) if self.slot_of(grammar) is None else 0
 
 
+class AdapterSlots(SlotPool[Adapter]):
+    """The adapters that sequences are computed with; `limits` are the executor's.
+
+    Attributes:
+        digests: What the executor told of the content in each slot; empty: nothing, as before the end of a load.
+    """
+
+    kind = "adapter slot"
+    failed_flag: RowFlag | None = None
+    waits = Obstacle(Wait.SKIPPED, "waits for its adapter, which the executor loads")
+
+    def __init__(self, limits: CoreLimits) -> None:
+        super().__init__(limits.num_adapter_slots, tells_loads=True)
+        self.digests = [b""] * limits.num_adapter_slots
+        self._found: dict[bytes, int] = {}  # slots of adapters that were loaded as any content, by what it was
+        self.lacks_slot = Obstacle(
+            Wait.SKIPPED, f"waits for an {self.kind}: requests that run use all {limits.num_adapter_slots}"
+        )
+
+    def name_of(self, key: Adapter) -> bytes:
+        """Return the digest; without one, no two attempts to load an adapter are one."""
+        return key.identity
+
+    def slot_of(self, key: Adapter) -> int | None:
+        """Return the slot that holds an adapter, or one with the same content; None: none does."""
+        found = self._found.get(key.digest) if key.digest else None
+        return super().slot_of(key) if found is None else found
+
+    def in_table(self, table: BatchTable) -> tuple[Int32Array, list[Adapter | None]]:
+        """Return the column with the adapter slot of each sequence, and the adapters in the slots."""
+        return table.adapter_slot, table.adapters
+
+    def why_never(self, requires: Requirements, adapter: Adapter) -> str:
+        """Say why nothing can be computed with an adapter here; empty: it can."""
+        if not self.num_slots:
+            return "the request has an adapter, and this executor has no slots for adapters (the capability ADAPTERS)"
+        return ""
+
+    def bind(self, group: SequenceGroup) -> None:
+        """Do nothing: a group may go on at any executor that has its adapter."""
+
+    def load(self, plan: StepPlan, adapter: Adapter) -> int:
+        """Return the slot of an adapter, for which there must be room; the step loads it if it is not there."""
+        taken = self.take(adapter)
+        if taken.is_dropped:
+            plan.adapter_drops += (taken.slot,)
+        if taken.is_new:
+            plan.adapter_loads.append(AdapterLoad(taken.slot, adapter))
+            plan.num_admissible_bytes -= adapter_bytes(adapter)
+        return taken.slot
+
+    def load_bytes(self, adapter: Adapter) -> int:
+        """Return an upper bound of the bytes in a step's message that load an adapter; 0: it is there."""
+        return adapter_bytes(adapter) if self.slot_of(adapter) is None else 0
+
+    def forget(self, slot: int, former: Adapter) -> None:
+        """Find an adapter no more in its slot, which is for another one."""
+        super().forget(slot, former)
+        if self._found.get(self.digests[slot]) == slot:
+            del self._found[self.digests[slot]]
+        self.digests[slot] = b""
+
+    def note_digest(self, slot: int, digest: bytes) -> None:
+        """Note the content of a loaded slot. An adapter that was loaded as any content serves those with its digest."""
+        adapter, other = self.keys[slot], self._slot_of.get(digest)
+        assert adapter is not None, "it was loaded"
+        self.digests[slot] = digest
+        if digest and not adapter.digest and (other is None or self.errors[other]):
+            self._found[digest] = slot
+
+
 class SlottedThings:
     """Owns the pools of one executor; `limits` are the executor's."""
 
     def __init__(self, limits: CoreLimits) -> None:
         self.grammars = GrammarSlots(limits)
-        self.pools = (self.grammars,)
+        self.adapters = AdapterSlots(limits)
+        self.pools = self.grammars, self.adapters
 
-    def used_by(self, user: User) -> tuple[tuple[GrammarSlots, Grammar], ...]:
+    def used_by(self, user: User) -> Seq[Use]:
         """Return the things that a group uses, each with its pool."""
-        return () if user.grammar is None else ((self.grammars, user.grammar),)
+        if user.grammar is None and user.adapter is None:
+            return ()
+        uses: list[Use] = [] if user.grammar is None else [(self.grammars, user.grammar)]
+        return uses if user.adapter is None else [*uses, (self.adapters, user.adapter)]
 
     def load(self, plan: StepPlan, group: SequenceGroup) -> Resources:
         """Return the slots of the things that a group is about to use; the step loads those that are not there."""
-        return NO_RESOURCES if group.grammar is None else Resources(self.grammars.load(plan, group.grammar))
+        if group.grammar is None and group.adapter is None:
+            return NO_RESOURCES
+        return Resources(
+            None if group.grammar is None else self.grammars.load(plan, group.grammar),
+            None if group.adapter is None else self.adapters.load(plan, group.adapter),
+        )
 
-    def told(self, result: StepResult) -> tuple[tuple[GrammarSlots, tuple[GrammarLoaded, ...]], ...]:
+    def told(self, result: StepResult) -> tuple[Told, ...]:
         """Return the ends of loads that a result tells, by pool."""
-        return ((self.grammars, result.grammars_loaded),)
+        return (self.grammars, result.grammars_loaded), (self.adapters, result.adapters_loaded)
+
+    def end_loads(self, result: StepResult) -> None:
+        """Note the ends of loads that a result tells."""
+        for pool, ends in self.told(result):
+            for end in ends:
+                pool.end_load(end.slot, end.error)
+        for loaded in result.adapters_loaded:
+            self.adapters.note_digest(loaded.slot, loaded.digest)
 
     # The same for each kind ------------------------------------------------------------------------
 
@@ -136,9 +234,9 @@ class SlottedThings:
                 return pool.lacks_slot
         return None
 
-    def failed_flag(self, user: User) -> RowFlag | None:
-        """Return the flag that a group's rows would have because a thing could not be loaded; None: none."""
-        return next((pool.failed_flag for pool, key in self.used_by(user) if pool.error_of(key)), None)
+    def failed_pool(self, user: User) -> GrammarSlots | AdapterSlots | None:
+        """Return the pool of a thing that could not be loaded, which ends its users; None: all can be used."""
+        return next((pool for pool, key in self.used_by(user) if pool.error_of(key)), None)
 
     def load_bytes(self, user: User) -> int:
         """Return an upper bound of the bytes in a step's message that load a group's things."""
@@ -148,17 +246,15 @@ class SlottedThings:
         return num_bytes
 
     def load_ahead(self, plan: StepPlan, user: User) -> None:
-        """Let the step begin the loads that a group waits for, if there are slots and bytes for them."""
-        for pool, key in self.used_by(user):
-            is_wanted = pool.waits_for(key) and pool.state_of(key) is SlotState.EMPTY and pool.have_room_for([key])
-            if is_wanted and pool.load_bytes(key) <= plan.num_admissible_bytes:
-                pool.load(plan, key)
+        """Let the step begin the loads that a group waits for, if there are slots and bytes for all of them.
 
-    def end_loads(self, result: StepResult) -> None:
-        """Note the ends of loads that a result tells."""
-        for pool, ends in self.told(result):
-            for end in ends:
-                pool.end_load(end.slot, end.error)
+        So no two groups that each wait for two things take them from each other.
+        """
+        if self.obstacle_of_slots(user) is not None or self.load_bytes(user) > plan.num_admissible_bytes:
+            return
+        for pool, key in self.used_by(user):
+            if pool.waits_for(key) and pool.state_of(key) is SlotState.EMPTY:
+                pool.load(plan, key)
 
     @property
     def num_loading(self) -> int:

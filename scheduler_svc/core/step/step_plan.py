@@ -7,6 +7,7 @@ import numpy as np
 
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.step import (
+    AdapterLoad,
     Admission,
     Fork,
     GrammarLoad,
@@ -45,11 +46,15 @@ class GroupEvent:
 
 @dataclass(frozen=True, slots=True)
 class GroupFailure:
-    """A group that can never go on, and why, in words; with the `flag` of its rows, if they would have one."""
+    """A group that can never go on, and why, in words; with the `flag` of its rows, if they would have one.
+
+    `lacks_adapter`: its adapter could not be loaded.
+    """
 
     group: SequenceGroup
     message: str
     flag: RowFlag | None = None
+    lacks_adapter: bool = False
 
 
 @dataclass(slots=True)
@@ -76,6 +81,8 @@ class StepPlan:
     has_held_back: bool = False
     grammar_drops: tuple[int, ...] = ()
     grammar_loads: list[GrammarLoad] = field(default_factory=list)
+    adapter_drops: tuple[int, ...] = ()
+    adapter_loads: list[AdapterLoad] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     beam_forks: list[Fork] = field(default_factory=list)
@@ -102,8 +109,9 @@ class StepPlan:
     def is_empty(self) -> bool:
         """Whether the step would neither compute, move, load nor release anything."""
         moves = self.blocks_to_swap_out or self.blocks_to_swap_in
-        work = self.num_decodes or self.prefill_chunks or self.pooling_groups or self.grammar_loads
-        return not (work or moves or len(self.released_slots))
+        work = self.num_decodes or self.prefill_chunks or self.pooling_groups
+        loads = self.grammar_loads or self.adapter_loads
+        return not (work or moves or loads or len(self.released_slots))
 
     @property
     def num_tokens(self) -> int:
@@ -119,9 +127,11 @@ class StepPlan:
         num_tokens = len(group.live_sequences[0].token_ids)
         self.events.append(GroupEvent(group, kind, num_tokens, num_computed_tokens, cause))
 
-    def fail(self, group: SequenceGroup, message: str, flag: RowFlag | None = None) -> None:
-        """Note that a group has ended because it can never go on; `flag`: see `GroupFailure`."""
-        self.failures.append(GroupFailure(group, message, flag))
+    def fail(
+        self, group: SequenceGroup, message: str, flag: RowFlag | None = None, *, lacks_adapter: bool = False
+    ) -> None:
+        """Note that a group has ended because it can never go on; see `GroupFailure`."""
+        self.failures.append(GroupFailure(group, message, flag, lacks_adapter))
 
     def to_step(self, epoch: int, step_id: int, first_state: int = 0) -> Step:
         """Return the decided step; `first_state`: the id of the first saved state on the wire."""
@@ -132,6 +142,8 @@ class StepPlan:
             released_slots=self.released_slots,
             grammar_drops=self.grammar_drops,
             grammar_loads=tuple(self.grammar_loads),
+            adapter_drops=self.adapter_drops,
+            adapter_loads=tuple(self.adapter_loads),
             admissions=tuple(self.admissions),
             beam_forks=tuple(self.beam_forks),
             replaced_blocks=pairs(*self.replaced_blocks) if self.replaced_blocks else no_triples(),

@@ -5,7 +5,7 @@ the bounds with real messages, and fails for a field of the proto that is not co
 """
 
 from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.step_wire.step import BLOCK_NAME_BYTES, Admission, Step
+from octavo_shared.step_wire.step import BLOCK_NAME_BYTES, Adapter, Admission, Step
 from octavo_shared.step_wire.token_rules import NO_TOKEN, TokenRules
 
 # A non-negative number of up to 32 bits as a varint; a field with one; the tag and length of a list, bytes or message.
@@ -19,19 +19,21 @@ _SAMPLING = _HEADER + _FLOATS * 5 + 9 + _NUMBERS * _FIELD
 
 FORK_BYTES = _HEADER + 3 * _FIELD + _SAMPLING
 
-# Slot, generation, two counts of tokens, alternatives of the prompt, grammar slot, saved state; tokens, blocks;
-# sampling; the salt.
-_ADMISSION = _HEADER + 7 * _FIELD + 2 * _HEADER + _SAMPLING + 9
+# Slot, generation, two counts of tokens, alternatives of the prompt, grammar slot, adapter slot, saved state; tokens,
+# blocks; sampling; the salt.
+_ADMISSION = _HEADER + 8 * _FIELD + 2 * _HEADER + _SAMPLING + 9
 
 # `00-<32 hexadecimal digits>-<16>-01`, with room for a later version of W3C Trace Context.
 MAX_TRACEPARENT_BYTES = 256
 
 # Epoch, step id, digest and feature bits, the headers of all lists, and what is around a step on the stream.
-_STEP = 2 * 11 + 11 + 12 + 24 * (_HEADER + 1)
+_STEP = 2 * 11 + 11 + 12 + 26 * (_HEADER + 1)
 
 
 # The load of a grammar without its body: slot and digest; and the drop of the former grammar.
 GRAMMAR_LOAD_BYTES = 1 + _HEADER + _FIELD + 2 + 32 + _HEADER + _NUMBER
+# The load of an adapter without its source: the same.
+ADAPTER_LOAD_BYTES = GRAMMAR_LOAD_BYTES
 
 # A text to be pooled: number and task, tokens, their types; and its answer: number and flag, values.
 _POOLING_INPUT = _HEADER + 2 * _FIELD + 2 * _HEADER
@@ -71,6 +73,11 @@ def admission_bytes(num_tokens: int, num_blocks: int, num_rules_bytes: int = 0) 
 def grammar_bytes(grammar: Grammar) -> int:
     """Return a bound of the size of the load of a grammar."""
     return GRAMMAR_LOAD_BYTES + len(grammar.body)
+
+
+def adapter_bytes(adapter: Adapter) -> int:
+    """Return a bound of the size of the load of an adapter."""
+    return ADAPTER_LOAD_BYTES + len(adapter.source.encode())
 
 
 def pooling_bytes(num_tokens: int) -> int:
@@ -122,7 +129,9 @@ def step_bytes(step: Step) -> int:
     num_forks = len(delta.forks) + len(delta.beam_forks)
     admissions = sum(_bytes_of(admission) for admission in delta.admissions)
     names = BYTES_OF_A_NAME * len(step.registered_blocks)
-    grammars = _NUMBER * len(delta.grammar_drops) + sum(grammar_bytes(load.grammar) for load in delta.grammar_loads)
+    things = _NUMBER * (len(delta.grammar_drops) + len(delta.adapter_drops))
+    things += sum(grammar_bytes(load.grammar) for load in delta.grammar_loads)
+    things += sum(adapter_bytes(load.adapter) for load in delta.adapter_loads)
     texts = sum(pooling_bytes(len(text.token_ids)) for text in step.pooling_inputs)
     transfers = 0
     if step.blocks_to_send or step.blocks_to_receive or step.transfers_to_cancel:
@@ -130,7 +139,7 @@ def step_bytes(step: Step) -> int:
         transfers += sum(transfer_bytes(len(send.block_ids)) for send in step.blocks_to_send)
         transfers += sum(transfer_bytes(len(receive.block_ids)) for receive in step.blocks_to_receive)
     numbers = _NUMBER * (sum(numbers.size for numbers in lists) + step.states_to_save.size)
-    return _STEP + numbers + FORK_BYTES * num_forks + admissions + grammars + names + texts + transfers
+    return _STEP + numbers + FORK_BYTES * num_forks + admissions + things + names + texts + transfers
 
 
 def _bytes_of(admission: Admission) -> int:

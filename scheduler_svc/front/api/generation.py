@@ -174,6 +174,7 @@ class Generation:
                 model = self.text_model(served)
                 if request.model:
                     check_model(request.model, model)
+                    name_adapter(request, model)
                 check_generates(model)
                 run = self.text_threads.run if has_text(request) else asyncio.to_thread
                 valid = await run(check_request, request, model, self.settings, make_grammar)
@@ -262,6 +263,16 @@ class AcceptedRequest:
 def has_text(request: pb.GenerateRequest) -> bool:
     """Return whether a request has text to tokenize."""
     return request.WhichOneof("prompt") != "token_ids" or bool(request.sampling_params.banned_words)
+
+
+def name_adapter(request: pb.GenerateRequest, model: TextModel) -> None:
+    """Let a request that names an adapter as its model have that adapter. Raises InvalidFieldError: it has another."""
+    if request.model == model.name:
+        return
+    if request.lora_adapter not in ("", request.model):
+        rule = f"unset, or {request.model}, which is the name of an adapter too, given as model"
+        raise InvalidFieldError("lora_adapter", request.lora_adapter, rule)
+    request.lora_adapter = request.model
 
 
 def check_request(

@@ -50,16 +50,33 @@ class Models:
         """What clients may ask for."""
         return [name for name in self.all if name != UNNAMED]
 
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """The model of each adapter, by name; of equal names, the first one."""
+        found: dict[str, str] = {}
+        for parent, generation in self.all.items():
+            model = generation.engine.model
+            for name in () if model is None else model.adapters:
+                if name not in self.all:
+                    found.setdefault(name, parent)
+        return found
+
+    def _with_adapter(self, name: str) -> Generation | None:
+        parent = self.adapters.get(name)
+        return None if parent is None else self.all[parent]
+
     def choose(self, name: str) -> Generation:
-        """Return what runs the requests for a model; "": the only model.
+        """Return what runs the requests for a model, or for an adapter of it; "": the only model.
 
         A name that the served model decides is checked with the request: it may change until then.
 
         Raises: UnknownModelError: no model has this name; or it is empty, and there are several models.
         """
-        found = self._unnamed or self._generations.get(name) or (None if name else self._only)
+        found = self._unnamed or self._generations.get(name) or self._with_adapter(name)
+        if found is None and not name:
+            found = self._only
         if found is None:
-            raise UnknownModelError(name, self.names)
+            raise UnknownModelError(name, [*self.names, *self.adapters])
         return found
 
     def choose_for(self, body: RequestBody[M]) -> Generation:

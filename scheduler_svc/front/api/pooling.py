@@ -79,7 +79,7 @@ async def pool(
         with generation.engine.checking(request.request_id, request.tenant) as served:
             model = generation.text_model(served)
             if request.model:
-                check_model(request.model, model)
+                check_model(request.model, model, takes_adapters=False)
             run = generation.text_threads.run if has_text(request) else asyncio.to_thread
             valid: ValidPooling = await run(
                 check_pooling, request, model, generation.settings, names or own_names(request)

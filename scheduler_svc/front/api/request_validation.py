@@ -115,6 +115,7 @@ def validate_request(
         has_stop_strings=bool(params.stop),
         num_prompt_logprobs=NO_LOGPROBS if num_prompt_logprobs is None else num_prompt_logprobs,
         requires_same_numerics=request.require_same_numerics,
+        lora_adapter=request.lora_adapter,
     )
     answer_options = AnswerOptions(
         num_returned,
@@ -138,7 +139,6 @@ def check_request_fields(request: pb.GenerateRequest) -> None:
     if request.WhichOneof("prompt") is None:
         raise InvalidFieldError("prompt", "absent", "one of text, token_ids and messages")
     require_delta_interval(request.min_delta_interval_ms)
-    require(not request.lora_adapter, "lora_adapter", request.lora_adapter, "unset: this release does not support it")
 
 
 def check_request_id(request_id: str, most: int = MAX_REQUEST_ID_LENGTH) -> None:

@@ -63,10 +63,11 @@ class TextModel:
         return self.served.reproducibility
 
 
-def check_model(asked: str, model: TextModel) -> None:
-    """Raise UnknownModelError if a request names another model than this one."""
-    if asked != model.name:
-        raise UnknownModelError(asked, [model.name])
+def check_model(asked: str, model: TextModel, *, takes_adapters: bool = True) -> None:
+    """Raise UnknownModelError if a request names neither this model nor, where that may be, one of its adapters."""
+    names = [model.name, *model.served.adapters] if takes_adapters else [model.name]
+    if asked not in names:
+        raise UnknownModelError(asked, names)
 
 
 class ModelTokenizer:

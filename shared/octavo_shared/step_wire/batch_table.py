@@ -50,7 +50,7 @@ from octavo_shared.step_wire.step import (
 )
 from octavo_shared.step_wire.step import IndexArray as IndexArray
 from octavo_shared.step_wire.step import StepLayout as StepLayout
-from octavo_shared.step_wire.table_columns import NO_GRAMMAR, BlockPool, BlockTables, TableColumns
+from octavo_shared.step_wire.table_columns import NO_ADAPTER, NO_GRAMMAR, BlockPool, BlockTables, TableColumns
 
 
 @dataclass(slots=True)
@@ -75,8 +75,10 @@ class BatchTable(TableColumns):
         num_device_blocks: int,
         num_grammar_slots: int = 0,
         more_pools: Seq[BlockPool] = (),
+        num_adapter_slots: int = 0,
     ) -> None:
-        super().__init__(max_num_seqs, max_model_len, block_size, num_device_blocks, num_grammar_slots, more_pools)
+        sizes = max_num_seqs, max_model_len, block_size, num_device_blocks
+        super().__init__(*sizes, num_grammar_slots, more_pools, num_adapter_slots)
         self._flat_token_ids: Int32Array = self.token_ids.reshape(-1)  # a view
         # What a step that only decodes needs each time. Layouts share it: it is never written to.
         self._decodes: _Slots | None = None  # the active slots; None: they changed
@@ -102,6 +104,10 @@ class BatchTable(TableColumns):
             self.grammars[grammar_slot] = None
         for load in delta.grammar_loads:
             self.grammars[load.slot] = load.grammar
+        for adapter_slot in delta.adapter_drops:
+            self.adapters[adapter_slot] = None
+        for adapter_load in delta.adapter_loads:
+            self.adapters[adapter_load.slot] = adapter_load.adapter
         for admission in delta.admissions:
             self._admit(admission)
         for fork in delta.beam_forks:
@@ -195,8 +201,9 @@ class BatchTable(TableColumns):
         self.cache_salt[slot] = admission.cache_salt
         self.token_rules[slot] = admission.token_rules
         self.num_prompt_logprobs[slot] = admission.num_prompt_logprobs
-        grammar_slot = admission.resources.grammar_slot
+        grammar_slot, adapter_slot = admission.resources
         self.grammar_slot[slot] = NO_GRAMMAR if grammar_slot is None else grammar_slot
+        self.adapter_slot[slot] = NO_ADAPTER if adapter_slot is None else adapter_slot
 
     def _fork(self, fork: Fork) -> None:
         """Copy the parent as it is now; the child is inactive."""
@@ -205,7 +212,7 @@ class BatchTable(TableColumns):
         lengths = (self.num_tokens, self.num_scheduled_tokens, self.num_known_tokens)
         counters = (self.num_prompt_tokens, *lengths)
         self.num_open_tokens[child], self.allowance[child] = 0, 1
-        for column in (*counters, self.cache_salt, self.token_rules, self.grammar_slot):
+        for column in (*counters, self.cache_salt, self.token_rules, self.grammar_slot, self.adapter_slot):
             column[child] = column[parent]
         self.token_ids[child, :num_tokens] = self.token_ids[parent, :num_tokens]
         for group in self.groups:

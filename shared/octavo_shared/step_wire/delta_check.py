@@ -4,12 +4,16 @@ The delta is projected onto copies of the small per-slot columns, field by field
 `apply`, and the invariants of the table are checked on the projection.
 """
 
+from collections.abc import Sequence as Seq
+
 import numpy as np
 
 from octavo.values.wording import counted
 from octavo_shared.errors import InvalidStepError
+from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.request_check import check_answerable, check_sampling
 from octavo_shared.step_wire.step import (
+    Adapter,
     Admission,
     BoolArray,
     Fork,
@@ -54,14 +58,19 @@ class _Projection:
         self.num_blocks = table.block_counts
         self.num_candidates = table.num_candidates
         self.allowance = table.allowance
-        self.has_grammar: list[bool] | None = None  # by grammar slot, once a load or a drop was checked
+        # By slot of grammars and adapters: whether it holds one, once a load or a drop was checked.
+        self.is_loaded: dict[str, list[bool]] = {}
         self._copied: set[str] = set()
 
     def check(self, delta: TableDelta) -> None:
         if len(delta.released_slots):
             self._release(delta.released_slots)
         if delta.grammar_drops or delta.grammar_loads:
-            self._change_grammars(delta)
+            loads = [load.slot for load in delta.grammar_loads]
+            self._change_things("grammar", delta.grammar_drops, loads, self.table.grammar_slot)
+        if delta.adapter_drops or delta.adapter_loads:
+            loads = [load.slot for load in delta.adapter_loads]
+            self._change_things("adapter", delta.adapter_drops, loads, self.table.adapter_slot)
         for admission in delta.admissions:
             self._admit(admission)
         for fork in delta.beam_forks:
@@ -111,34 +120,38 @@ class _Projection:
         self.live[slots] = False
         self.active[slots] = False
 
-    def _change_grammars(self, delta: TableDelta) -> None:
-        has_grammar = self.has_grammar = [grammar is not None for grammar in self.table.grammars]
-        for grammar_slot in delta.grammar_drops:
-            self._require_grammar_slot(grammar_slot, "dropped")
-            users = (self.live & (self.table.grammar_slot == grammar_slot)).nonzero()[0]
+    def _change_things(self, kind: str, drops: Seq[int], loads: Seq[int], used: Int32Array) -> None:
+        """Check drops from and loads into slots of a kind; `used`, [max_num_seqs]: the one that each sequence uses."""
+        is_loaded = self.is_loaded[kind] = [thing is not None for thing in self._things(kind)]
+        for thing_slot in drops:
+            self._require_thing_slot(kind, thing_slot, "dropped")
+            users = (self.live & (used == thing_slot)).nonzero()[0]
             if len(users):
-                raise InvalidStepError(f"grammar slot {grammar_slot} is dropped but slot {users[0]} uses it")
-            if not has_grammar[grammar_slot]:
-                raise InvalidStepError(f"grammar slot {grammar_slot} is dropped but empty")
-            has_grammar[grammar_slot] = False
-        for load in delta.grammar_loads:
-            self._require_grammar_slot(load.slot, "loaded into")
-            if has_grammar[load.slot]:
-                raise InvalidStepError(f"grammar slot {load.slot} is loaded into but not empty")
-            has_grammar[load.slot] = True
+                raise InvalidStepError(f"{kind} slot {thing_slot} is dropped but slot {users[0]} uses it")
+            if not is_loaded[thing_slot]:
+                raise InvalidStepError(f"{kind} slot {thing_slot} is dropped but empty")
+            is_loaded[thing_slot] = False
+        for thing_slot in loads:
+            self._require_thing_slot(kind, thing_slot, "loaded into")
+            if is_loaded[thing_slot]:
+                raise InvalidStepError(f"{kind} slot {thing_slot} is loaded into but not empty")
+            is_loaded[thing_slot] = True
 
-    def _require_grammar_slot(self, grammar_slot: int, what: str) -> None:
-        num_slots = len(self.table.grammars)
-        if not 0 <= grammar_slot < num_slots:
-            raise InvalidStepError(f"grammar slot {grammar_slot} is {what}; there are {counted(num_slots, 'slot')}")
+    def _things(self, kind: str) -> Seq[Grammar | Adapter | None]:
+        return self.table.grammars if kind == "grammar" else self.table.adapters
 
-    def _require_grammar(self, slot: int, grammar_slot: int) -> None:
-        """Require that a slot may follow the grammar in a grammar slot."""
+    def _require_thing_slot(self, kind: str, thing_slot: int, what: str) -> None:
+        num_slots = len(self._things(kind))
+        if not 0 <= thing_slot < num_slots:
+            raise InvalidStepError(f"{kind} slot {thing_slot} is {what}; there are {counted(num_slots, 'slot')}")
+
+    def _require_thing(self, kind: str, slot: int, thing_slot: int) -> None:
+        """Require that a slot may use what is in a slot of a kind."""
         what = f"used by slot {slot}"
-        self._require_grammar_slot(grammar_slot, what)
-        loaded = self.has_grammar
-        if not (self.table.grammars[grammar_slot] is not None if loaded is None else loaded[grammar_slot]):
-            raise InvalidStepError(f"grammar slot {grammar_slot} is {what} but empty")
+        self._require_thing_slot(kind, thing_slot, what)
+        loaded = self.is_loaded.get(kind)
+        if not (self._things(kind)[thing_slot] is not None if loaded is None else loaded[thing_slot]):
+            raise InvalidStepError(f"{kind} slot {thing_slot} is {what} but empty")
 
     def _admit(self, admission: Admission) -> None:
         table, slot, num_tokens = self.table, admission.slot, len(admission.token_ids)
@@ -159,7 +172,9 @@ class _Projection:
             if count > group.block_ids.shape[1]:
                 raise InvalidStepError(f"slot {slot} has {count} blocks, more than a table holds")
         if (grammar_slot := admission.resources.grammar_slot) is not None:
-            self._require_grammar(slot, grammar_slot)
+            self._require_thing("grammar", slot, grammar_slot)
+        if (adapter_slot := admission.resources.adapter_slot) is not None:
+            self._require_thing("adapter", slot, adapter_slot)
         self._write_to(*_OF_A_SEQUENCE)
         self._write_to_blocks()
         self.live[slot], self.active[slot] = True, False

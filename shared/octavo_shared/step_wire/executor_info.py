@@ -83,6 +83,8 @@ class ExecutorInfo:
     num_grammar_slots: int = 0  # 0: it cannot follow grammars
     matcher_id: str = ""
     max_grammar_bytes: int = 0
+    num_adapter_slots: int = 0  # 0: it computes with the weights alone
+    max_adapter_rank: int = 0
     pooling_tasks: frozenset[PoolingTask] = frozenset()  # empty: it computes no vectors and no scores
     embedding_size: int = 0  # numbers in a vector; 0: none
     num_scores: int = 0  # of a text; 0: none
@@ -98,13 +100,15 @@ class ExecutorInfo:
         """What it can do beyond wire version 1."""
         of_numerics = {Capability.NUMERICS, Capability.NAMED_BLOCKS} if self.numerics_id else set()
         of_grammars = {Capability.GRAMMARS, Capability.GRAMMARS_READY} if self.num_grammar_slots else set()
+        of_adapters = {Capability.ADAPTERS} if self.num_adapter_slots else set()
         of_drafts = {Capability.VARIABLE_TOKENS} if self.max_allowance > 1 else set()
         of_pooling = {Capability.POOLING} if self.pooling_tasks else set()
         of_groups = {Capability.CACHE_GROUPS} if self.cache_groups else set()
         of_states = {Capability.STATES} if self.has_states else set()
         of_transfers = {Capability.BLOCK_TRANSFER} if self.max_transfers else set()
+        of_things = of_grammars | of_adapters
         of_blocks = of_groups | of_states | of_transfers
-        return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_grammars, *of_drafts, *of_pooling, *of_blocks})
+        return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_things, *of_drafts, *of_pooling, *of_blocks})
 
     @property
     def has_states(self) -> bool:

@@ -5,6 +5,7 @@ are not frozen: making a frozen one takes twice as long. `batch_table.py` gives 
 their form on the wire.
 """
 
+import hashlib
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -29,8 +30,11 @@ RowFlags = npt.NDArray[np.uint8]
 TokenCounts = npt.NDArray[np.uint8]
 
 UNKNOWN_TOKEN = -1
-# Longest reason why a grammar cannot be followed.
+# Longest reason why a grammar or an adapter cannot be used.
 MAX_ERROR_CHARS = 500
+# Length of the digest of an adapter, and most bytes of its source.
+ADAPTER_DIGEST_BYTES = 32
+MAX_SOURCE_BYTES = 4096
 
 # Shared by all deltas without slots: there is nothing in it to write to.
 _NO_SLOTS: Int32Array = np.empty(0, np.int32)
@@ -85,6 +89,7 @@ class Resources(NamedTuple):
     """The slots of an executor with what an output uses; None: it uses nothing of that kind."""
 
     grammar_slot: int | None = None
+    adapter_slot: int | None = None
 
 
 NO_RESOURCES = Resources()
@@ -152,6 +157,42 @@ class GrammarLoaded:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What a sequence is computed with on top of the weights.
+
+    `source`: where an executor finds it: a path in the folders that its configuration allows, or a name of its
+    configuration. `digest`: SHA-256 of the content, ADAPTER_DIGEST_BYTES; empty: any content. `attempt` tells loads of
+    any content apart; it does not travel.
+    """
+
+    source: str
+    digest: bytes = b""
+    attempt: int = 0
+
+    @property
+    def identity(self) -> bytes:
+        """Of the content, 32 bytes: the digest. Without one, no two attempts to load an adapter have the same."""
+        return self.digest or hashlib.sha256(b"%d %s" % (self.attempt, self.source.encode())).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoad:
+    """An adapter that begins to load into an empty adapter slot."""
+
+    slot: int
+    adapter: Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoaded:
+    """The end of an `AdapterLoad`: the digest of the content, or in `error` why the adapter cannot be used."""
+
+    slot: int
+    digest: bytes = b""
+    error: str = ""
+
+
 @dataclass(slots=True)
 class TableDelta:
     """What one step changes in the table, and what it runs.
@@ -165,6 +206,8 @@ class TableDelta:
     released_slots: Int32Array = field(default_factory=no_slots)
     grammar_drops: tuple[int, ...] = ()  # grammar slots that become empty
     grammar_loads: tuple[GrammarLoad, ...] = ()
+    adapter_drops: tuple[int, ...] = ()  # adapter slots that become empty
+    adapter_loads: tuple[AdapterLoad, ...] = ()
     admissions: tuple[Admission, ...] = ()
     beam_forks: tuple[Fork, ...] = ()
     appended_tokens: Int32Array = field(default_factory=no_pairs)  # [n, 2]: slot, token id
@@ -315,6 +358,7 @@ class StepResult:
     draft_counts: TokenCounts | None = None  # [num_samples]
     pooling_outputs: tuple[PoolingOutput, ...] = ()  # one for each of the step's inputs, in their order
     grammars_loaded: tuple[GrammarLoaded, ...] = ()  # loads that have ended since the last answer
+    adapters_loaded: tuple[AdapterLoaded, ...] = ()  # the same
     arrived_transfers: tuple[int, ...] = ()  # transfers that have ended since the last answer
     sent_transfers: tuple[int, ...] = ()
     cancelled_transfers: tuple[int, ...] = ()

@@ -13,12 +13,13 @@ import numpy.typing as npt
 from octavo.values.sampling_params_table import ROW_PARAMS
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.sampling_row import SAMPLING_ROW
-from octavo_shared.step_wire.step import NO_LOGPROBS, BoolArray, IndexArray, Int32Array
+from octavo_shared.step_wire.step import NO_LOGPROBS, Adapter, BoolArray, IndexArray, Int32Array
 
 # A cache group's device pool: tokens in a block, and number of blocks.
 BlockPool: TypeAlias = tuple[int, int]
 
 NO_GRAMMAR = -1
+NO_ADAPTER = -1
 
 # The columns of release 0.1.0 are always in the digest, a later one only where it has a value, so that a peer of
 # another release gets the same number until the column is used.
@@ -78,7 +79,8 @@ class TableColumns:
     are those of the first one.
 
     `grammars` has an entry for each grammar slot, None while it is empty; `grammar_slot` of a sequence is the grammar
-    slot that its output follows, or `NO_GRAMMAR`.
+    slot that its output follows, or `NO_GRAMMAR`. `adapters` and `adapter_slot` are the same for adapters; an adapter
+    is there from the step that begins to load it.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class TableColumns:
         num_device_blocks: int,
         num_grammar_slots: int = 0,
         more_pools: Seq[BlockPool] = (),
+        num_adapter_slots: int = 0,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
@@ -121,6 +124,8 @@ class TableColumns:
         self.cache_salt: npt.NDArray[np.uint64] = np.zeros(max_num_seqs, np.uint64)
         self.grammar_slot: Int32Array = np.full(max_num_seqs, NO_GRAMMAR, np.int32)
         self.grammars: list[Grammar | None] = [None] * num_grammar_slots
+        self.adapter_slot: Int32Array = np.full(max_num_seqs, NO_ADAPTER, np.int32)
+        self.adapters: list[Adapter | None] = [None] * num_adapter_slots
 
     def is_current(self, slots: Int32Array | IndexArray, generations: Int32Array) -> BoolArray:
         """Return which slots still belong to the sequence that had them at that generation."""
@@ -177,9 +182,16 @@ class TableColumns:
             hasher.update(self.num_prompt_logprobs[slots].tobytes())
         if np.count_nonzero((grammar_slots := self.grammar_slot[slots]) != NO_GRAMMAR):
             hasher.update(b"grammar_slot" + grammar_slots.tobytes())
+        if np.count_nonzero((adapter_slots := self.adapter_slot[slots]) != NO_ADAPTER):
+            hasher.update(b"adapter_slot" + adapter_slots.tobytes())
         if self.has_allowances:
             hasher.update(b"allowance" + self.allowance[slots].tobytes())
         for grammar_slot, grammar in enumerate(self.grammars):
             if grammar is not None:
                 hasher.update(b"grammar" + grammar_slot.to_bytes(4, "little") + grammar.digest)
+        for adapter_slot, adapter in enumerate(self.adapters):
+            if adapter is not None:
+                source = adapter.source.encode()
+                sizes = b"".join(size.to_bytes(4, "little") for size in (adapter_slot, len(source)))
+                hasher.update(b"adapter" + sizes + source + adapter.digest)
         return int.from_bytes(hasher.digest(), "little")

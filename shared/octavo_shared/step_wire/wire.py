@@ -18,10 +18,15 @@ from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.executor_info import Capability
 from octavo_shared.step_wire.step import (
+    ADAPTER_DIGEST_BYTES,
     BLOCK_NAME_BYTES,
     MAX_ERROR_CHARS,
+    MAX_SOURCE_BYTES,
     NO_LOGPROBS,
     NO_RESOURCES,
+    Adapter,
+    AdapterLoad,
+    AdapterLoaded,
     Admission,
     Float32Array,
     Fork,
@@ -65,6 +70,8 @@ def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.Execute
         released_slots=delta.released_slots.tolist(),
         grammar_drops=delta.grammar_drops,
         grammar_loads=[encode_grammar_load(load) for load in delta.grammar_loads],
+        adapter_drops=delta.adapter_drops,
+        adapter_loads=[encode_adapter_load(load) for load in delta.adapter_loads] if delta.adapter_loads else (),
         admissions=[encode_admission(admission) for admission in delta.admissions],
         beam_forks=[encode_fork(fork) for fork in delta.beam_forks],
         forks=[encode_fork(fork) for fork in delta.forks],
@@ -99,6 +106,8 @@ def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
         released_slots=_slots(message.released_slots),
         grammar_drops=tuple(message.grammar_drops),
         grammar_loads=tuple(decode_grammar_load(load) for load in message.grammar_loads),
+        adapter_drops=tuple(message.adapter_drops) if message.adapter_drops else (),
+        adapter_loads=tuple(map(decode_adapter_load, message.adapter_loads)) if message.adapter_loads else (),
         admissions=tuple(decode_admission(admission) for admission in message.admissions),
         beam_forks=tuple(decode_fork(fork) for fork in message.beam_forks),
         appended_tokens=_rows(message, "appended_tokens", 2),
@@ -141,11 +150,15 @@ def feature_bits_of(step: Step) -> int:
     delta = step.delta
     if delta.grammar_loads or delta.grammar_drops:
         bits |= 1 << Capability.GRAMMARS
+    if delta.adapter_loads or delta.adapter_drops:
+        bits |= 1 << Capability.ADAPTERS
     if step.states_to_save.size:
         bits |= 1 << Capability.STATES
     for admission in delta.admissions:
         if admission.resources.grammar_slot is not None:
             bits |= 1 << Capability.GRAMMARS
+        if admission.resources.adapter_slot is not None:
+            bits |= 1 << Capability.ADAPTERS
         if admission.state_block is not None:
             bits |= 1 << Capability.STATES
     if len(delta.allowances) or step.draft_counts is not None:
@@ -215,6 +228,37 @@ def decode_grammar_loaded(message: step_pb2.GrammarLoaded) -> GrammarLoaded:
     return GrammarLoaded(message.grammar_slot, shown(message.error, MAX_ERROR_CHARS))
 
 
+def encode_adapter_load(load: AdapterLoad) -> step_pb2.AdapterLoad:
+    """Turn the load of an adapter into its message."""
+    return step_pb2.AdapterLoad(adapter_slot=load.slot, adapter_id=load.adapter.source, digest=load.adapter.digest)
+
+
+def decode_adapter_load(message: step_pb2.AdapterLoad) -> AdapterLoad:
+    """Turn a message into the load of an adapter. Raises InvalidStepError: it has no source, or no such digest."""
+    what, num_bytes = f"the adapter for adapter slot {message.adapter_slot}", len(message.adapter_id.encode())
+    if not 1 <= num_bytes <= MAX_SOURCE_BYTES:
+        raise InvalidStepError(f"{what} has a source of {num_bytes} bytes; it has 1 to {MAX_SOURCE_BYTES}")
+    if len(message.digest) not in (0, ADAPTER_DIGEST_BYTES):
+        raise InvalidStepError(
+            f"{what} has a digest of {len(message.digest)} bytes; it has none, or {ADAPTER_DIGEST_BYTES}"
+        )
+    return AdapterLoad(message.adapter_slot, Adapter(message.adapter_id, message.digest))
+
+
+def encode_adapter_loaded(loaded: AdapterLoaded) -> step_pb2.AdapterLoaded:
+    """Turn the end of a load into its message."""
+    return step_pb2.AdapterLoaded(adapter_slot=loaded.slot, digest=loaded.digest, error=loaded.error)
+
+
+def decode_adapter_loaded(message: step_pb2.AdapterLoaded) -> AdapterLoaded:
+    """Turn a message into the end of a load. Raises InvalidStepError: it has neither a digest nor an error."""
+    if len(message.digest) != (0 if message.error else ADAPTER_DIGEST_BYTES):
+        raise InvalidStepError(
+            f"the end of the load into adapter slot {message.adapter_slot} has a digest of {len(message.digest)} bytes"
+        )
+    return AdapterLoaded(message.adapter_slot, message.digest, shown(message.error, MAX_ERROR_CHARS))
+
+
 def encode_registered_blocks(block_ids: Int32Array, names: bytes) -> step_pb2.RegisteredBlocks:
     """Return the message of blocks and their names."""
     return step_pb2.RegisteredBlocks(block_ids=block_ids.tolist(), names=names)
@@ -260,6 +304,7 @@ def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:
         draft_counts=b"" if result.draft_counts is None else result.draft_counts.tobytes(),
         pooling_outputs=[encode_pooling_output(output) for output in result.pooling_outputs],
         grammars_loaded=[encode_grammar_loaded(loaded) for loaded in result.grammars_loaded],
+        adapters_loaded=list(map(encode_adapter_loaded, result.adapters_loaded)) if result.adapters_loaded else (),
         arrived_transfers=result.arrived_transfers,
         sent_transfers=result.sent_transfers,
         cancelled_transfers=result.cancelled_transfers,
@@ -297,6 +342,7 @@ def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
         draft_counts=np.frombuffer(message.draft_counts, np.uint8) if message.draft_counts else None,
         pooling_outputs=tuple(decode_pooling_output(output) for output in message.pooling_outputs),
         grammars_loaded=tuple(decode_grammar_loaded(loaded) for loaded in message.grammars_loaded),
+        adapters_loaded=tuple(map(decode_adapter_loaded, message.adapters_loaded)) if message.adapters_loaded else (),
         arrived_transfers=tuple(message.arrived_transfers),
         sent_transfers=tuple(message.sent_transfers),
         cancelled_transfers=tuple(message.cancelled_transfers),
@@ -318,6 +364,7 @@ def encode_admission(admission: Admission) -> step_pb2.Admission:
         num_prompt_logprobs=_unless(NO_LOGPROBS, admission.num_prompt_logprobs),
         traceparent=admission.traceparent,
         grammar_slot=admission.resources.grammar_slot,
+        adapter_slot=admission.resources.adapter_slot,
         state_block=admission.state_block,
     )
 
@@ -336,9 +383,16 @@ def decode_admission(message: step_pb2.Admission) -> Admission:
         token_rules=decode_rules(message.token_rules) if message.HasField("token_rules") else None,
         num_prompt_logprobs=message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else NO_LOGPROBS,
         traceparent=message.traceparent if message.HasField("traceparent") else None,
-        resources=Resources(message.grammar_slot) if message.HasField("grammar_slot") else NO_RESOURCES,
+        resources=_resources(message),
         state_block=message.state_block if message.HasField("state_block") else None,
     )
+
+
+def _resources(message: step_pb2.Admission) -> Resources:
+    has_grammar, has_adapter = message.HasField("grammar_slot"), message.HasField("adapter_slot")
+    if not (has_grammar or has_adapter):
+        return NO_RESOURCES
+    return Resources(message.grammar_slot if has_grammar else None, message.adapter_slot if has_adapter else None)
 
 
 def encode_fork(fork: Fork) -> step_pb2.Fork:

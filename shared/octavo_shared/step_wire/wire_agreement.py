@@ -175,6 +175,9 @@ def agreed_parameters(
     if agreed is not None and Capability.GRAMMARS in capabilities:
         agreed.num_grammar_slots = min(wanted.num_grammar_slots or info.num_grammar_slots, info.num_grammar_slots)
         agreed.max_grammar_bytes = min(wanted.max_grammar_bytes or info.max_grammar_bytes, info.max_grammar_bytes)
+    if agreed is not None and Capability.ADAPTERS in capabilities:
+        agreed.num_adapter_slots = min(wanted.num_adapter_slots or info.num_adapter_slots, info.num_adapter_slots)
+        agreed.max_adapter_rank = min(wanted.max_adapter_rank or info.max_adapter_rank, info.max_adapter_rank)
     if agreed is not None and Capability.BLOCK_TRANSFER in capabilities:
         agreed.max_transfers = min(wanted.max_transfers or info.max_transfers, info.max_transfers)
     return agreed

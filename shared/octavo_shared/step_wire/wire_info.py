@@ -14,9 +14,11 @@ from octavo_shared.step_wire.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION
 # The parameters of capabilities that `ExecutorInfo` has.
 _DRAFT_PARAMETERS = ("max_allowance", "max_sample_rows")
 _GRAMMAR_PARAMETERS = ("num_grammar_slots", "matcher_id", "max_grammar_bytes")
+_ADAPTER_PARAMETERS = ("num_adapter_slots", "max_adapter_rank")
 _POOLING_PARAMETERS = ("pooling_tasks", "embedding_size", "num_scores", "num_token_types", "is_generative")
 _TRANSFER_PARAMETERS = ("transfer_address", "max_transfers")
-_PARAMETERS = {*("cache_groups", *_DRAFT_PARAMETERS, *_GRAMMAR_PARAMETERS, *_POOLING_PARAMETERS, *_TRANSFER_PARAMETERS)}
+_OF_THINGS = (*_GRAMMAR_PARAMETERS, *_ADAPTER_PARAMETERS)
+_PARAMETERS = {*("cache_groups", *_DRAFT_PARAMETERS, *_OF_THINGS, *_POOLING_PARAMETERS, *_TRANSFER_PARAMETERS)}
 _PLAIN_INFO = tuple(
     name for name in ExecutorInfo.__dataclass_fields__ if name not in {"sampling_defaults", *_PARAMETERS}
 )
@@ -58,6 +60,8 @@ def encode_parameters(
         parameters.update({name: getattr(info, name) for name in _DRAFT_PARAMETERS})
     if Capability.GRAMMARS in capabilities:
         parameters.update({name: getattr(info, name) for name in _GRAMMAR_PARAMETERS})
+    if Capability.ADAPTERS in capabilities:
+        parameters.update({name: getattr(info, name) for name in _ADAPTER_PARAMETERS})
     if Capability.POOLING in capabilities:
         parameters.update(
             pooling_tasks=sorted(info.pooling_tasks),
@@ -84,11 +88,12 @@ def decode_parameters(
     Pooling tasks of later releases are left out. If a cache group has a kind of a later release, there are none: the
     executor goes on with one block table.
     """
-    drafts, grammars, pooling, groups, transfers = (
+    drafts, grammars, adapters, pooling, groups, transfers = (
         message if capability in agreed else capability_pb2.CapabilityParameters()
         for capability in (
             Capability.VARIABLE_TOKENS,
             Capability.GRAMMARS,
+            Capability.ADAPTERS,
             Capability.POOLING,
             Capability.CACHE_GROUPS,
             Capability.BLOCK_TRANSFER,
@@ -99,6 +104,7 @@ def decode_parameters(
         "max_allowance": max(1, drafts.max_allowance),
         "max_sample_rows": drafts.max_sample_rows,
         **{name: getattr(grammars, name) for name in _GRAMMAR_PARAMETERS},
+        **{name: getattr(adapters, name) for name in _ADAPTER_PARAMETERS},
         "pooling_tasks": frozenset(task for task in PoolingTask if task.value in pooling.pooling_tasks),
         "embedding_size": pooling.embedding_size,
         "num_scores": pooling.num_scores,

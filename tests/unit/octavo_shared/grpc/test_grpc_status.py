@@ -37,6 +37,7 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.GrammarTooCostlyError("output 0 at token 17"), grpc.StatusCode.INVALID_ARGUMENT),
     (errors.GrammarNotFollowedError("output 0 at token 17"), grpc.StatusCode.INTERNAL),
     (errors.GrammarNotLoadedError("it is not UTF-8"), grpc.StatusCode.INTERNAL),
+    (errors.AdapterNotLoadedError("it is not there"), grpc.StatusCode.INTERNAL),
     (errors.InvalidStepError("slot 9"), grpc.StatusCode.INVALID_ARGUMENT),
     (errors.StepGapError("step 2 is missing"), grpc.StatusCode.OUT_OF_RANGE),
     (errors.StepFailedError("step 2 failed"), grpc.StatusCode.INTERNAL),

@@ -9,6 +9,8 @@ from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.step import (
     NO_LOGPROBS,
     UNKNOWN_TOKEN,
+    Adapter,
+    AdapterLoad,
     Admission,
     Fork,
     GrammarLoad,
@@ -175,18 +177,20 @@ CHILD = Fork(parent_slot=0, slot=3, generation=1, sampling=SamplingRow())
 
 
 @each_row(TableDelta(forks=(CHILD,)), TableDelta(beam_forks=(CHILD,)))
-def test_a_fork_has_the_salt_the_rules_and_the_grammar_of_its_parent_and_answers_no_prompt(delta: TableDelta) -> None:
+def test_a_fork_has_the_salt_the_rules_and_the_slots_of_its_parent_and_answers_no_prompt(delta: TableDelta) -> None:
     table, rules = small_table(), TokenRules(banned_token_ids=slots(7))
     parent = admission(num_tokens=2)
-    parent.cache_salt, parent.token_rules, parent.num_prompt_logprobs, parent.resources = 5, rules, 1, Resources(2)
+    parent.cache_salt, parent.token_rules, parent.num_prompt_logprobs, parent.resources = 5, rules, 1, Resources(2, 1)
     loads = (GrammarLoad(2, Grammar(b"one")),)
-    table.apply(TableDelta(grammar_loads=loads, admissions=(parent,), prefill_chunks=pairs((0, 2))))
+    adapters = (AdapterLoad(1, Adapter("one")),)
+    loaded = TableDelta(grammar_loads=loads, adapter_loads=adapters)
+    table.apply(replace(loaded, admissions=(parent,), prefill_chunks=pairs((0, 2))))
 
     table.apply(delta)
 
     assert table.cache_salt[3] == 5
     assert table.token_rules[3] is rules
-    assert table.grammar_slot[3] == 2
+    assert (table.grammar_slot[3], table.adapter_slot[3]) == (2, 1)
     assert table.num_prompt_logprobs[3] == NO_LOGPROBS
 
 
@@ -259,6 +263,10 @@ def test_views_are_copies() -> None:
     TableDelta(grammar_drops=(1,)),
     TableDelta(grammar_loads=(GrammarLoad(2, Grammar(b"one")),)),
     TableDelta(grammar_drops=(1,), grammar_loads=(GrammarLoad(1, Grammar(b"other")),)),
+    TableDelta(adapter_drops=(1,)),
+    TableDelta(adapter_loads=(AdapterLoad(2, Adapter("one")),)),
+    TableDelta(adapter_drops=(1,), adapter_loads=(AdapterLoad(1, Adapter("other")),)),
+    TableDelta(adapter_drops=(1,), adapter_loads=(AdapterLoad(1, Adapter("two", bytes(32))),)),
 )
 def test_digest_differs_after_any_change(delta: TableDelta) -> None:
     changed, unchanged = decoding_table(), decoding_table()
@@ -279,11 +287,13 @@ def test_digest_differs_after_any_change(delta: TableDelta) -> None:
     replace(admission(), token_rules=TokenRules(banned_token_ids=slots(7))),
     replace(admission(), num_prompt_logprobs=0),
     replace(admission(), resources=Resources(0)),
+    replace(admission(), resources=Resources(None, 0)),
 )
 def test_digest_covers_each_part_of_an_admission(entry: Admission) -> None:
     table, other = small_table(), small_table()
     for loaded in (table, other):
-        loaded.apply(TableDelta(grammar_loads=(GrammarLoad(0, Grammar(b"one")),)))
+        adapters = (AdapterLoad(0, Adapter("one")),)
+        loaded.apply(TableDelta(grammar_loads=(GrammarLoad(0, Grammar(b"one")),), adapter_loads=adapters))
 
     table.apply(TableDelta(admissions=(admission(),)))
     other.apply(TableDelta(admissions=(entry,)))

@@ -9,7 +9,7 @@ import pytest
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.step import Fork, GrammarLoad, SamplingRow, TableDelta, pairs
+from octavo_shared.step_wire.step import Adapter, AdapterLoad, Fork, GrammarLoad, SamplingRow, TableDelta, pairs
 from octavo_shared.step_wire.token_rules import TokenRules
 from tests.support.each_row import each_row
 from tests.support.sampling_ranges import AT_THE_ENDS, OUT_OF_RANGE
@@ -27,6 +27,10 @@ def admitting(**changes: object) -> TableDelta:
 
 def loading(*grammar_slots: int) -> TableDelta:
     return TableDelta(grammar_loads=tuple(GrammarLoad(slot, Grammar(b"new")) for slot in grammar_slots))
+
+
+def loading_adapters(*adapter_slots: int) -> TableDelta:
+    return TableDelta(adapter_loads=tuple(AdapterLoad(slot, Adapter("new")) for slot in adapter_slots))
 
 
 def forking(parent_slot: int = 0, slot: int = 3, generation: int = 1) -> TableDelta:
@@ -225,6 +229,21 @@ REFUSED = {
     "admission with an unknown grammar slot": (
         admitting(grammar_slot=3),
         "grammar slot 3 is used by slot 2; there are 3 slots",
+    ),
+    "load into an adapter slot that is not empty": (
+        loading_adapters(1),
+        "adapter slot 1 is loaded into but not empty",
+    ),
+    "load beyond the adapter slots": (loading_adapters(3), "adapter slot 3 is loaded into; there are 3 slots"),
+    "drop of an adapter that a slot uses": (
+        TableDelta(adapter_drops=(0,)),
+        "adapter slot 0 is dropped but slot 0 uses it",
+    ),
+    "drop of an empty adapter slot": (TableDelta(adapter_drops=(2,)), "adapter slot 2 is dropped but empty"),
+    "admission with an empty adapter slot": (admitting(adapter_slot=2), "adapter slot 2 is used by slot 2 but empty"),
+    "admission with a dropped adapter": (
+        replace(admitting(adapter_slot=1), adapter_drops=(1,)),
+        "adapter slot 1 is used by slot 2 but empty",
     ),
 }
 

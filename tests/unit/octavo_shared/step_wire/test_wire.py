@@ -12,6 +12,9 @@ from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import (
     NO_RESOURCES,
+    Adapter,
+    AdapterLoad,
+    AdapterLoaded,
     Admission,
     BlockReceive,
     BlockSend,
@@ -105,7 +108,7 @@ def full_step() -> Step:
         token_rules=RULES,
         num_prompt_logprobs=3,
         traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-        resources=Resources(grammar_slot=0),
+        resources=Resources(grammar_slot=0, adapter_slot=0),
         state_block=0,
     )
     plainer = dataclasses.replace(
@@ -123,6 +126,8 @@ def full_step() -> Step:
         released_slots=np.array([0, 7], np.int32),
         grammar_drops=(3, 0),
         grammar_loads=(GrammarLoad(0, Grammar(b"{}")), GrammarLoad(5, Grammar(b""))),
+        adapter_drops=(1, 0),
+        adapter_loads=(AdapterLoad(0, Adapter("a")), AdapterLoad(1, Adapter("folder/é", bytes(range(32))))),
         admissions=(admission, plainer),
         beam_forks=(Fork(2, 13, 3, SAMPLING), Fork(13, 14, 1, SamplingRow(num_candidates=3))),
         appended_tokens=pairs((1, 11), (2, 12)),
@@ -157,10 +162,12 @@ def test_a_step_with_everything_survives_the_wire() -> None:
 @each_row(
     (TableDelta(), 0),
     (TableDelta(admissions=full_step().delta.admissions[1:]), 0),
-    (TableDelta(admissions=(dataclasses.replace(full_step().delta.admissions[0], state_block=None),)), 1 << 4),
+    (TableDelta(admissions=(dataclasses.replace(full_step().delta.admissions[0], state_block=None),)), 1 << 4 | 1 << 5),
     (TableDelta(admissions=(dataclasses.replace(full_step().delta.admissions[1], state_block=0),)), 1 << 12),
     (TableDelta(grammar_drops=(0,)), 1 << 4),
     (TableDelta(grammar_loads=(GrammarLoad(0, Grammar(b"")),)), 1 << 4),
+    (TableDelta(adapter_drops=(0,)), 1 << 5),
+    (TableDelta(adapter_loads=(AdapterLoad(0, Adapter("a")),)), 1 << 5),
 )
 def test_the_feature_bits_of_a_step_are_those_of_what_it_has(delta: TableDelta, bits: int) -> None:
     assert feature_bits_of(Step(1, 1, delta)) == bits
@@ -179,6 +186,25 @@ def test_a_grammar_with_another_digest_is_refused() -> None:
 
     with pytest.raises(InvalidStepError, match=r"^the grammar for grammar slot 5 has the SHA-256 44136fa"):
         decode_step(message)
+
+
+@each_row(
+    (Adapter(""), "the adapter for adapter slot 5 has a source of 0 bytes; it has 1 to 4096"),
+    (Adapter("é" * 2049), "the adapter for adapter slot 5 has a source of 4098 bytes; it has 1 to 4096"),
+    (Adapter("a", bytes(31)), "the adapter for adapter slot 5 has a digest of 31 bytes; it has none, or 32"),
+)
+def test_an_adapter_without_a_source_or_with_half_a_digest_is_refused(adapter: Adapter, words: str) -> None:
+    message = encode_step(Step(1, 1, TableDelta(adapter_loads=(AdapterLoad(5, adapter),))))
+
+    with pytest.raises(InvalidStepError) as refused:
+        decode_step(message)
+    assert str(refused.value) == words
+
+
+@each_row(AdapterLoaded(1), AdapterLoaded(1, bytes(31)), AdapterLoaded(1, bytes(32), "no"))
+def test_the_end_of_a_load_with_half_a_digest_or_with_both_is_refused(end: AdapterLoaded) -> None:
+    with pytest.raises(InvalidStepError, match="the end of the load into adapter slot 1 has a digest of"):
+        result_over_the_wire(StepResult(1, 2, np.empty(0, np.int32), adapters_loaded=(end,)))
 
 
 def test_a_swap_out_survives_the_wire() -> None:
@@ -260,6 +286,8 @@ def test_the_end_of_a_load_survives_the_wire_and_a_peers_words_are_cut() -> None
     result = StepResult(1, 2, np.empty(0, np.int32), grammars_loaded=(GrammarLoaded(3), GrammarLoaded(0, "it fails")))
 
     assert result_over_the_wire(result).grammars_loaded == result.grammars_loaded
+    adapters = (AdapterLoaded(3, bytes(range(32))), AdapterLoaded(0, error="it fails"))
+    assert result_over_the_wire(dataclasses.replace(result, adapters_loaded=adapters)).adapters_loaded == adapters
     long = dataclasses.replace(result, grammars_loaded=(GrammarLoaded(1, "\x1b" + "a" * 10_000),))
     [loaded] = result_over_the_wire(long).grammars_loaded
     assert loaded.error.isprintable()
@@ -356,6 +384,7 @@ def test_executor_info_survives_the_wire_with_the_wire_versions() -> None:
         numerics_id="1f", is_invariant=True, weights_digest="2e", why_not_invariant="of torch",
         kv_cache_dtype="int8", warning="of a cache",
         num_grammar_slots=256, matcher_id="of a version", max_grammar_bytes=2**18,
+        num_adapter_slots=8, max_adapter_rank=64,
         pooling_tasks=frozenset({PoolingTask.EMBED}), embedding_size=384, num_token_types=2, is_generative=False,
     )  # fmt: skip
 

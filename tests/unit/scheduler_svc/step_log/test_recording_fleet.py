@@ -11,6 +11,7 @@ import pytest
 from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import StepLayout
+from octavo_shared.step_wire.step import Adapter
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.step_cost import StepCost
@@ -110,7 +111,7 @@ def test_a_request_is_recorded_as_it_was_though_it_is_written_later(tmp_path: Pa
     with recording(tmp_path) as make:
         policy = FcfsPolicy()
         fleet = make(WaitingQueue(policy), policy, b"key", lambda: True)
-        guided = group(0, 4, grammar=Grammar(b"one"), speculate=False)
+        guided = group(0, 4, grammar=Grammar(b"one"), adapter=Adapter("a", bytes(32), 3), speculate=False)
         put: list[Callable[[None], pb.LogRecord]] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(StepLogWriter, "put", lambda _, record, *rest: put.append(record))
@@ -118,7 +119,9 @@ def test_a_request_is_recorded_as_it_was_though_it_is_written_later(tmp_path: Pa
         guided.matcher_id = "of the executor"
         [record] = put
         assert record(None).group_added.matcher_id == ""
-        assert not records.decode_group(record(None).group_added).speculate
+        decoded = records.decode_group(record(None).group_added)
+        assert (decoded.speculate, decoded.adapter) == (False, guided.adapter)
+        assert decoded.block_salt == guided.block_salt
 
 
 def test_a_decision_is_recorded_with_its_time_and_whether_executors_are_expected(tmp_path: Path) -> None:

@@ -44,7 +44,12 @@ def test_every_status_has_the_name_and_the_number_of_the_protocol() -> None:
 
 
 def test_what_looks_is_offered_and_what_acts_or_streams_is_not() -> None:
-    assert [method.name for method in SERVICE.methods if not is_offered(method)] == ["Drain", "DrainExecutor"]
+    assert [method.name for method in SERVICE.methods if not is_offered(method)] == [
+        "Drain",
+        "DrainExecutor",
+        "LoadAdapter",
+        "UnloadAdapter",
+    ]
     generation = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"]
     assert {method.name for method in generation.methods if is_offered(method)} == {"GetModel"}
 

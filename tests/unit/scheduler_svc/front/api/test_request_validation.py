@@ -157,10 +157,6 @@ TWO_TENANTS = replace(LIMITS, tenants=frozenset({"red", "blue"}))
         pb.GenerateRequest(request_id="x" * 257, text="a"),
         "request_id is 257 characters long; it must be at most 256 characters long",
     ),
-    (
-        pb.GenerateRequest(text="a", lora_adapter="x"),
-        "lora_adapter is x; it must be unset: this release does not support it",
-    ),
     (request(tenant="x" * 257), "tenant is 257 characters long; it must be at most 256 characters long"),
     (request(cache_salt="x" * 257), "cache_salt is 257 characters long; it must be at most 256 characters long"),
 )

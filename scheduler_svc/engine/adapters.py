@@ -1,0 +1,169 @@
+"""The adapters that requests may name: each name stands for one content on the whole fleet.
+
+Registering a name loads its source once, on whichever executor has room, and computes a token with it. What the
+executor tells of the content is the name's digest from then on, and every other load has to find the same. So a name
+that is loaded again with another content is another adapter: running requests keep theirs, as long as executors hold
+it or find it, and no new one meets an old block.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from octavo_shared.errors import CallerError, InvalidFieldError, OctavoServiceError, UnknownNameError
+from octavo_shared.step_wire.step import MAX_SOURCE_BYTES, Adapter, Int32Array, SamplingRow
+from scheduler_svc.core.fleet.fleet import Fleet
+from scheduler_svc.request.engine_client import RequestHandle, TokenSink
+from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.life import EndedRequest
+from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array, Hypothesis
+from scheduler_svc.request.parameters import StopConditions
+from scheduler_svc.request.provenance import Span
+
+MAX_NAME_LENGTH = 256
+MAX_ADAPTERS = 4096
+# The token that a load computes; every vocabulary has it.
+_PROMPT: Int32Array = np.zeros(1, np.int32)
+
+
+class Submit(Protocol):
+    """Queues a request of the engine's own."""
+
+    def __call__(self, request: EngineRequest, sink: TokenSink) -> Awaitable[None]:
+        """Raises: OctavoServiceError: it was not queued."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredAdapter:
+    """An adapter by the name that requests use."""
+
+    name: str
+    adapter: Adapter
+
+
+class Adapters:
+    """Owns the names of adapters.
+
+    Args:
+        fleet: Whose executors hold them.
+        submit: Queues the request that loads one.
+        on_change: Called with all names whenever they have changed.
+    """
+
+    def __init__(self, fleet: Fleet, submit: Submit, on_change: Callable[[Sequence[str]], object]) -> None:
+        self._fleet = fleet
+        self._submit = submit
+        self._on_change = on_change
+        self._by_name: dict[str, Adapter] = {}
+        self._loading: set[str] = set()
+        self._num_attempts = 0
+
+    @property
+    def all(self) -> list[RegisteredAdapter]:
+        """All of them, by name."""
+        return [RegisteredAdapter(name, adapter) for name, adapter in sorted(self._by_name.items())]
+
+    def resolve(self, name: str) -> Adapter:
+        """Return the adapter with a name. Raises InvalidFieldError: there is none."""
+        if (adapter := self._by_name.get(name)) is None:
+            raise InvalidFieldError("lora_adapter", name, self._offered)
+        return adapter
+
+    async def load(self, name: str, source: str, *, in_place: bool = False) -> RegisteredAdapter:
+        """Load a source, and let requests name it from then on; with `in_place` the name may stand for another one.
+
+        Raises:
+            InvalidFieldError: a name or a source that cannot be.
+            CallerError: the name is taken or is being loaded, or there are too many.
+            OctavoServiceError: no executor can load it.
+        """
+        if not 1 <= len(name) <= MAX_NAME_LENGTH:
+            raise InvalidFieldError("name", name, f"1 to {MAX_NAME_LENGTH} characters long")
+        if not 1 <= len(source.encode()) <= MAX_SOURCE_BYTES:
+            raise InvalidFieldError("source", source, f"1 to {MAX_SOURCE_BYTES} bytes long")
+        if name in self._loading:
+            raise CallerError(f"the adapter {name!r} is being loaded; wait for that")
+        if name in self._by_name and not in_place:
+            raise CallerError(f"the adapter {name!r} is loaded already; unload it, or load it in place (load_inplace)")
+        if name not in self._by_name and len(self._by_name) + len(self._loading) >= MAX_ADAPTERS:
+            raise CallerError(f"there are {MAX_ADAPTERS} adapters; unload some of them")
+        self._loading.add(name)
+        try:
+            digest = await self._digest_of(source)
+        finally:
+            self._loading.discard(name)
+        self._by_name[name] = Adapter(source, digest)
+        self._on_change(sorted(self._by_name))
+        return RegisteredAdapter(name, self._by_name[name])
+
+    def unload(self, name: str) -> None:
+        """Let no new request name an adapter; those that run go on. Raises UnknownNameError: there is none."""
+        if self._by_name.pop(name, None) is None:
+            raise UnknownNameError(f"no adapter has the name {name!r}; it must be {self._offered}")
+        self._on_change(sorted(self._by_name))
+
+    @property
+    def _offered(self) -> str:
+        names = ", ".join(sorted(self._by_name)[:20]) + ", ..." * (len(self._by_name) > 20)
+        return f"one of the loaded adapters: {names}" if names else "unset: no adapter is loaded"
+
+    async def _digest_of(self, source: str) -> bytes:
+        """Compute a token with whatever is at a source; return what the executor told of it."""
+        self._num_attempts += 1
+        adapter = Adapter(source, attempt=self._num_attempts)
+        request = EngineRequest(
+            request_id=f"load-adapter-{self._num_attempts}",
+            prompt_token_ids=_PROMPT,
+            sampling=SamplingRow(temperature=0.0),
+            stop_conditions=StopConditions(1, ignore_eos=True),
+            adapter=adapter,
+        )
+        ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        await self._submit(request, _LoadSink(ended, lambda: self._told_of(adapter)))
+        return await ended
+
+    def _told_of(self, adapter: Adapter) -> bytes:
+        for planner in self._fleet.planners:
+            slots = planner.batch.things.adapters
+            if (slot := slots.slot_of(adapter)) is not None:
+                return slots.digests[slot]
+        return b""
+
+
+class _LoadSink:
+    """Waits for the end of a request that loads an adapter; see `TokenSink`."""
+
+    def __init__(self, ended: asyncio.Future[bytes], told: Callable[[], bytes]) -> None:
+        self._ended = ended
+        self._told = told
+
+    def begin(self, handle: RequestHandle) -> None: ...
+
+    def begin_span(self, span: Span) -> None: ...
+
+    def push(
+        self, output_index: int, token_id: int, logprob: float | None, alternatives: Alternatives | None = None
+    ) -> None: ...
+
+    def push_prompt(self, logprobs: Sequence[float], alternatives: Alternatives) -> None: ...
+
+    def finish_output(self, output_index: int, reason: FinishReason) -> None: ...
+
+    def finish_search(self, hypotheses: Sequence[Hypothesis]) -> None: ...
+
+    def pooled(self, values: Float32Array) -> None: ...
+
+    def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:
+        """Hand out the digest, while its executor still has it."""
+        digest = self._told()
+        if self._ended.done():
+            return
+        if error is None and not digest:
+            error = OctavoServiceError("the executor that loaded the adapter was lost; load it again")
+        if error is not None:
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(digest)

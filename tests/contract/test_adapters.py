@@ -1,0 +1,172 @@
+"""Adapters from end to end, with fake executors: who may name them, what they change, and what becomes of loads."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from executor_svc.fake.worker import FakeWorker
+from octavo.admin.v1 import admin_service_pb2 as admin_pb
+from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.errors import ModelLoadError
+from tests.support.stack import Answer, Stack, collect, running_stack, token_request, until
+from tests.support.step_logs import check_replay
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@dataclass
+class Files:
+    """What executors find at sources."""
+
+    content: dict[str, bytes] = field(default_factory=lambda: {"a": b"one", "b": b"two", "c": b"three"})
+
+    def read(self, source: str) -> bytes:
+        """Return the content of a source. Raises ModelLoadError: it is not there."""
+        if source not in self.content:
+            raise ModelLoadError(f"{source} is not there")
+        return self.content[source]
+
+    def worker(self, num_adapter_slots: int = 2, **settings: Any) -> FakeWorker:
+        """Return a worker that reads them."""
+        return FakeWorker(num_adapter_slots=num_adapter_slots, read_adapter=self.read, adapter_load_steps=1, **settings)
+
+
+async def load(stack: Stack, name: str, source: str = "", *, in_place: bool = False) -> str:
+    """Load an adapter; return its digest."""
+    request = admin_pb.LoadAdapterRequest(name=name, source=source or name, in_place=in_place)
+    return (await stack.admin.LoadAdapter(request)).adapter.digest
+
+
+def num_cached(answer: Answer) -> int:
+    """Return how many tokens of the prompt were cached."""
+    assert answer.finished is not None
+    return answer.finished.usage.num_cached_tokens
+
+
+async def refusal_of(call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call
+    return refused.value.code(), refused.value.details() or ""
+
+
+def asking(name: str, max_tokens: int = 6, *, num_prompt_tokens: int = 40, **params: Any) -> pb.GenerateRequest:
+    """Return a request with the same prompt for all names."""
+    request = token_request(num_prompt_tokens, max_tokens, **params)
+    request.lora_adapter = name
+    return request
+
+
+@pytest.mark.parametrize("fronts", [0, 1])
+async def test_equal_prompts_with_two_adapters_have_two_answers_and_share_no_block(fronts: int) -> None:
+    files = Files()
+    async with running_stack(files.worker(), fronts=fronts) as stack:
+        assert await load(stack, "first", "a") == hashlib.sha256(b"one").hexdigest()
+        await load(stack, "second", "b")
+        answers = [await collect(stack, asking(name)) for name in ("", "first", "second", "first", "")]
+        cached = [num_cached(answer) > 0 for answer in answers]
+        assert cached == [False, False, False, True, True]
+        texts = [tuple(answer.token_ids) for answer in answers]
+        assert len(set(texts)) == 3
+        assert texts[0] == texts[4]
+        assert texts[1] == texts[3]
+
+
+async def test_a_name_that_is_loaded_again_with_another_content_meets_no_old_block_and_running_requests_go_on() -> None:
+    files = Files()
+    async with running_stack(files.worker(step_ms=2)) as stack:
+        await load(stack, "it", "a")
+        alone = await collect(stack, asking("it", 60))
+        running = asyncio.create_task(collect(stack, asking("it", 60)))
+        await until(lambda: stack.num_groups_on(stack.executor))
+        files.content["a"] = b"another"
+        with pytest.raises(grpc.aio.AioRpcError, match="the adapter 'it' is loaded already"):
+            await load(stack, "it", "a")
+        assert await load(stack, "it", "a", in_place=True) == hashlib.sha256(b"another").hexdigest()
+        anew = await collect(stack, asking("it", 60))
+        assert num_cached(anew) == 0
+        assert tuple((await running).token_ids) == tuple(alone.token_ids) != tuple(anew.token_ids)
+
+
+async def test_an_unloaded_adapter_serves_those_that_run_and_is_unknown_to_others_who_learn_what_there_is() -> None:
+    async with running_stack(Files().worker(step_ms=2)) as stack:
+        code, words = await refusal_of(collect(stack, asking("x")))
+        assert (code, words) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "lora_adapter is x; it must be unset: no adapter is loaded",
+        )
+        await load(stack, "a")
+        await load(stack, "b")
+        running = asyncio.create_task(collect(stack, asking("a", 60)))
+        await until(lambda: stack.num_groups_on(stack.executor))
+        await stack.admin.UnloadAdapter(admin_pb.UnloadAdapterRequest(name="a"))
+        _, words = await refusal_of(collect(stack, asking("a")))
+        assert words == "lora_adapter is a; it must be one of the loaded adapters: b"
+        assert len((await running).token_ids) == 60
+        code, _ = await refusal_of(stack.admin.UnloadAdapter(admin_pb.UnloadAdapterRequest(name="a")))
+        assert code is grpc.StatusCode.NOT_FOUND
+        listed = await stack.admin.ListAdapters(admin_pb.ListAdaptersRequest())
+        assert [(adapter.name, adapter.source) for adapter in listed.adapters] == [("b", "b")]
+
+
+async def test_an_adapter_that_is_not_there_has_no_name_and_the_executors_words_are_told() -> None:
+    async with running_stack(Files().worker()) as stack:
+        code, words = await refusal_of(stack.admin.LoadAdapter(admin_pb.LoadAdapterRequest(name="x", source="none")))
+        assert (code, words) == (grpc.StatusCode.INTERNAL, "the executor cannot load the adapter: none is not there")
+        assert not (await stack.admin.ListAdapters(admin_pb.ListAdaptersRequest())).adapters
+    async with running_stack(FakeWorker()) as stack:
+        code, words = await refusal_of(stack.admin.LoadAdapter(admin_pb.LoadAdapterRequest(name="x", source="a")))
+        assert (code, words) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "no executor has slots for adapters (--lora and --lora-dir of executors)",
+        )
+
+
+async def test_more_adapters_than_slots_wait_for_each_other() -> None:
+    async with running_stack(Files().worker(1, step_ms=1)) as stack:
+        for name in "abc":
+            await load(stack, name)
+        alone = [tuple((await collect(stack, asking(name, 20))).token_ids) for name in "abc"]
+        together = await asyncio.gather(*(collect(stack, asking(name, 20)) for name in "cabacb"))
+        assert [tuple(answer.token_ids) for answer in together] == [alone["abc".index(name)] for name in "cabacb"]
+
+
+async def test_requests_whose_executor_is_lost_go_on_at_another_one_that_loads_their_adapter() -> None:
+    files = Files()
+    workers = [files.worker(step_ms=2) for _ in range(2)]
+    async with running_stack(*workers, loses_soon=True) as stack:
+        await load(stack, "a")
+        alone = await collect(stack, asking("a", 60))
+        running = asyncio.create_task(collect(stack, asking("a", 60)))
+        await until(lambda: any(stack.num_groups_on(executor) for executor in stack.executors))
+        lost = next(executor for executor in stack.executors if stack.num_groups_on(executor))
+        await lost.kill()
+        assert tuple((await running).token_ids) == tuple(alone.token_ids)
+
+
+async def test_an_executor_that_finds_another_content_than_the_fleets_computes_nothing_with_it() -> None:
+    files = Files()
+    async with running_stack(files.worker(1)) as stack:
+        await load(stack, "a")
+        await load(stack, "b")  # it takes the slot
+        files.content["a"] = b"another"
+        code, words = await refusal_of(collect(stack, asking("a")))
+        assert code is grpc.StatusCode.INTERNAL
+        assert words.startswith("the executor cannot load the adapter: a has another content now: its SHA-256 is ")
+
+
+async def test_the_log_of_loads_and_of_a_lost_executor_decides_every_step_again(tmp_path: Path) -> None:
+    workers = [Files().worker(1, step_ms=1) for _ in range(2)]
+    async with running_stack(*workers, loses_soon=True, step_log=tmp_path) as stack:
+        for name in "ab":
+            await load(stack, name)
+        running = [asyncio.create_task(collect(stack, asking(name, 40))) for name in ("a", "b", "", "a")]
+        await until(lambda: any(stack.num_groups_on(executor) for executor in stack.executors))
+        await next(executor for executor in stack.executors if stack.num_groups_on(executor)).kill()
+        await asyncio.gather(*running)
+    assert check_replay(tmp_path).counts.num_steps > 40
