@@ -344,9 +344,7 @@ class RemoteEngine:
             self._on_welcome(welcome)
             fields = {"version": welcome.version, "incarnation": welcome.incarnation}
             log.info(Event("engine_joined", front=self.front_id, **fields))
-        if message.HasField("state"):
-            await self._take_state(decode_state(message.state), stub)
-        deliver(message, self._requests)
+        deliver(message, self._requests)  # before the state, which may move requests to other engines
         had_requests, is_put_back = bool(self._requests), False
         for ended in message.ended:
             if (request := self._requests.get(ended.number)) is not None:
@@ -355,6 +353,8 @@ class RemoteEngine:
                 if not request.is_put_back:
                     del self._requests[ended.number]  # not before: an end that cannot be read ends nothing
                 self._num_untold -= request.request.width
+        if message.HasField("state"):
+            await self._take_state(decode_state(message.state), stub)
         if is_put_back or (had_requests and not self._requests):
             self._on_change()
         if message.HasField("state"):  # it counts what the rest of the message accepted or ended

@@ -10,13 +10,16 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.core.v1 import core_service_pb2 as pb
-from octavo_shared.errors import RequestAbortedError
+from octavo_shared.errors import LostTooOftenError, RequestAbortedError
 from octavo_shared.grpc.certificates import TlsFileError
 from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.link import engine_stream
-from scheduler_svc.link.messages import UNREACHABLE
+from scheduler_svc.link.messages import UNREACHABLE, encode_failure, encode_losses, encode_state
 from scheduler_svc.link.remote_engine import RemoteEngine
+from scheduler_svc.request.continuation import Continuation, ContinuedOutput
+from scheduler_svc.request.engine_client import EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
+from scheduler_svc.request.losses import Losses
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
 
@@ -134,3 +137,33 @@ async def test_what_is_aborted_while_the_core_is_away_ends_at_once() -> None:
     handle.abort(RequestAbortedError("its client left"))
     assert (core.num_requests, str(sink.end.call_args.args[1])) == (0, "its client left")
     assert not core._outbox.message.aborts
+
+
+async def test_what_came_with_the_state_is_taken_before_the_state_moves_requests_to_another_engine() -> None:
+    """An executor is lost: its engine tells the loss, an end, and that it has no executor, in one message."""
+    model = ServedModel(FakeWorker().info, 99, 8, None, Reproducibility((), "", ""))
+    other = RemoteEngine(Mock(), "0", nothing, Mock())
+    other.model = model
+
+    def move() -> None:
+        for number, _ in core.waiting_requests:
+            other.take_over(core, number)
+
+    core = RemoteEngine(Mock(), "0", nothing, move)
+    core.state = serving = replace(UNREACHABLE, why_not_ready="", has_executor=True, load=EngineLoad(*[0] * 7))
+    sinks = [Mock(), Mock()]
+    for number, sink in enumerate(sinks, 1):
+        sink.so_far.return_value = Continuation((ContinuedOutput(np.zeros(0, np.int32)),))
+        request = EngineRequest(f"r{number}", np.zeros(3, np.int32), SamplingRow(), StopConditions())
+        submitted = asyncio.create_task(core.submit(request, sink, model))
+        await asyncio.sleep(0)
+        await core.take(pb.JoinResponse(accepted=[number]), Mock())
+        await submitted
+    message = pb.JoinResponse(state=encode_state(replace(serving, has_executor=False)))
+    message.losses.add(number=1, losses=encode_losses(Losses(2, 1, "a:1")))
+    message.ended.add(number=2, failure=encode_failure(LostTooOftenError(4)), ended=pb.EndedRequest())
+    await core.take(message, Mock())
+    [moved] = other._outbox.message.submissions
+    assert (moved.request_id, moved.losses) == ("r1", encode_losses(Losses(2, 1, "a:1")))
+    assert isinstance(sinks[1].end.call_args.args[1], LostTooOftenError)
+    assert core.num_requests == 0
