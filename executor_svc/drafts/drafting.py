@@ -15,7 +15,8 @@ from executor_svc.drafts.mtp import Mtp, MtpRunner
 from executor_svc.drafts.proposer import Grammars, Proposer
 from executor_svc.parallel.group import TensorParallelGroup
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.step import IndexArray, Int32Array, Step, StepLayout, StepResult
+from octavo_shared.step_wire.step import IndexArray, Int32Array, Step, StepResult
+from octavo_shared.step_wire.step_layout import StepLayout
 from octavo_shared.step_wire.table_columns import NO_GRAMMAR
 
 # What is counted of drafts at each step that has some, and at each step: older ones count less.

@@ -18,7 +18,8 @@ import torch
 from executor_svc.parallel.group import TensorParallelGroup
 from executor_svc.states.live_states import state_rows
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.step import IndexArray, Int32Array, StepLayout
+from octavo_shared.step_wire.step import IndexArray, Int32Array
+from octavo_shared.step_wire.step_layout import StepLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_svc.fake.cache import Histories
-from octavo_shared.step_wire.step import Float32Array, IndexArray, Int32Array, StepLayout, StepResult
+from octavo_shared.step_wire.step import Float32Array, IndexArray, Int32Array, StepResult
+from octavo_shared.step_wire.step_layout import StepLayout
 
 _HIGH_BITS = np.uint64(33)
 

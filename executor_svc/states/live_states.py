@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from executor_svc.states.interface import LayerState, StateRows, make_layer_state
-from octavo_shared.step_wire.step import Fork, Int32Array, StepLayout
+from octavo_shared.step_wire.step import Fork, Int32Array
+from octavo_shared.step_wire.step_layout import StepLayout
 
 if TYPE_CHECKING:  # models stand on this package
     from executor_svc.models.state_config import SlotState

@@ -9,16 +9,16 @@ for. Texts to be pooled pass groups that wait for slots or blocks, because they 
 A dispatched group waits in the inbox of its planner until the planner decides its next step, which is soon. Until then
 a more urgent group may take its place, or another planner the group.
 
-Pure. Read next: `placement.py`, the choice; `capacity.py`, what a planner can take; `waiting_queue.py`, the order of
-the line.
+Pure. Read next: `placement.py`, the choice; `moves.py`, what is kept for groups that leave their planner;
+`capacity.py`, what a planner can take; `waiting_queue.py`, the order of the line.
 """
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 from scheduler_svc.core.blocks.block_holders import BlockHolders
-from scheduler_svc.core.fleet.capacity import is_open_to
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox, TenantCap
+from scheduler_svc.core.fleet.moves import RoomForMoves, keep_room
 from scheduler_svc.core.fleet.placement import Offer, Placement
 from scheduler_svc.core.fleet.transfers import Transfers, exchange
 from scheduler_svc.core.limits import Role
@@ -152,12 +152,12 @@ class Dispatcher:
 
     def place(self, group: SequenceGroup, level: int, now_s: float) -> ExecutorPlanner | None:
         """Return the planner that a group would be dispatched to if it stood first in line; None: none has capacity."""
-        offer = self._placement(now_s).choose(self._turn_of(group, level))
+        offer = self._placement(now_s).choose(self.queue.turn_of(group, level))
         return offer.capacity.planner if isinstance(offer, Offer) else None
 
     def preferred(self, group: SequenceGroup, level: int, now_s: float) -> list[ExecutorPlanner]:
         """Return the planners that a group is kept for if it stands first in line; see `Placement.preferred`."""
-        return [capacity.planner for capacity in self._placement(now_s).preferred(self._turn_of(group, level))]
+        return [capacity.planner for capacity in self._placement(now_s).preferred(self.queue.turn_of(group, level))]
 
     def why_capped(self, group: SequenceGroup) -> Obstacle | None:
         """Return why a group waits until other groups of its tenant have ended; None: it does not."""
@@ -167,10 +167,6 @@ class Dispatcher:
     def _tenant_cap(self) -> TenantCap | None:
         shares = self.queue.shares
         return TenantCap(shares, self.inboxes) if shares.has_caps else None
-
-    def _turn_of(self, group: SequenceGroup, level: int) -> Turn:
-        """Return the turn of a group that stands first in line."""
-        return Turn(level, self.queue.counter_of(group), not group.has_run, group.arrival, group)
 
     def _placement(self, now_s: float) -> Placement:
         return self._placement_among(self.takers(), None, now_s)
@@ -211,7 +207,8 @@ class Dispatcher:
         queue, server, cap = self.queue, placement.server, self._tenant_cap()
         lacking: set[str] = set()  # kinds of slots that earlier groups in line lack
         lacks_room = False  # an earlier group in line lacks room: only texts are dispatched
-        kept = {inbox.planner: -math.inf for inbox in self.inboxes if inbox.planner.is_draining}
+        draining = [inbox.planner for inbox in self.inboxes if inbox.planner.is_draining]
+        moves = RoomForMoves(placement, queue, draining, now_s) if draining else None
         for _ in range(MAX_DISPATCHED_GROUPS):
             turn = self._first_turn(cap, closed)
             index = None if server is None else server.first_in_company
@@ -222,7 +219,7 @@ class Dispatcher:
             if turn is None:
                 return
             if turn.group.pooling is None and (
-                lacks_room or (kept and turn.is_newcomer and self._must_wait_for_moves(placement, turn, now_s, kept))
+                lacks_room or (moves is not None and turn.is_newcomer and moves.must_be_awaited(turn))
             ):
                 lacks_room = True
                 queue.hold(turn.group)
@@ -321,7 +318,7 @@ class Dispatcher:
                 return
             busiest = max(others, key=lambda inbox: (inbox.planner.batch.num_rows, inbox.planner.load))
             group, level = busiest.assignments[0].group, busiest.assignments[0].turn.level
-            if group.runs_alone or not placement.claim(busiest, self._turn_of(group, level)):
+            if group.runs_alone or not placement.claim(busiest, self.queue.turn_of(group, level)):
                 return
             yield busiest.take(0).group
             placement.look_at_server()
@@ -345,7 +342,7 @@ class Dispatcher:
         placement = self._placement_among(staying, None, now_s)
         for emptied in (inbox.planner for inbox in self.inboxes if inbox.planner.is_draining):
             for group in emptied.preempted.groups:
-                self._keep_room(placement, emptied, group)
+                keep_room(placement, self.queue, emptied, group)
         closed: list[Turn] = []
         first = self._first_turn(self._tenant_cap(), closed)
         for turn in closed:
@@ -354,7 +351,7 @@ class Dispatcher:
         for group in groups:
             if ahead is not None and ahead < (group.order[0], False, group.arrival):
                 return
-            offer = self._keep_room(placement, planner, group)
+            offer = keep_room(placement, self.queue, planner, group)
             if offer is Wait.IN_LINE:
                 return
             if isinstance(offer, Offer) and not self.transfers.sends_ahead(
@@ -379,50 +376,11 @@ class Dispatcher:
             is_bound = group.beams is not None or group.has_pulled or group not in planner.batch
             if is_bound or group in self.transfers.of_group:
                 continue
-            offer = self._keep_room(placement, planner, group)
+            offer = keep_room(placement, self.queue, planner, group)
             if offer is Wait.IN_LINE:
                 return
             if isinstance(offer, Offer) and self.transfers.has_sent(planner, offer.capacity.planner, group, now_s):
                 yield group
-
-    def _must_wait_for_moves(
-        self, placement: Placement, newcomer: Turn, now_s: float, kept: dict[ExecutorPlanner, float]
-    ) -> bool:
-        """Keep room for the groups of draining planners, which go before a newcomer.
-
-        Args:
-            placement: The planners with room.
-            newcomer: The turn of the newcomer.
-            now_s: Monotonic time, in seconds; -inf: no planner is stalled.
-            kept: For each draining planner, the first level with groups for which no room was kept yet; updated.
-
-        Returns: Whether one of these groups found no room: then the newcomer waits behind it.
-        """
-        for planner, first_level in kept.items():
-            if newcomer.level < first_level or planner.stalled_s(now_s) is not None:
-                continue
-            kept[planner] = newcomer.level + 1
-            num_passed = 0
-            for group in planner.movable:
-                if group.order[0] < first_level:
-                    continue
-                if group.order[0] > newcomer.level or num_passed == MAX_PASSED_GROUPS:
-                    break
-                offer = self._keep_room(placement, planner, group)
-                if offer is Wait.IN_LINE:
-                    return True
-                num_passed += not isinstance(offer, Offer)
-        return False
-
-    def _keep_room(self, placement: Placement, planner: ExecutorPlanner, group: SequenceGroup) -> Offer | Wait:
-        """Keep room elsewhere for a group of a draining planner; return where, or how it has to wait."""
-        waiting = planner.batch.as_waiting(group)
-        if not any(is_open_to(inbox.planner, waiting) for inbox in placement.takers if not inbox.planner.is_draining):
-            return Wait.NEVER
-        offer = placement.choose(self._turn_of(waiting, group.order[0]))
-        if isinstance(offer, Offer):
-            placement.keep(offer)
-        return offer
 
     # Back into the line --------------------------------------------------------------------------
 

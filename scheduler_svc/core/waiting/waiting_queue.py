@@ -299,6 +299,10 @@ class WaitingQueue:
             for line in level.lines.values()
         )
 
+    def turn_of(self, group: SequenceGroup, level: int) -> Turn:
+        """Return the turn of a group that stands first in line on a level."""
+        return Turn(level, self.counter_of(group), not group.has_run, group.arrival, group)
+
     def counter_of(self, group: SequenceGroup) -> float:
         """Return the virtual token counter of the tenant of a group on its level, whether it waits there or not."""
         return self._fair_share.value_of(self._policy.level(group), group.tenant)

@@ -49,7 +49,7 @@ from octavo_shared.step_wire.step import (
     TokenCounts,
 )
 from octavo_shared.step_wire.step import IndexArray as IndexArray
-from octavo_shared.step_wire.step import StepLayout as StepLayout
+from octavo_shared.step_wire.step_layout import StepLayout as StepLayout
 from octavo_shared.step_wire.table_columns import NO_ADAPTER, NO_GRAMMAR, BlockPool, BlockTables, TableColumns
 
 

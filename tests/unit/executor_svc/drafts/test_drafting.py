@@ -9,7 +9,8 @@ from executor_svc.drafts.drafting import DraftedStep, Drafting, RowCost
 from executor_svc.drafts.proposer import PromptLookup
 from executor_svc.native.build import find_library
 from executor_svc.parallel.group import SINGLE_RANK
-from octavo_shared.step_wire.step import Int32Array, RowFlag, StepLayout, StepResult
+from octavo_shared.step_wire.step import Int32Array, RowFlag, StepResult
+from octavo_shared.step_wire.step_layout import StepLayout
 from tests.support.each_row import each_row
 
 WIDTH, MOST = 64, 5
