@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from octavo.values.wording import shown
 from octavo_shared.errors import ModelLoadError
-from octavo_shared.step_wire.model_file import read_model_file
+from octavo_shared.step_wire.model_file import read_model_file, real_model_file
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
@@ -42,7 +42,7 @@ _REFUSED: Final = (
     "arrow_config",
 )
 # These write other base weights beside the adapter; their adapters have to be converted.
-_CHANGED_BASES: Final = ("pissa", "olora", "corda", "lora_ga")
+_CHANGED_BASES: Final = ("pissa", "olora", "corda", "lora_ga", "loftq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +145,12 @@ def _target_of(name: str, path: Path, shapes: Mapping[str, tuple[int, int]]) -> 
 
 @contextmanager
 def _opened(path: Path) -> "Iterator[safe_open]":
-    if not path.is_file():
-        raise ModelLoadError(f"{path} does not exist or is no file: only adapters in safetensors are served")
     try:
-        with safe_open(path, framework="pt") as file:
+        real = real_model_file(path)
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}; only adapters in safetensors are served") from error
+    try:
+        with safe_open(real, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"{path} cannot be read as safetensors: {error}") from error

@@ -9,7 +9,7 @@ import hmac
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from executor_svc.parallel.connection import Connection, ConnectionLostError, FrameKind, receive_frame, send_frame
@@ -53,30 +53,22 @@ class RankChannel:
         self._on_loss = on_loss
         self._connections: dict[int, Connection] = {}
         self._listener = socket.create_server(("127.0.0.1" if host in _LOOPBACK else "", 0))
+        self._listener.settimeout(POLL_INTERVAL_S)
         self.address = ChannelAddress(host, self._listener.getsockname()[1], secrets.token_hex(SECRET_BYTES))
 
-    def accept(self, num_ranks: int, timeout_s: float, check: Callable[[], None]) -> None:
-        """Wait until ranks 1 to `num_ranks` - 1 are connected.
+    def accept(self, num_ranks: int) -> None:
+        """Take another rank of `num_ranks` if one connects within POLL_INTERVAL_S; after the last one nobody can."""
+        try:
+            sock, _ = self._listener.accept()
+        except TimeoutError:
+            return
+        self._greet(sock, num_ranks)
+        if not self.missing(num_ranks):
+            self._listener.close()
 
-        Args:
-            num_ranks: Size of the group.
-            timeout_s: How long they may take.
-            check: Called while waiting; raises if they cannot come any more.
-
-        Raises: ModelLoadError: they do not come.
-        """
-        deadline_s = time.monotonic() + timeout_s
-        self._listener.settimeout(POLL_INTERVAL_S)
-        while missing := [rank for rank in range(1, num_ranks) if rank not in self._connections]:
-            check()
-            if time.monotonic() > deadline_s:
-                raise ModelLoadError(f"rank {missing[0]} of {num_ranks} did not connect within {timeout_s:g} s")
-            try:
-                sock, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            self._greet(sock, num_ranks)
-        self._listener.close()
+    def missing(self, num_ranks: int) -> list[int]:
+        """Return the ranks of `num_ranks` that are not connected."""
+        return [rank for rank in range(1, num_ranks) if rank not in self._connections]
 
     def send(self, kind: FrameKind, payload: bytes = b"") -> None:
         """Send a frame to all."""
@@ -109,6 +101,30 @@ class RankChannel:
             sock.close()
             return
         self._connections[rank] = Connection(sock, f"rank {rank}", self._silence_limit_s, self._on_loss)
+
+
+def accept_ranks(
+    channels: Sequence[RankChannel], num_ranks: int, timeout_s: float, check: Callable[[], None] = lambda: None
+) -> None:
+    """Wait until ranks 1 to `num_ranks` - 1 are connected to all channels.
+
+    Each is taken as it comes, on any channel: a rank that has connected is lost if it hears nothing.
+
+    Args:
+        channels: Whose addresses the other ranks have.
+        num_ranks: Size of the group.
+        timeout_s: How long they may take.
+        check: Called while waiting; raises if they cannot come any more.
+
+    Raises: ModelLoadError: they do not come.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while missing := [(channel, ranks) for channel in channels if (ranks := channel.missing(num_ranks))]:
+        check()
+        if time.monotonic() > deadline_s:
+            raise ModelLoadError(f"rank {missing[0][1][0]} of {num_ranks} did not connect within {timeout_s:g} s")
+        for channel, _ in missing:
+            channel.accept(num_ranks)
 
 
 def connect(address: ChannelAddress, rank: int, silence_limit_s: float, on_loss: Callable[[str], None]) -> Connection:

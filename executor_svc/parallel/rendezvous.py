@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from executor_svc.parallel.connection import Connection
 from executor_svc.parallel.group import DistributedGroup
-from executor_svc.parallel.rank_channel import ChannelAddress, RankChannel, connect
+from executor_svc.parallel.rank_channel import ChannelAddress, RankChannel, accept_ranks, connect
 from executor_svc.parallel.ranks import LocalRanks, RankAssignment
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event
@@ -73,8 +73,7 @@ class LeadingRank:
             store = PrefixStore("octavo", store)
             store.set(_STEPS_KEY, self.steps.address.to_text())
             store.set(_BLOCKS_KEY, self.blocks.address.to_text())
-            for channel in (self.steps, self.blocks):
-                channel.accept(size, JOIN_TIMEOUT_S, self._check_local_ranks)
+            accept_ranks([self.steps, self.blocks], size, JOIN_TIMEOUT_S, self._check_local_ranks)
             self.group = DistributedGroup(store, 0, size, device, COLLECTIVE_TIMEOUT)
         except ModelLoadError:
             if self._local_ranks is not None:

@@ -1,10 +1,14 @@
 """The loads of adapters: they begin in a step, go on beside later ones, and are told when they have ended."""
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from octavo_shared.errors import InvalidStepError, ModelLoadError
+from octavo_shared.process.events import Event
 from octavo_shared.step_wire.step import MAX_ERROR_CHARS, Adapter, AdapterLoaded, TableDelta
+
+_logger = logging.getLogger(__name__)
 
 # Loads an adapter into a slot, which no step uses, and returns the digest of its content. Raises ModelLoadError.
 LoadAdapter = Callable[[int, Adapter], bytes]
@@ -78,6 +82,11 @@ class AdapterLoads:
             digest = self._load(slot, adapter)
         except ModelLoadError as error:
             return AdapterLoaded(slot, error=str(error)[:MAX_ERROR_CHARS])
+        except Exception as error:  # a full memory, or a bug: it ends this load, not the steps beside it
+            _logger.exception(Event("adapter_not_loaded", slot=slot, source=adapter.source))
+            self._drop(slot)  # half of it may be there
+            text = f"{type(error).__name__}: {error}"
+            return AdapterLoaded(slot, error=f"{adapter.source} was not loaded: {text}"[:MAX_ERROR_CHARS])
         if adapter.digest and digest != adapter.digest:
             self._drop(slot)
             return AdapterLoaded(

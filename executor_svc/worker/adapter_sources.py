@@ -30,19 +30,19 @@ class AdapterSources:
 
         Raises: ModelLoadError: it may not be read, or is not there.
         """
-        if (path := self._named.get(source)) is not None:
-            return path.resolve()
         found = ""
-        for folder in self._folders:
-            try:
+        try:
+            if (path := self._named.get(source)) is not None:
+                return path.resolve()
+            for folder in self._folders:
                 path = (folder / source).resolve()
                 if not path.is_relative_to(folder) or path == folder:
                     continue
                 if path.exists():
                     return path
-            except (OSError, ValueError) as error:  # a name that no file can have
-                raise ModelLoadError(f"the adapter {shown(source)} cannot be found: {shown(str(error))}") from error
-            found = f"; {shown(source)} is not there"
+                found = f"; {shown(source)} is not there"
+        except (OSError, ValueError, RuntimeError) as error:  # a name that no file can have, or links in a circle
+            raise ModelLoadError(f"the adapter {shown(source)} cannot be found: {shown(str(error))}") from error
         raise ModelLoadError(
             f"the adapter {shown(source)} is no name of --lora, and no path in the folders of --lora-dir{found}"
         )

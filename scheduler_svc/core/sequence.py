@@ -120,8 +120,9 @@ class SequenceGroup:
     all are 0.
     `traceparent`: the span of the request, sent with each admission; None: it is not traced.
 
-    `pulled`: in words, what came from another executor for its next admission; `num_pulled_tokens` are those of the
-    last one. `has_pulled`: a transfer for it has failed, so it is computed until it is admitted again.
+    `pulled`: in words, what came from another executor for its next admission; `num_arrived_tokens` are as many.
+    `num_pulled_tokens`: of `num_cached_tokens`, those that came so. `pulls_nothing`: a transfer for it has failed, so
+    it is computed until it is admitted again.
     `has_run`: it was admitted before, so it goes before newcomers if it waits again.
     `order`: (level, arrival); the smaller one goes first and is preempted last. `Batch`
     sets it when the group joins for the first time; a level does not change while the group lives.
@@ -168,8 +169,9 @@ class SequenceGroup:
     num_cached_tokens: int = 0
     num_brought_tokens: int = 0
     num_pulled_tokens: int = 0
+    num_arrived_tokens: int = 0
     pulled: str = ""
-    has_pulled: bool = False
+    pulls_nothing: bool = False
     num_preemptions: int = 0
     num_draft_tokens: int = 0
     first_scheduled_at_s: float | None = None

@@ -87,7 +87,7 @@ class Adapters:
         if name in self._loading:
             raise CallerError(f"the adapter {name!r} is being loaded; wait for that")
         if name in self._by_name and not in_place:
-            raise CallerError(f"the adapter {name!r} is loaded already; unload it, or load it in place (load_inplace)")
+            raise CallerError(f"the adapter {name!r} is loaded already; unload it, or load it in place (in_place)")
         if name not in self._by_name and len(self._by_name) + len(self._loading) >= MAX_ADAPTERS:
             raise CallerError(f"there are {MAX_ADAPTERS} adapters; unload some of them")
         self._loading.add(name)

@@ -74,9 +74,10 @@ class SessionTransfers:
         return transfer_id, secret
 
     def _ended(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        if any(transfer_id not in self._number_of for transfer_id in ids):
-            raise ExecutorFaultError("an answer tells of a transfer that is not pending")
-        return tuple(self._number_of.pop(transfer_id) for transfer_id in ids)
+        try:
+            return tuple(self._number_of.pop(transfer_id) for transfer_id in ids)
+        except KeyError as error:
+            raise ExecutorFaultError("an answer tells of a transfer that is not pending") from error
 
 
 def reachable(transfer_address: str, address: str) -> str:

@@ -231,8 +231,8 @@ BUGS = (
     Bug(
         "the group of a transfer that was cancelled waits for ever",
         f"{CORE}/fleet/transfers.py",
-        "            self.of_group.pop(group, None)\n            group.has_pulled = True\n",
-        "            group.has_pulled = True\n",
+        "            self.of_group.pop(group, None)\n            group.pulls_nothing = True\n",
+        "            group.pulls_nothing = True\n",
     ),
     # Grammars
     Bug(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from executor_svc.parallel.rank_channel import RankChannel, connect
+from executor_svc.parallel.rank_channel import RankChannel, accept_ranks, connect
 from executor_svc.worker.interface import Worker
 from executor_svc.worker.rank_worker import LeaderWorker, follow
 from tests.support.patience import PATIENCE_S
@@ -26,8 +26,7 @@ def joined(workers: Sequence[Worker]) -> Iterator[LeaderWorker]:
     following = [threading.Thread(target=run, args=(rank,)) for rank in range(1, len(workers))]
     for thread in following:
         thread.start()
-    for channel in channels:
-        channel.accept(len(workers), PATIENCE_S, lambda: None)
+    accept_ranks(channels, len(workers), PATIENCE_S)
     steps, blocks = channels
     try:
         yield LeaderWorker(workers[0], steps, blocks, never)

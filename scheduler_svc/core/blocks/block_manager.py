@@ -134,7 +134,7 @@ class BlockManager:
         first_state: The id of the first one on the wire.
         nothing: No block of any cache group.
         step_cost: What steps of the executor take.
-        num_copied_blocks, num_brought_blocks: That were copied to the host, and that came back for a prefix.
+        num_copied_blocks: That were copied to the host.
         hasher: Names blocks. The step log gives a planner another one before its first name.
     """
 
@@ -163,7 +163,7 @@ class BlockManager:
         self.nothing = (0,) * len(self.groups)
         self._nothing_found: Seq[Found] = (NOTHING_FOUND,) * len(self.groups)
         self.step_cost = StepCost()
-        self.num_copied_blocks = self.num_brought_blocks = 0
+        self.num_copied_blocks = 0
         self._max_resident_tokens = min(group.max_resident_tokens for group in self.groups)
 
     @property
@@ -254,7 +254,6 @@ class BlockManager:
                 skipped = np.zeros(part.num_skipped, np.int32)
                 before = [some for some in (skipped, present) if len(some)]
                 of_sequence.append(np.concatenate((*before, new), dtype=np.int32) if before else new)
-        self.num_brought_blocks += len(swap_ins)
         held = tuple([block for block in state_blocks if block is not None])
         return Allocated(tables, state_blocks, swap_ins, held)
 

@@ -136,11 +136,6 @@ class HostBlocks:
         self.allocator.free(blocks[::-1].astype(np.int32))
         return blocks
 
-    @property
-    def num_copies(self) -> int:
-        """Blocks that hold a copy of a prefix, and can be taken for preempted groups."""
-        return self.allocator.num_cached_blocks
-
     def check_integrity(self) -> None:
         """Assert that both directions of names agree, and that no block is used and free."""
         self.allocator.check_integrity()

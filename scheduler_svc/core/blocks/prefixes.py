@@ -110,6 +110,11 @@ class Prefixes:
             parts.append(Part(len(self._groups), [names[end - 1]], block))
         return end, parts
 
+    def num_held(self, names: list[bytes]) -> int:
+        """Return how many of the first blocks with these names are here, on the device or the host."""
+        num_cached = self.longest(names).num_cached if names else 0
+        return num_cached if num_cached == len(names) else self.longest(names, with_host=True).num_cached
+
     def reserve(self, parts: list[Part], *, least: int) -> tuple[list[Part], list[Part]] | None:
         """Take blocks for the content of another executor's, as far as it is not here and not on its way.
 

@@ -283,7 +283,7 @@ class Dispatcher:
         names = receiver.blocks.hash_blocks(turn.group.sequences_to_compute[0])
         if self.transfers.begin(offer.sender, receiver, names, turn.group, now_s):
             return Wait.SKIPPED
-        turn.group.has_pulled = True
+        turn.group.pulls_nothing = True
         return placement.choose(turn)
 
     def _note_grammar_wait(self, group: SequenceGroup) -> None:
@@ -373,7 +373,7 @@ class Dispatcher:
             return
         placement = self._placement_among(others, None, now_s)
         for group in groups:
-            is_bound = group.beams is not None or group.has_pulled or group not in planner.batch
+            is_bound = group.beams is not None or group.pulls_nothing or group not in planner.batch
             if is_bound or group in self.transfers.of_group:
                 continue
             offer = keep_room(placement, self.queue, planner, group)

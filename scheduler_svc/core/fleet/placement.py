@@ -134,7 +134,7 @@ class Placement:
                 footprint = Footprint.of(group, capacity.planner)
                 depths = self._holders.depths(footprint.block_names, self._members)
                 num_cached_tokens = depths[0].num_blocks * footprint.block_size if depths else 0
-                if self._sender_bits and not group.has_pulled:
+                if self._sender_bits and not group.pulls_nothing:
                     sources = self._holders.depths(footprint.block_names, self._sender_bits)
                     if sources:
                         num_cached_tokens = max(num_cached_tokens, sources[0].num_blocks * footprint.block_size)

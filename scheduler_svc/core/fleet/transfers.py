@@ -6,7 +6,7 @@ only computes prompts, has its blocks sent ahead while it goes on, and moves whe
 
 The fleet has both block tables, so a transfer needs no handshake: each end is told in a step, and tells its end in an
 answer. Whatever goes wrong costs a computation: a lost executor, a refusal, the deadline and the end of the group
-cancel what is left at the other end, and after a failure two executors exchange nothing for a while.
+cancel what is left at the other end, and after a failure the one sends the other nothing for a while.
 
 Pure. Read next: `core/step/block_transfers.py`, the end of one executor.
 """
@@ -25,8 +25,8 @@ _FIRST_SHARE = 0.3
 _NUM_RECENT = 8
 # How long a group waits: this at least, so many times what the transfer should take, or if that is not known.
 _LEAST_WAIT_S, _PATIENCE, _FIRST_WAIT_S = 1.0, 4.0, 10.0
-# How long two executors exchange nothing after a failure, and after many in a row.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
+# How long an executor sends another one nothing after a failure, and after many in a row.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _MOST_DOUBLINGS = 5.0, 300.0, 6
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +45,11 @@ class Transfer:
     deadline_s: float
     is_open: list[bool]
     was_cut: bool = False
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The names of its ends, the sender's first."""
+        return self.sender.name, self.receiver.name
 
 
 class Transfers:
@@ -71,7 +76,7 @@ class Transfers:
         self._last_number = 0
         self._arrived: list[Transfer] = []  # since the last decision, which has the time
         self._token_s: deque[float] = deque(maxlen=_NUM_RECENT)
-        # Of pairs of executors: failures in a row, and when they are tried again.
+        # Of pairs of executors that are here: failures in a row, and when they are tried again.
         self._pauses: dict[tuple[str, str], tuple[int, float]] = {}
 
     def __len__(self) -> int:
@@ -85,6 +90,8 @@ class Transfers:
             if (cache := planner.blocks.prefix_cache) is not None
             and any(other is not planner and exchange(planner, other) for other in planners)
         }
+        names = {planner.name for planner in planners}
+        self._pauses = {pair: pause for pair, pause in self._pauses.items() if names.issuperset(pair)}
 
     # What may be sent, and its price -----------------------------------------------------------------
 
@@ -144,7 +151,7 @@ class Transfers:
         """
         if group in self.of_group:
             return True
-        if group.has_pulled or group.beams is not None or group not in planner.batch:
+        if group.pulls_nothing or group.beams is not None or group not in planner.batch:
             return False
         if not self.can_send(planner, receiver, now_s):
             return exchange(planner, receiver) and not (self._has_room(planner) and self._has_room(receiver))
@@ -158,7 +165,7 @@ class Transfers:
         names, size = _names_of(planner, group), planner.limits.block_size
         if self.can_send(planner, receiver, now_s) and self.begin(planner, receiver, names, group, now_s):
             return False
-        num_left = planner.blocks.prefixes.exportable(names)[0] - receiver.blocks.prefixes.exportable(names)[0]
+        num_left = planner.blocks.prefixes.exportable(names)[0] - receiver.blocks.prefixes.num_held(names)
         return num_left * size < self.least_tokens and not planner.prefills.is_running(group)
 
     # Ends --------------------------------------------------------------------------------------------
@@ -168,10 +175,11 @@ class Transfers:
         ended = planner.ended_transfers
         for number in ended.arrived:
             transfer = self._pending[number]
-            self.num_arrived += 1
-            self.num_tokens += transfer.num_tokens
+            if transfer.group is not None:  # else it was cancelled too late
+                self.num_arrived += 1
+                self.num_tokens += transfer.num_tokens
+                self._pauses.pop(transfer.pair, None)
             self._arrived.append(transfer)
-            self._pauses.pop((transfer.sender.name, transfer.receiver.name), None)
             self._close(transfer, 1)
         for number in ended.sent:
             self._close(self._pending[number], 0)
@@ -187,7 +195,7 @@ class Transfers:
             took_s = max(0.0, now_s - transfer.begun_at_s)
             self._token_s.append(took_s / transfer.num_tokens)
             if (group := transfer.group) is not None:
-                group.num_pulled_tokens = transfer.num_tokens
+                group.num_arrived_tokens += transfer.num_tokens
                 tokens = counted(transfer.num_tokens, "token")
                 group.pulled = f"{tokens} were pulled from {transfer.sender.name} in {1000 * took_s:.0f} ms"
                 transfer.group = None
@@ -232,13 +240,14 @@ class Transfers:
         self.num_cancelled += transfer.group is not None
         if (group := transfer.group) is not None:
             self.of_group.pop(group, None)
-            group.has_pulled = True
+            group.pulls_nothing = True
         if not transfer.was_cut:
             transfer.was_cut = True
-            pair = transfer.sender.name, transfer.receiver.name
-            num_failures = self._pauses.get(pair, (0, 0.0))[0] + 1
-            pause_s = min(_FIRST_PAUSE_S * 2.0 ** (num_failures - 1), _LONGEST_PAUSE_S)
-            self._pauses[pair] = num_failures, now_s + pause_s
+            num_failures = self._pauses.get(transfer.pair, (0, 0.0))[0] + 1
+            self._pauses[transfer.pair] = (
+                num_failures,
+                now_s + min(_FIRST_PAUSE_S * 2.0 ** min(num_failures - 1, _MOST_DOUBLINGS), _LONGEST_PAUSE_S),
+            )
         transfer.group = None
         self._cancel(transfer)
 

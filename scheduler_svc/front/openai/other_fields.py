@@ -63,9 +63,9 @@ REFUSED: Mapping[str, FieldRule] = {
     "mm_processor_kwargs": FieldRule(({},), _TEXT_ONLY),
     "guided_decoding_backend": FieldRule(("auto", "guidance"), "grammars are held by llguidance"),
     "guided_whitespace_pattern": FieldRule((), "white space is bounded by the server"),
-    "kv_transfer_params": FieldRule(({},), "KV blocks are not transferred between executors"),
+    "kv_transfer_params": FieldRule(({},), "the scheduler decides which blocks go where"),
     "vllm_xargs": FieldRule(({},), "plug-ins are not supported"),
-    "lora_path": FieldRule((), "adapters are not supported; merge them into the model"),
+    "lora_path": FieldRule((), "name an adapter that is loaded as `model`"),
     # Cohere's and Jina's
     "max_tokens_per_doc": FieldRule((), "use `truncate_prompt_tokens`, which counts the query too"),
     "max_chunks_per_doc": FieldRule((), "use `truncate_prompt_tokens`"),

@@ -91,7 +91,7 @@ class ServiceRoutes:
         models = self._models.all.items()
         if not speaks_anthropic(call.request):
             data = [self._entry(name, generation) for name, generation in models]
-            data += [self._entry_of_adapter(name) for name in self._models.adapters]
+            data += [self._entry_of_adapter(name, parent) for name, parent in self._models.adapters.items()]
             return call.answer({"object": "list", "data": data})
         entries = [self._entry_of_anthropic(name, generation) for name, generation in models]
         ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"], "has_more": False}
@@ -100,8 +100,8 @@ class ServiceRoutes:
     async def _show_model(self, call: Call) -> web.Response:
         name = call.request.path.removeprefix("/v1/models/")
         generation = self._models.choose(name)
-        if name in self._models.adapters:
-            return call.answer(self._entry_of_adapter(name))
+        if (parent := self._models.adapters.get(name)) is not None:
+            return call.answer(self._entry_of_adapter(name, parent))
         if name not in self._models.names:
             check_model(name, generation.served()[0])
         entry = self._entry_of_anthropic if speaks_anthropic(call.request) else self._entry
@@ -125,8 +125,7 @@ class ServiceRoutes:
             **({"why_not_reproducible": why_not_reproducible} if why_not_reproducible else {}),
         }
 
-    def _entry_of_adapter(self, name: str) -> dict[str, object]:
-        parent = self._models.adapters[name]
+    def _entry_of_adapter(self, name: str, parent: str) -> dict[str, object]:
         return {**self._entry(parent, self._models.choose(parent)), "id": name, "parent": parent}
 
     def _entry_of_anthropic(self, name: str, generation: Generation) -> dict[str, object]:

@@ -11,11 +11,16 @@ from pathlib import Path
 
 
 def read_model_file(path: Path) -> bytes:
-    """Return the content of a file that lies in its directory, or in the hub's cache that the directory is a part of.
+    """Return the content of a file of a model. Raises OSError: see `real_model_file`, or it cannot be read."""
+    return real_model_file(path).read_bytes()
+
+
+def real_model_file(path: Path) -> Path:
+    """Return where a file is that lies in its directory, or in the hub's cache that the directory is a part of.
 
     Links inside of the directory are followed, such as Kubernetes makes them (`..data`).
 
-    Raises: OSError: the file cannot be read, is a link to another place, or is no regular file.
+    Raises: OSError: the file is not there, is a link to another place, or is no regular file.
     """
     real = Path(os.path.realpath(path, strict=True))
     parent = path.parent.resolve()
@@ -27,7 +32,7 @@ def read_model_file(path: Path) -> bytes:
         )
     if not stat.S_ISREG(real.stat().st_mode):  # reading a pipe would wait for ever
         raise OSError(errno.EINVAL, "it is not a regular file")
-    return real.read_bytes()
+    return real
 
 
 def _homes(directory: Path) -> tuple[Path, ...]:

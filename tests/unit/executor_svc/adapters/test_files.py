@@ -39,12 +39,18 @@ def edit_tensors(**tensors: torch.Tensor | None) -> Callable[[Path], object]:
     return edit
 
 
+def link_weights_out(path: Path) -> None:
+    weights = path / "adapter_model.safetensors"
+    weights.symlink_to(weights.rename(path.parent / "elsewhere.safetensors"))
+
+
 REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "not LoRA": (edit_config(peft_type="IA3"), "peft_type is IA3; only LORA is served"),
     "DoRA": (edit_config(use_dora=True), "sets use_dora"),
     "modules beside it": (edit_config(modules_to_save=["lm_head"]), "sets modules_to_save"),
     "bias": (edit_config(bias="all"), "bias is all"),
     "PiSSA": (edit_config(init_lora_weights="pissa_niter_4"), "changes the base too"),
+    "LoftQ": (edit_config(init_lora_weights="loftq"), "changes the base too"),
     "no rank": (edit_config(r=None), "r is None"),
     "an alpha that is no number": (edit_config(lora_alpha=math.inf), "lora_alpha is inf"),
     "half a rank": (edit_config(r=4.5), "must be a whole number"),
@@ -58,6 +64,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no configuration": (lambda path: (path / "adapter_config.json").unlink(), "cannot be read as JSON"),
     "no weights": (lambda path: (path / "adapter_model.safetensors").unlink(), "only adapters in safetensors"),
+    "weights that are a link": (link_weights_out, "outside the model directory"),
     "damaged weights": (
         lambda path: (path / "adapter_model.safetensors").write_bytes(b"\xff" * 100),
         "cannot be read as safetensors",

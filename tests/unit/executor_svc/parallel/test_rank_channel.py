@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from executor_svc.parallel.connection import Connection, FrameKind, send_frame
-from executor_svc.parallel.rank_channel import ChannelAddress, RankChannel, connect
+from executor_svc.parallel.rank_channel import ChannelAddress, RankChannel, accept_ranks, connect
 from octavo_shared.errors import ModelLoadError
 from tests.support.patience import PATIENCE_S
 
@@ -108,7 +108,7 @@ def test_every_rank_gets_every_frame_and_strangers_none() -> None:
 
     joining = threading.Thread(target=join)
     joining.start()
-    channel.accept(3, PATIENCE_S, lambda: None)
+    accept_ranks([channel], 3, PATIENCE_S)
     joining.join()
     channel.send(FrameKind.STEP, b"first")
     channel.send(FrameKind.RESET)
@@ -125,7 +125,7 @@ def test_every_rank_gets_every_frame_and_strangers_none() -> None:
 def test_a_rank_that_does_not_come_is_named() -> None:
     channel = RankChannel("127.0.0.1", PATIENCE_S, never)
     with pytest.raises(ModelLoadError, match=r"rank 1 of 2 did not connect within 0\.1 s"):
-        channel.accept(2, 0.1, lambda: None)
+        accept_ranks([channel], 2, 0.1)
     channel.close()
 
 
@@ -135,5 +135,26 @@ def test_waiting_ends_when_a_rank_cannot_come_any_more() -> None:
 
     channel = RankChannel("127.0.0.1", PATIENCE_S, never)
     with pytest.raises(ModelLoadError, match="SIGKILL"):
-        channel.accept(2, PATIENCE_S, check)
+        accept_ranks([channel], 2, PATIENCE_S, check)
     channel.close()
+
+
+def test_a_rank_on_all_channels_waits_for_a_late_one_longer_than_silence_may_last() -> None:
+    silence_limit_s = 0.5
+    losses = Losses()
+    channels = [RankChannel("127.0.0.1", silence_limit_s, losses.put) for _ in range(2)]
+
+    def join(rank: int) -> list[Connection]:
+        return [connect(channel.address, rank, silence_limit_s, losses.put) for channel in channels]
+
+    accepting = threading.Thread(target=accept_ranks, args=(channels, 3, PATIENCE_S))
+    accepting.start()
+    connections = join(1)
+    with pytest.raises(queue.Empty):
+        losses.get(timeout=3 * silence_limit_s)
+    connections += join(2)
+    accepting.join(PATIENCE_S)
+    assert losses.empty()
+    for channel in channels:
+        channel.close()
+    assert all(connection.frames.get(timeout=PATIENCE_S) == (FrameKind.STOP, b"") for connection in connections)

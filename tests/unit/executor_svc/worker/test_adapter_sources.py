@@ -15,6 +15,7 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / name).write_text(name)
     (tmp_path / "allowed" / "out").symlink_to(tmp_path / "secret")
     (tmp_path / "allowed" / "in").symlink_to("deep/b")
+    (tmp_path / "allowed" / "circle").symlink_to("circle")
     return tmp_path / "allowed"
 
 
@@ -25,7 +26,8 @@ def test_paths_in_the_folder_are_found(source: str, found: str, folder: Path) ->
 
 
 @pytest.mark.parametrize(
-    "source", ["../secret", "out", "", ".", "..", "/etc/passwd", "deep/../../secret", "none", "a\0", "x" * 5000]
+    "source",
+    ["../secret", "out", "circle", "", ".", "..", "/etc/passwd", "deep/../../secret", "none", "a\0", "x" * 5000],
 )
 def test_nothing_else_is_found(source: str, folder: Path) -> None:
     with pytest.raises(ModelLoadError):
@@ -35,5 +37,8 @@ def test_nothing_else_is_found(source: str, folder: Path) -> None:
 def test_a_name_is_found_wherever_it_lies(folder: Path) -> None:
     sources = AdapterSources(named={"it": folder.parent / "secret"})
     assert sources.read("it") == b"secret"
+    circle = AdapterSources(named={"it": folder / "circle"})
+    with pytest.raises(ModelLoadError, match="cannot be found"):
+        circle.find("it")
     with pytest.raises(ModelLoadError, match="is no name of --lora, and no path in the folders of --lora-dir"):
         sources.find("other")

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
-from executor_svc.parallel.rank_channel import RankChannel, connect
+from executor_svc.parallel.rank_channel import RankChannel, accept_ranks, connect
 from executor_svc.worker.interface import RunningStep, execute
 from executor_svc.worker.rank_worker import LeaderWorker, follow
 from octavo_shared.errors import InvalidStepError, StepFailedError
@@ -48,8 +48,7 @@ class Group:
         self.steps, self.blocks = (RankChannel("127.0.0.1", PATIENCE_S, self.losses.put) for _ in range(2))
         self._following = threading.Thread(target=self._follow)
         self._following.start()
-        for channel in (self.steps, self.blocks):
-            channel.accept(2, PATIENCE_S, lambda: None)
+        accept_ranks([self.steps, self.blocks], 2, PATIENCE_S)
         self.leader = LeaderWorker(self.workers[0], self.steps, self.blocks, end_group)
 
     def _follow(self) -> None:

@@ -303,3 +303,17 @@ def play_with_faults(chance: random.Random) -> int:
         check_integrity(member.planner)
     bench.check_all_is_free()
     return transfers.num_arrived + transfers.num_cancelled
+
+
+def test_pairs_that_fail_for_ever_pause_five_minutes_and_are_forgotten_with_an_executor() -> None:
+    bench = fleet_of(fails=lambda number: True)
+    sender, receiver = (member.planner for member in bench.members)
+    transfers, pair = bench.fleet.dispatcher.transfers, (sender.name, receiver.name)
+    transfers._pauses[pair] = (2000, 0.0)
+    only(bench, 1)
+    bench.add(group(1, [*PREFIX, 7], max_tokens(2)))
+    now_s = turns(bench, lambda: finished(bench, 1))
+    assert transfers._pauses[pair][0] == 2001
+    assert now_s + 299.0 < transfers._pauses[pair][1] <= now_s + 300.0
+    transfers.follow([sender])
+    assert not transfers._pauses
