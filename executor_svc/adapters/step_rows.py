@@ -78,12 +78,20 @@ class CurrentRows:
         self._rows: AdapterRows | None = None  # the struct points into it
         self._widths: dict[int, int] = {}
         self.struct = AdapterRowsStruct()
-        self.groups: Sequence[tuple[int, torch.Tensor]] = ()  # of each adapter the slot, and its rows
+        self._groups: Sequence[tuple[int, torch.Tensor]] | None = ()  # None: nobody has asked for them yet
 
     @property
     def address(self) -> int:
         """Where the struct is."""
         return addressof(self.struct)
+
+    @property
+    def groups(self) -> Sequence[tuple[int, torch.Tensor]]:
+        """The slot of each adapter with its rows, for products of PyTorch."""
+        if self._groups is None:
+            assert self._rows is not None
+            self._groups = [(slot, torch.from_numpy(own).to(self._device).long()) for slot, own in self._rows.groups()]
+        return self._groups
 
     def make_room(self, slot: int, num_shrunk: int) -> None:
         """Let a product shrink a row with the adapter of a slot, which no step uses, to so many numbers."""
@@ -95,11 +103,11 @@ class CurrentRows:
             return
         self._rows = rows
         if rows is None:
-            self.groups, self.struct.num_runs = (), 0
+            self._groups, self.struct.num_runs = (), 0
             return
+        self._groups = None
         self.struct.stride = max((self._widths.get(int(slot), 0) for slot in rows.runs[:, 0]), default=0)
         if len(self._shrunk) < len(rows.order) * self.struct.stride:
             self._shrunk = np.empty(len(rows.order) * self.struct.stride * 5 // 4, np.float32)
-        self.groups = [(slot, torch.from_numpy(own).to(self._device).long()) for slot, own in rows.groups()]
         self.struct.runs, self.struct.order = rows.runs.ctypes.data, rows.order.ctypes.data
         self.struct.shrunk, self.struct.num_runs = self._shrunk.ctypes.data, len(rows.runs)

@@ -66,12 +66,6 @@ class MatrixStruct(ctypes.Structure):
     )
 
 
-class AdapterRunStruct(ctypes.Structure):
-    """`AdapterRun` of adapters.h."""
-
-    _fields_ = (*_of(LONG, "slot", "begin", "end"),)
-
-
 class AdapterRowsStruct(ctypes.Structure):
     """`AdapterRows` of adapters.h."""
 

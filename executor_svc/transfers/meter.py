@@ -19,7 +19,7 @@ class TransferMeter:
         self._lock = threading.Lock()
         self.num_blocks: Counter[str] = Counter()
         self.num_bytes: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.seconds = {"sent": 0.0, "received": 0.0}
         self.num_cancelled: Counter[str] = Counter()
 
     def ended(self, transfer: Transfer, outcome: Outcome, reason: Reason | None, num_bytes: int, now_s: float) -> None:
@@ -31,7 +31,7 @@ class TransferMeter:
                 return
             self.num_blocks[direction] += len(transfer.block_ids)
             self.num_bytes[direction] += num_bytes
-            self.seconds[direction] += now_s - transfer.begun_at_s  # type: ignore[assignment]
+            self.seconds[direction] += now_s - transfer.begun_at_s
 
 
 def by_direction(counts: Mapping[str, float]) -> dict[tuple[str, ...], float]:

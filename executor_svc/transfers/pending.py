@@ -10,7 +10,6 @@ So once a transfer has ended nothing touches its blocks any more.
 import asyncio
 import enum
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -99,7 +98,7 @@ class PendingTransfers:
         self._on_end = on_end
         self._lock = threading.Condition()
         self._by_id: dict[int, Transfer] = {}  # until the end is told
-        self._told: deque[int] = deque(maxlen=NUM_REMEMBERED)
+        self._told: dict[int, None] = {}  # the last NUM_REMEMBERED that were told, oldest first
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -191,7 +190,9 @@ class PendingTransfers:
             ended = [transfer for transfer in self._by_id.values() if transfer.outcome is not None]
             for transfer in ended:
                 del self._by_id[transfer.transfer_id]
-                self._told.append(transfer.transfer_id)
+                self._told[transfer.transfer_id] = None
+            while len(self._told) > NUM_REMEMBERED:
+                del self._told[next(iter(self._told))]
         return {
             outcome: tuple(transfer.transfer_id for transfer in ended if transfer.outcome is outcome)
             for outcome in Outcome

@@ -129,7 +129,8 @@ class Transfers:
 
     def _ended(self, transfer: Transfer, outcome: Outcome, ending: TransferEndedError | None) -> None:
         """Count an end, and let what waits for the peer know; on any thread."""
-        num_bytes = sum(part.num_bytes for part in self._place()[1].parts(transfer.block_ids))
+        is_whole = ending is None
+        num_bytes = sum(part.num_bytes for part in self._place()[1].parts(transfer.block_ids)) if is_whole else 0
         reason = None if ending is None else ending.reason
         self.meter.ended(transfer, outcome, reason, num_bytes, self._clock())
         if ending is not None:

@@ -106,7 +106,13 @@ class Engine:
         )
         self.meter = Meter()
         self.drivers = Drivers(
-            membership, connect, self, settings.driver, self.meter, surroundings.draw, surroundings.transfer_key
+            membership,
+            connect,
+            self,
+            settings.driver,
+            self.meter,
+            surroundings.draw,
+            transfer_key=surroundings.transfer_key,
         )
         self.ended = EndedRequests()
         observers = [log_end, self.ended.add]

@@ -34,7 +34,8 @@ class Drivers(Mapping[str, ExecutorDriver]):
         settings: DriverSettings,
         meter: Meter,
         draw: Callable[[], float] = random.random,
-        transfer_key: bytes = b"",
+        *,
+        transfer_key: bytes,
     ) -> None:
         self.transfer_keys = TransferKeys(transfer_key)
         self.membership = membership

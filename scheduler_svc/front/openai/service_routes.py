@@ -94,15 +94,18 @@ class ServiceRoutes:
             data += [self._entry_of_adapter(name, parent) for name, parent in self._models.adapters.items()]
             return call.answer({"object": "list", "data": data})
         entries = [self._entry_of_anthropic(name, generation) for name, generation in models]
+        parents = self._models.adapters.items()
+        entries += [self._entry_of_anthropic(name, self._models.choose(parent)) for name, parent in parents]
         ends = {"first_id": entries[0]["id"], "last_id": entries[-1]["id"], "has_more": False}
         return call.answer({"data": entries, **ends})
 
     async def _show_model(self, call: Call) -> web.Response:
         name = call.request.path.removeprefix("/v1/models/")
         generation = self._models.choose(name)
-        if (parent := self._models.adapters.get(name)) is not None:
+        parent = self._models.adapters.get(name)
+        if parent is not None and not speaks_anthropic(call.request):
             return call.answer(self._entry_of_adapter(name, parent))
-        if name not in self._models.names:
+        if parent is None and name not in self._models.names:
             check_model(name, generation.served()[0])
         entry = self._entry_of_anthropic if speaks_anthropic(call.request) else self._entry
         return call.answer(entry(name, generation))

@@ -20,5 +20,9 @@ async def test_an_adapters_name_is_a_models_name_and_is_listed_with_its_parent()
         listed = (await api.get("/v1/models")).json["data"]
         assert [(entry["id"], entry.get("parent")) for entry in listed] == [("fake", None), ("poet", "fake")]
         assert (await api.get("/v1/models/poet")).json["parent"] == "fake"
+        anthropics = {"anthropic-version": "2023-06-01"}
+        listed = (await api.get("/v1/models", headers=anthropics)).json["data"]
+        assert [entry["id"] for entry in listed] == ["fake", "poet"]
+        assert (await api.get("/v1/models/poet", headers=anthropics)).json == listed[1]
         unknown = await api.complete(model="other")
         assert (unknown.status, unknown.error["message"]) == (404, 'model is "other"; it must be "fake" or "poet"')

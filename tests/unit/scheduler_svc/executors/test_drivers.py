@@ -72,7 +72,9 @@ class Stage:
         self.membership = ToldMembership(*addresses)
         self.owner = Owner()
         settings = DriverSettings(retry_interval_s=0.0)
-        self.drivers = Drivers(self.membership, RefusingClient, cast("DriverOwner", self.owner), settings, Meter())
+        self.drivers = Drivers(
+            self.membership, RefusingClient, cast("DriverOwner", self.owner), settings, Meter(), transfer_key=b"key"
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
