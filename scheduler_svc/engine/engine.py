@@ -54,6 +54,7 @@ from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.drivers import Drivers
 from scheduler_svc.executors.fleet_model import FleetModel, LoadTokenizer
 from scheduler_svc.executors.session import ExecutorSession
+from scheduler_svc.request.admin_calls import no_admin
 from scheduler_svc.request.engine_client import EngineLoad, TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.losses import Losses
@@ -79,6 +80,9 @@ class Engine:
         set_ready: Called with whether new requests find an executor, whenever that may have changed.
         step_log: Records the calls of the fleet; None: they are not recorded.
         surroundings: Secrets, randomness and the date; None: those of the machine.
+
+    Attributes:
+        admin: See `EngineClient`; who makes the engine sets it.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Engine:
     ) -> None:
         surroundings = surroundings or Surroundings()
         self.settings = settings
+        self.admin = no_admin()
         self.started_at_s = monotonic_s()
         self.step_log = step_log
         self.queue = WaitingQueue(settings.policy, settings.tenants.shares)

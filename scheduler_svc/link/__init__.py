@@ -4,6 +4,7 @@
     Generation ──> RemoteEngine ══ Join (stream) ══> EngineServicer ──> Engine
                    the EngineClient of a front      one FrontSession each
 
-The front has the same interface as in the engine's own process, `request/engine_client.py`. Next: `remote_engine.py`,
+The front has the same interface as in the engine's own process, `request/engine_client.py`. The link's port also has
+AdminService, so that fronts make operators' calls (`remote_admin.py`). Next: `remote_engine.py`,
 `engine_servicer.py`.
 """

@@ -15,6 +15,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
+from functools import partial
+
+from google.protobuf.message import Message
 
 from octavo_shared.errors import DrainingError, NoExecutorError, OctavoServiceError, QueueFullError, UnavailableError
 from octavo_shared.grpc.membership import Membership
@@ -25,7 +28,9 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from scheduler_svc.link.absence import LIMIT_S, Absence
 from scheduler_svc.link.engines_in_use import EnginesInUse, Joined, choose_place, prefix_of
 from scheduler_svc.link.messages import UNREACHABLE
+from scheduler_svc.link.remote_admin import Asked, call_all
 from scheduler_svc.link.remote_engine import LOADING, ReadTokenizer, RemoteEngine
+from scheduler_svc.request.admin_calls import admin_stub
 from scheduler_svc.request.engine_client import AnswerSink, EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.served_model import ServedModel
@@ -70,6 +75,7 @@ class Cell:
     Attributes:
         name: As above.
         membership: As above.
+        admin: See `EngineClient`: of all engines that are named; one that does not answer fails the call.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class Cell:
     ) -> None:
         self.name = name
         self.membership = membership
+        self.admin = admin_stub(self._call_admin)
         self._awaits_others = awaits_others
         self._absence = Absence(self._stop_waiting)  # of an engine that takes requests
         self._open_engine = open_engine
@@ -239,6 +246,15 @@ class Cell:
             raise UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
         # An engine that is away hears of it when it is back.
         return await any_says_yes(engine.abort_request(request_id, tenant) for engine in known)
+
+    async def _call_admin(self, method: str, request: Asked) -> Message:
+        named = [self._joined[address].engine for address in self._addresses if address in self._joined]
+        engines = [engine for engine in named if not engine.is_joined_elsewhere()]
+        if not engines:
+            raise UnavailableError(f"{UNREACHABLE.why_not_ready}; retry in a moment")
+        for engine in engines:
+            engine.require_reachable()
+        return await call_all([partial(engine.call_admin, method) for engine in engines], request)
 
     # For the process of the front --------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from grpc_health.v1 import health as health_names
 
+from octavo.admin.v1 import admin_service_pb2_grpc
 from octavo.core.v1 import core_service_pb2_grpc
 from octavo_shared.errors import MalformedMessageError, PermissionDeniedError
 from octavo_shared.grpc.certificates import PemFile
@@ -26,6 +27,7 @@ from octavo_shared.grpc.tls import ServerTls
 from octavo_shared.process.events import Event
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.link.engine_servicer import EngineServicer
+from scheduler_svc.link.remote_admin import FailuresInStatus
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +69,20 @@ class FrontAccess(HandlerInterceptor):
         return rebuild(guarded, handler.request_deserializer, handler.response_serializer)
 
 
-def engine_port(config: SchedulerConfig, listen: str, servicer: EngineServicer, health: Health) -> GrpcServer:
+def engine_port(
+    config: SchedulerConfig,
+    listen: str,
+    servicer: EngineServicer,
+    admin: admin_service_pb2_grpc.AdminServiceServicer,
+    health: Health,
+) -> GrpcServer:
     """Return the port.
 
     Args:
         config: Of the scheduler.
         listen: Its --engine-listen; or unix:PATH, for the fronts that it starts: only its own user reaches that.
         servicer: The engine's side of the link.
+        admin: What fronts may ask for operators.
         health: What the port says of the process.
 
     Raises: TlsFileError: a file cannot be used.
@@ -87,8 +96,10 @@ def engine_port(config: SchedulerConfig, listen: str, servicer: EngineServicer, 
         health=health,
         credentials=None if tls is None else tls.credentials(),
         interceptors=[FrontAccess(config.trusted_fronts)] if config.trusted_fronts and not is_local else [],
+        readers=[FailuresInStatus()],
         flag="the link to the fronts" if is_local else "--engine-listen",
     )
+    admin_service_pb2_grpc.add_AdminServiceServicer_to_server(admin, port.server)
     core_service_pb2_grpc.add_CoreServiceServicer_to_server(servicer, port.server)
     return port
 

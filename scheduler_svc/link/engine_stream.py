@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from octavo.admin.v1 import admin_service_pb2_grpc
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
 from octavo_shared.errors import InvalidFieldError, MalformedMessageError, OctavoServiceError, UnavailableError
@@ -21,6 +22,7 @@ from octavo_shared.step_wire.message_bytes import CheckedAnswers
 from scheduler_svc.link.front_metrics import encode_families
 
 if TYPE_CHECKING:
+    from octavo.admin.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
     from scheduler_svc.link.remote_engine import RemoteEngine
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class EngineStream:
 
     Attributes:
         trouble: Why the engine did not answer, when it last did not; "": it has welcomed us.
+        admin: Its AdminService, on the channel of the session; None: there is none.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class EngineStream:
         explain: Callable[[grpc.aio.AioRpcError], str],
     ) -> None:
         self.trouble = ""
+        self.admin: AdminServiceAsyncStub | None = None
         self._owner = owner
         self._open_channel = open_channel
         self._outbox = outbox
@@ -88,7 +92,11 @@ class EngineStream:
             try:
                 async with self._open_channel() as channel:
                     checked: Any = CheckedAnswers(channel, "the engine", EngineFaultError)
-                    await self._run_session(pb_grpc.CoreServiceStub(checked))
+                    self.admin = admin_service_pb2_grpc.AdminServiceStub(checked)
+                    try:
+                        await self._run_session(pb_grpc.CoreServiceStub(checked))
+                    finally:
+                        self.admin = None
             except grpc.aio.AioRpcError as error:
                 trouble = self._explain(error)
             except OctavoServiceError as error:

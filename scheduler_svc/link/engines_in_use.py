@@ -113,6 +113,7 @@ def merged(models: Sequence[ServedModel]) -> ServedModel:
         max_model_len=min(model.max_model_len for model in models),
         max_num_seqs=min(model.max_num_seqs for model in models),
         reproducibility=Reproducibility(ids, first.reproducibility.weights_digest, why_not),
+        adapters=tuple(name for name in first.adapters if all(name in model.adapters for model in models)),
         speculates=any(model.speculates for model in models),
         speculation_may_change_outputs=any(model.speculation_may_change_outputs for model in models),
     )

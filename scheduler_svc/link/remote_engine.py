@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.core.v1 import core_service_pb2_grpc as pb_grpc
@@ -28,6 +29,7 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from scheduler_svc.link.absence import LIMIT_S, Absence
 from scheduler_svc.link.engine_stream import EngineStream, Incarnations, Outbox, fetch_tokenizer
 from scheduler_svc.link.messages import REASONS, UNREACHABLE, EngineState, decode_state, encode_failure
+from scheduler_svc.link.remote_admin import Asked, call_remote
 from scheduler_svc.link.remote_request import RemoteRequest, deliver
 from scheduler_svc.request.engine_client import AnswerSink
 from scheduler_svc.request.engine_request import EngineRequest
@@ -185,6 +187,13 @@ class RemoteEngine:
             if held.request.request_id == request_id and tenant in (None, held.request.tenant):
                 return number
         return None
+
+    async def call_admin(self, method: str, request: Asked) -> Message:
+        """Call a method of its AdminService; errors as in `EngineClient.admin`."""
+        self.require_reachable()
+        if (admin := self._stream.admin) is None:
+            raise UnavailableError("the connection to the scheduler's engine has just ended; retry in a moment")
+        return await call_remote(getattr(admin, method), request)
 
     def require_reachable(self) -> None:
         """Raise UnavailableError if we are not joined to it."""

@@ -39,6 +39,7 @@ from scheduler_svc.link.engine_port import engine_port
 from scheduler_svc.link.engine_servicer import EngineServicer, TokenizerFiles
 from scheduler_svc.processes.incarnation import Incarnation
 from scheduler_svc.processes.process import GENERATION_SERVICE, LoopLag
+from scheduler_svc.request.admin_calls import admin_of
 from scheduler_svc.step_log.writer import StepLogSettings, StepLogWriter
 from scheduler_svc.telemetry.metrics import FRONTS, LOOP_LAG, STEP_LOG, scheduler_families
 
@@ -114,6 +115,8 @@ class SchedulerService:
             self._step_log,
             Surroundings(prefix_key=key),
         )
+        self._admin = AdminServicer(self.engine, self._front_states, self._page_port)
+        self.engine.admin = admin_of(self._admin)
         self.link: EngineServicer | None = None
         if is_joined:
             fingerprint = key_fingerprint(key)
@@ -127,7 +130,7 @@ class SchedulerService:
         else:
             assert front_link is not None
             assert self.link is not None
-            main = engine_port(config, front_link, self.link, health)
+            main = engine_port(config, front_link, self.link, self._admin, health)
         self._ports = Ports(main, self._other_ports(config, health))
         self._tell_tenants()
 
@@ -314,18 +317,17 @@ class SchedulerService:
             call_metrics=self._calls,
             flag="--admin-listen",
         )
-        servicer = AdminServicer(self.engine, self._front_states, self._page_port)
-        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(servicer, admin.server)
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, admin.server)
         others: dict[str, Port] = {"admin": admin}
         if config.page_listen is not None:
             from scheduler_svc.admin.http.page_server import PageServer
 
             service = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
-            others["page"] = PageServer(config.page_listen, service, servicer, self._access, http_tls(config))
+            others["page"] = PageServer(config.page_listen, service, self._admin, self._access, http_tls(config))
         if self.front is not None and self.front.openai is not None:
             others["openai"] = self.front.openai
         if self.link is not None and config.engine_listen is not None:
-            others["fronts"] = engine_port(config, config.engine_listen, self.link, health)
+            others["fronts"] = engine_port(config, config.engine_listen, self.link, self._admin, health)
         if config.health_listen is not None:
             others["health"] = probe_server(
                 config.health_listen, health, Announcements(lambda: [self.engine.drivers.membership])

@@ -11,7 +11,7 @@ later, to end an output or a request, for example when its text holds a stop str
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from octavo_shared.errors import OctavoServiceError
 from scheduler_svc.request.continuation import Continuation
@@ -20,6 +20,9 @@ from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array, Hypothesis
 from scheduler_svc.request.provenance import Span
 from scheduler_svc.request.served_model import ServedModel
+
+if TYPE_CHECKING:  # only the type stub of the generated module has it
+    from octavo.admin.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
 
 
 class RequestHandle(Protocol):
@@ -96,6 +99,13 @@ class EngineLoad:
 
 class EngineClient(Protocol):
     """The engine, for fronts."""
+
+    @property
+    def admin(self) -> "AdminServiceAsyncStub":
+        """What operators ask of it: its methods with one answer; they raise OctavoServiceError, as its servicer does.
+
+        Of several engines each is asked, and the answer is the first one's. A front asks only for operators.
+        """
 
     @property
     def model(self) -> ServedModel | None:

@@ -36,7 +36,14 @@ class CheckedAnswers:
     def unary_unary(self, method: str, *, response_deserializer: Callable[[bytes], Any], **options: Any) -> Any:
         """Return what calls a method."""
         calling = self._channel.unary_unary(method, response_deserializer=_telling(response_deserializer), **options)
+        return self._checked(method, calling)
 
+    def stream_unary(self, method: str, *, response_deserializer: Callable[[bytes], Any], **options: Any) -> Any:
+        """Return what calls a method."""
+        calling = self._channel.stream_unary(method, response_deserializer=_telling(response_deserializer), **options)
+        return self._checked(method, calling)
+
+    def _checked(self, method: str, calling: Callable[..., Any]) -> Any:
         async def call(*arguments: Any, **keywords: Any) -> Any:
             answer = await calling(*arguments, **keywords)
             if isinstance(answer, MalformedMessageError):

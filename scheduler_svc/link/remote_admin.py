@@ -1,0 +1,131 @@
+"""Calls of AdminService over the link: errors that stay what they are, and one call to several engines.
+
+The engine's end is `FailuresInStatus`; the front's end is `call_remote`, and `call_all` for all engines of a cell.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from octavo.core.v1 import core_service_pb2 as pb
+from octavo.values.status_details import DETAILS_KEY
+from octavo_shared.errors import OctavoServiceError, UnavailableError
+from octavo_shared.grpc.grpc_status import failure_text, rpc_status, status_code
+from octavo_shared.grpc.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
+from scheduler_svc.link.messages import decode_failure, encode_failure
+
+# The trailing metadata of a call that failed with an error of ours: `pb.Failure`, whose message is the status' own.
+FAILURE_KEY = "octavo-failure-bin"
+
+# Longest text in the attributes of an error: statuses travel as headers, which gRPC limits to 8 KiB.
+_MAX_ATTRIBUTE_CHARS = 200
+
+# What a method gets: its message, or those of its stream.
+Asked: TypeAlias = Message | AsyncIterator[Message]
+Call: TypeAlias = Callable[[Asked], Awaitable[Message]]
+
+
+class FailuresInStatus(HandlerInterceptor):
+    """Adds to the status of a call that failed what its front needs to raise the same error."""
+
+    def wrap(self, method: str, handler: Handler) -> Handler:
+        """Return the handler with its errors turned into such statuses."""
+        behavior, rebuild = handler_parts(handler)
+
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                return await run_handler(behavior, request, context)
+            except OctavoServiceError as error:
+                status, failure = rpc_status(error), encode_failure(error)
+                failure.message = ""
+                attributes: dict[str, object] = json.loads(failure.attributes_json)
+                failure.attributes_json = json.dumps({name: _short(value) for name, value in attributes.items()})
+                metadata = ((DETAILS_KEY, status.SerializeToString()), (FAILURE_KEY, failure.SerializeToString()))
+                await context.abort(status_code(error), status.message, metadata)
+
+        return rebuild(guarded, handler.request_deserializer, handler.response_serializer)
+
+
+def _short(value: object) -> object:
+    return value[:_MAX_ATTRIBUTE_CHARS] if isinstance(value, str) else value
+
+
+async def call_remote(call: Call, request: Asked) -> Message:
+    """Call a method of an engine. Raises OctavoServiceError: what it raised there; or the connection broke."""
+    try:
+        return await call(request)
+    except grpc.aio.AioRpcError as error:
+        raise _failure_of(error) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise UnavailableError("the connection to the scheduler's engine broke during the call; retry") from None
+
+
+def _failure_of(error: grpc.aio.AioRpcError) -> OctavoServiceError:
+    for key, value in error.trailing_metadata() or ():
+        if key == FAILURE_KEY and isinstance(value, bytes):
+            try:
+                failure = pb.Failure.FromString(value)
+                failure.message = error.details() or ""
+                return decode_failure(failure)
+            except (DecodeError, TypeError, ValueError):
+                break
+    kind = UnavailableError if error.code() is grpc.StatusCode.UNAVAILABLE else OctavoServiceError
+    return kind(f"the scheduler's engine did not answer: {failure_text(error)}")
+
+
+async def call_all(calls: Sequence[Call], request: Asked) -> Message:
+    """Call a method of several engines at once; return the first one's answer when all have ended.
+
+    Messages of a stream go to all engines, each once all have room for it. Raises what the first one that failed
+    raised, or the stream.
+    """
+    if len(calls) == 1:
+        return await calls[0](request)
+    if isinstance(request, Message):
+        answers = await asyncio.gather(*(call(request) for call in calls), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return answers[0]  # type: ignore[return-value]  # none is an exception
+    queues: list[asyncio.Queue[Message | None]] = [asyncio.Queue(1) for _ in calls]
+    tasks = [asyncio.ensure_future(call(_messages(queue))) for call, queue in zip(calls, queues, strict=True)]
+    try:
+        await _feed(request, queues, tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return next(iter([task.result() for task in tasks]))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _messages(queue: "asyncio.Queue[Message | None]") -> AsyncIterator[Message]:
+    while (message := await queue.get()) is not None:
+        yield message
+
+
+async def _feed(
+    request: AsyncIterator[Message],
+    queues: Sequence["asyncio.Queue[Message | None]"],
+    tasks: Sequence["asyncio.Future[Message]"],
+) -> None:
+    """Put the messages of a stream into queues; calls that have ended take no more."""
+
+    async def put(message: Message | None) -> None:
+        for queue, task in zip(queues, tasks, strict=True):
+            putting = asyncio.create_task(queue.put(message))
+            either: set[asyncio.Future[Any]] = {putting, task}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            putting.cancel()
+
+    async for message in request:
+        await put(message)
+        if all(task.done() for task in tasks):
+            return
+    await put(None)
