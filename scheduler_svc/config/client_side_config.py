@@ -105,6 +105,14 @@ class ClientSideConfig(ServiceConfig):
     chat_page: Literal["on", "off"] = Field(
         "on", description="Whether the port of --openai-listen serves a chat page for browsers, at /."
     )
+    trainer_api: Literal["on", "off"] = Field(
+        "off",
+        description=(
+            "Whether the port of --openai-listen lets trainers and tools change what is served, as in vLLM: "
+            "/v1/load_lora_adapter and /v1/unload_lora_adapter. With --tokens-file they need a token of tenant *; "
+            "without it everybody who reaches the port may call them."
+        ),
+    )
     openai_unknown_fields: Literal["refuse", "ignore"] = Field(
         "refuse",
         description=(
@@ -161,6 +169,12 @@ class ClientSideConfig(ServiceConfig):
     def _open_no_port_if_off(cls, value: object) -> object:
         """Take `off` for None: a file may have set an address, and a flag or a variable takes it back."""
         return None if value == "off" else value
+
+    @model_validator(mode="after")
+    def _check_trainer_api(self) -> Self:
+        if self.trainer_api == "on" and self.openai_listen is None:
+            raise ValueError("--trainer-api on requires --openai-listen: its routes are at that port")
+        return self
 
     @model_validator(mode="after")
     def _check_trusted_clients(self) -> Self:

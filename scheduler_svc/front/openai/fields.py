@@ -270,3 +270,24 @@ class ScoreFields(PoolingFields):
 
     text_1: str | Texts = Field(description="The first text of each pair: one for all, or a list.")
     text_2: str | Texts = Field(description="The second text of each pair, or a list of them; at most 2,048.")
+
+
+class UnloadAdapterFields(RequestFields):
+    """Of /v1/unload_lora_adapter."""
+
+    lora_name: str = Field(description="Name of the adapter.")
+    lora_int_id: int | None = Field(None, description="Ignored: adapters have names only.")
+
+
+class LoadAdapterFields(RequestFields):
+    """Of /v1/load_lora_adapter."""
+
+    lora_name: str = Field(description="Name for requests, 1 to 256 characters.")
+    lora_path: str = Field(
+        description=(
+            "A name of executors' --lora, or a path in a folder of their --lora-dir: relative to it, or absolute."
+        )
+    )
+    load_inplace: bool | None = Field(
+        None, description="Whether the name may stand for another adapter until now. Default: false."
+    )

@@ -22,6 +22,7 @@ from scheduler_svc.front.openai.field_reader import Reader, UnknownFields
 from scheduler_svc.front.openai.pooling_routes import PoolingRoutes
 from scheduler_svc.front.openai.routing import Route, Routes, RouteSettings, refuse
 from scheduler_svc.front.openai.service_routes import ServiceRoutes
+from scheduler_svc.front.openai.trainer_routes import TrainerRoutes
 from scheduler_svc.front.responses.endpoint import Responses
 from scheduler_svc.front.responses.fields import OTHER_FIELDS as RESPONSES
 from scheduler_svc.http.connections import ConnectionTimes
@@ -87,6 +88,7 @@ def openai_server(
         **Messages(Answering(models, Reader(unknown, OTHER_FIELDS)), formats).routes(),
         **PoolingRoutes(answering).routes(),
         **ServiceRoutes(models, reader, collect).routes(),
+        **(TrainerRoutes(models, reader).routes() if config.trainer_api == "on" else {}),
         **(chat_page_routes() if config.chat_page == "on" else {}),
     }
     tls = http_tls(config)

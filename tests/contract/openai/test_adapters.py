@@ -1,7 +1,11 @@
 """An adapter's name in place of the model's, in every API over HTTP."""
 
+from pathlib import Path
+
+import pytest
+
 from octavo.admin.v1 import admin_service_pb2 as admin_pb
-from tests.contract.openai.api import running_api
+from tests.contract.openai.api import Json, running_api
 from tests.contract.test_adapters import Files
 
 
@@ -26,3 +30,51 @@ async def test_an_adapters_name_is_a_models_name_and_is_listed_with_its_parent()
         assert (await api.get("/v1/models/poet", headers=anthropics)).json == listed[1]
         unknown = await api.complete(model="other")
         assert (unknown.status, unknown.error["message"]) == (404, 'model is "other"; it must be "fake" or "poet"')
+
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+# Path, body, status, and what the error says; in this order, on a server with the adapter `poet`.
+REFUSED: list[tuple[str, Json, int, str]] = [
+    (LOAD, {"lora_name": "poet", "lora_path": "a"}, 400, "load it in place (load_inplace)"),
+    (LOAD, {"lora_name": "x", "lora_path": "none"}, 400, "none is not there"),
+    (LOAD, {"lora_name": "x"}, 400, "lora_path is absent; it must be set"),
+    (LOAD, {"lora_name": "x" * 300, "lora_path": "a"}, 400, "; it must be 1 to 256 characters long"),
+    (LOAD, {"lora_name": "x", "lora_path": "a", "model": "other"}, 404, 'model is "other"'),
+    (UNLOAD, {"lora_name": "x"}, 404, "no adapter has the name 'x'"),
+]
+
+
+@pytest.mark.parametrize("fronts", [0, 1])
+async def test_operators_load_and_unload_adapters_as_in_vllm(fronts: int) -> None:
+    files = Files()
+    async with running_api(files.worker(), trainer_api="on", fronts=fronts) as api:
+
+        async def post(path: str, **body: object) -> tuple[int, str]:
+            answer = await api.send("POST", path, json=body)
+            return answer.status, answer.text
+
+        added = 200, "Success: LoRA adapter 'poet' added successfully."
+        assert await post(LOAD, lora_name="poet", lora_path="a", model="fake") == added
+        text = (await api.complete(temperature=0, model="poet")).json["choices"][0]["text"]
+        for path, body, status, words in REFUSED:
+            answer = await api.send("POST", path, json=body)
+            assert (answer.status, words in answer.error["message"]) == (status, True), answer.text
+        files.content["a"] = b"another"
+        assert await post(LOAD, lora_name="poet", lora_path="a", load_inplace=True) == added
+        assert (await api.complete(temperature=0, model="poet")).json["choices"][0]["text"] != text
+        removed = 200, "Success: LoRA adapter 'poet' removed successfully."
+        assert await post(f"{UNLOAD}?model=fake", lora_name="poet", lora_int_id=1) == removed
+
+
+async def test_the_routes_are_off_by_default_and_for_operators_only(tmp_path: Path) -> None:
+    body = {"lora_name": "poet", "lora_path": "a"}
+    async with running_api(Files().worker()) as api:
+        assert (await api.send("POST", LOAD, json=body)).status == 404
+    tokens = tmp_path / "tokens"
+    tokens.write_text("blue the-right-token-of-blue\n* the-right-token-of-all\n")
+    tokens.chmod(0o600)
+    async with running_api(Files().worker(), trainer_api="on", tokens_file=tokens) as api:
+        for token, status in (("blue", 403), ("all", 200)):
+            headers = {"Authorization": f"Bearer the-right-token-of-{token}"}
+            assert (await api.send("POST", LOAD, json=body, headers=headers)).status == status
