@@ -29,6 +29,9 @@ MAX_PAGE_SIZE = 1000
 # An answer is a picture of memory; a scheduler that needs longer is stuck or far away.
 CALL_TIMEOUT_S = 5.0
 
+# An adapter is read from a disk, and computes a token behind the requests that wait.
+LOAD_TIMEOUT_S = 300.0
+
 
 class NotFoundError(OctavoError):
     """The scheduler does not know the request, the executor or the block."""
@@ -53,8 +56,8 @@ class AdminClient(SchedulerChannel):
     """Asks one scheduler; use it as `async with AdminClient(address) as client`.
 
     It belongs to the event loop in which it is opened. Every method raises `OctavoError`: UnavailableError if nothing
-    answers, or not within CALL_TIMEOUT_S; AdminPortError at another port; UnauthenticatedError and
-    PermissionDeniedError if the token may not do this.
+    answers, or not within CALL_TIMEOUT_S (LOAD_TIMEOUT_S of a load); AdminPortError at another port;
+    UnauthenticatedError and PermissionDeniedError if the token may not do this.
 
     Args:
         address: HOST:PORT of the scheduler's admin port, or any gRPC target.
@@ -143,29 +146,50 @@ class AdminClient(SchedulerChannel):
         request = pb.DrainExecutorRequest(executor=executor, undo=undo)
         return await self._call(lambda stub: stub.DrainExecutor, request)
 
+    async def load_adapter(self, name: str, source: str, *, in_place: bool = False) -> pb.Adapter:
+        """Load an adapter, and let requests name it from then on.
+
+        Args:
+            name: For requests.
+            source: Where executors find it: a path in a folder of their --lora-dir, or a name of their --lora.
+            in_place: Whether the name may stand for another adapter until now.
+
+        Raises: InvalidRequestError: the name is taken, or one cannot be. InternalError: no executor can load it.
+        """
+        request = pb.LoadAdapterRequest(name=name, source=source, in_place=in_place)
+        return (await self._call(lambda stub: stub.LoadAdapter, request, LOAD_TIMEOUT_S)).adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let no new request name an adapter; those that run go on. Raises NotFoundError: there is none."""
+        await self._call(lambda stub: stub.UnloadAdapter, pb.UnloadAdapterRequest(name=name))
+
+    async def list_adapters(self) -> list[pb.Adapter]:
+        """Return the adapters that requests may name, by name."""
+        return list((await self._call(lambda stub: stub.ListAdapters, pb.ListAdaptersRequest())).adapters)
+
     async def _call(
         self,
         method: "Callable[[_Stub], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]]",
         request: _Request,
+        timeout_s: float = CALL_TIMEOUT_S,
     ) -> _Response:
         endpoint = self._endpoint()
         stub: _Stub = admin_service_pb2_grpc.AdminServiceStub(endpoint.channel)
         try:
-            return message_of(await method(stub)(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata))
+            return message_of(await method(stub)(request, timeout=timeout_s, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                waited = f"the scheduler at {endpoint.address} did not answer within {timeout_s:g} s"
+                raise UnavailableError(waited) from error
             raise self._to_octavo_error(error, endpoint) from error
 
     def _to_octavo_error(self, error: grpc.aio.AioRpcError, endpoint: Endpoint) -> OctavoError:
-        """Add what only this client knows: which port it dialled, and how long it waited."""
+        """Add what only this client knows: which port it dialled."""
         match error.code():
             case grpc.StatusCode.NOT_FOUND:
                 return NotFoundError(error.details() or "")
             case grpc.StatusCode.UNIMPLEMENTED:
                 return AdminPortError(endpoint.address)
-            case grpc.StatusCode.DEADLINE_EXCEEDED:
-                return UnavailableError(
-                    f"the scheduler at {endpoint.address} did not answer within {CALL_TIMEOUT_S:g} s"
-                )
         return super()._to_octavo_error(error, endpoint)
 
     def _not_grpc(self, endpoint: Endpoint) -> OctavoError:

@@ -102,6 +102,7 @@ class Client(PoolingCalls):
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        lora_adapter: str = "",
         speculate: bool = True,
         include_provenance: bool = False,
         require_same_numerics: bool = False,
@@ -123,6 +124,7 @@ class Client(PoolingCalls):
             priority: A lower number is served first.
             tenant: The tenant that the request runs for; tenants share the scheduler fairly.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
+            lora_adapter: Name of the adapter on top of the weights; `get_model` has the names. "": none.
             speculate: False: one token a step, also where the scheduler speculates; the tokens are the same.
             include_provenance: Whether to say which numerics and weights made which tokens: `Output.provenance`.
             require_same_numerics: Whether executors of one numerics id have to make all of the answer; if none is left,
@@ -142,6 +144,7 @@ class Client(PoolingCalls):
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            lora_adapter=lora_adapter,
             speculate=speculate,
             min_delta_interval_ms=min_delta_interval_ms,
             model=self.model,
@@ -162,6 +165,7 @@ class Client(PoolingCalls):
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        lora_adapter: str = "",
         speculate: bool = True,
         include_provenance: bool = False,
         require_same_numerics: bool = False,
@@ -179,6 +183,7 @@ class Client(PoolingCalls):
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            lora_adapter=lora_adapter,
             speculate=speculate,
             include_provenance=include_provenance,
             require_same_numerics=require_same_numerics,
@@ -199,6 +204,7 @@ class Client(PoolingCalls):
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        lora_adapter: str = "",
         speculate: bool = True,
         min_delta_interval_ms: int = 0,
         include_text: bool = True,
@@ -216,6 +222,7 @@ class Client(PoolingCalls):
             priority: A lower number is served first.
             tenant: The tenant that the requests run for.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
+            lora_adapter: Name of the adapter of all of them; "": none.
             speculate: False: one token a step, also where the scheduler speculates; the tokens are the same.
             min_delta_interval_ms: As for `stream`, of each prompt.
             include_text: Whether the events have text; without it they have token ids, which costs least.
@@ -235,6 +242,7 @@ class Client(PoolingCalls):
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,
+            lora_adapter=lora_adapter,
             speculate=speculate,
             min_delta_interval_ms=min_delta_interval_ms,
             model=self.model,

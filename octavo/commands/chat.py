@@ -18,7 +18,7 @@ from octavo.commands.answer import print_answer
 from octavo.commands.chat_settings import change_setting, list_settings
 from octavo.commands.connection import connection_options
 from octavo.commands.flag_names import in_flags
-from octavo.commands.options import account_options, bounded, sampling_options
+from octavo.commands.options import account_options, adapter_option, bounded, sampling_options
 from octavo.errors import InvalidRequestError, NotConnectedError, OctavoError
 from octavo.values.outputs import ChatMessage
 from octavo.values.sampling_params import SamplingParams
@@ -46,6 +46,7 @@ _MAX_HISTORY_LINES = 1000
     metavar="FILE",
     help="Save the input history in this file.  [default: kept until the chat ends]",
 )
+@adapter_option
 @account_options
 @sampling_options
 def chat(

@@ -10,7 +10,7 @@ import click
 from octavo.client import Client
 from octavo.commands.answer import complete_answer, print_answer, print_outputs, say_if_cut_short
 from octavo.commands.connection import connection_options
-from octavo.commands.options import Number, account_options, bounded, number_option, sampling_options
+from octavo.commands.options import Number, account_options, adapter_option, bounded, number_option, sampling_options
 from octavo.values.outputs import ChatMessage, Prompt
 from octavo.values.sampling_params import SamplingParams
 from octavo.values.wording import json_line
@@ -44,6 +44,7 @@ from octavo.values.wording import json_line
     "prompt_logprobs", "Add log-probabilities of the prompt's tokens to --json, with this many alternatives."
 )
 @click.option("--json", "is_json", is_flag=True, help="Print one line of JSON when the answer is complete.")
+@adapter_option
 @account_options
 @sampling_options
 def generate(

@@ -14,6 +14,7 @@ from octavo.client import Client
 from octavo.commands.options import address_option
 from octavo.errors import OctavoError
 from octavo.models.local_models import LocalModel, ModelState, list_local_models
+from octavo.values.outputs import ModelInfo
 from octavo.values.wording import printable
 
 # A scheduler of this machine answers in milliseconds; a distant one that is down is not waited for.
@@ -30,27 +31,30 @@ def list_models(address: tuple[str, ...], is_json: bool) -> None:
 
     These are the demo model, and the models in the Hugging Face cache and in the folders of Ollama and LM Studio. NEEDS
     is the memory for the weights as they are, a KV cache of 4,096 tokens, and the programs. If a scheduler answers at
-    --address, its model is named too.
+    --address, its model and its adapters are named too.
     """
     models = list_local_models()
-    served, where = asyncio.run(_served_model(address))
+    model, where = asyncio.run(_served_model(address))
+    served = None if model is None else {"model_id": model.model_id, "address": where, "adapters": model.adapters}
     if is_json:
         values = [{**asdict(model), "directory": model.directory and str(model.directory)} for model in models]
-        click.echo(json.dumps({"models": values, "served": served and {"model_id": served, "address": where}}))
+        click.echo(json.dumps({"models": values, "served": served}))
         return
     click.echo(_table([_HEADINGS, *map(_row, models)]))
     available = available_memory_bytes()
     if available is not None:
         click.echo(f"\n{decimal(available)} of memory are free")
-    if served is not None:
-        click.echo(f"\nserved at {where}: {printable(served)}")
+    if model is not None:
+        click.echo(f"\nserved at {where}: {printable(model.model_id)}")
+        if model.adapters:
+            click.echo(f"with adapters: {', '.join(map(printable, model.adapters))}")
 
 
-async def _served_model(addresses: Sequence[str]) -> tuple[str | None, str]:
+async def _served_model(addresses: Sequence[str]) -> tuple[ModelInfo | None, str]:
     client = Client(addresses)
     try:
         async with asyncio.timeout(_LONGEST_WAIT_S), client:
-            return (await client.get_model()).model_id, client.address
+            return await client.get_model(), client.address
     except (OctavoError, TimeoutError):
         return None, client.address
 

@@ -206,6 +206,11 @@ _ACCOUNT_OPTIONS = (
 )
 
 
+adapter_option = click.option(
+    "--lora-adapter", default="", metavar="NAME", help="Adapter on top of the weights; octavo list names those loaded."
+)
+
+
 def sampling_options(command: Callable[..., _R]) -> Callable[..., _R]:
     """Give a command the sampling flags.
 

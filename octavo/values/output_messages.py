@@ -100,6 +100,7 @@ def model_from_proto(response: generation_service_pb2.GetModelResponse) -> Model
         max_input_tokens=response.max_input_tokens,
         speculates=response.speculates,
         speculation_may_change_outputs=response.speculation_may_change_outputs,
+        adapters=tuple(response.adapters),
     )
 
 

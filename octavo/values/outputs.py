@@ -262,6 +262,7 @@ class ModelInfo:
         max_input_tokens: Longest input of `embed` and `score`; 0: it does neither.
         speculates: Whether outputs may get several tokens a step.
         speculation_may_change_outputs: Whether they may differ by that.
+        adapters: What requests may have as `lora_adapter`.
     """
 
     model_id: str
@@ -282,6 +283,7 @@ class ModelInfo:
     max_input_tokens: int = 0
     speculates: bool = False
     speculation_may_change_outputs: bool = False
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ def generate_request(
     priority: int = 0,
     tenant: str = "",
     cache_salt: str = "",
+    lora_adapter: str = "",
     speculate: bool = True,
     min_delta_interval_ms: int = 0,
     model: str = "",
@@ -50,6 +51,7 @@ def generate_request(
     if sampling_params is not None:
         request.sampling_params.CopyFrom(sampling_params.to_proto())
     fields = {"request_id": request_id, "priority": priority, "tenant": tenant, "cache_salt": cache_salt}
+    fields["lora_adapter"] = lora_adapter
     if not _checked_bool(speculate, "speculate"):  # else as the scheduler does; earlier releases do not know it
         request.speculate = False
     if min_delta_interval_ms != 0:  # a scheduler of an earlier release does not know it

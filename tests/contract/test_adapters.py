@@ -12,6 +12,9 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_service_pb2 as admin_pb
+from octavo.admin_client import AdminClient, NotFoundError
+from octavo.client import Client
+from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import ModelLoadError
 from tests.support.stack import Answer, Stack, collect, running_stack, token_request, until
@@ -112,6 +115,24 @@ async def test_an_unloaded_adapter_serves_those_that_run_and_is_unknown_to_other
         assert code is grpc.StatusCode.NOT_FOUND
         listed = await stack.admin.ListAdapters(admin_pb.ListAdaptersRequest())
         assert [(adapter.name, adapter.source) for adapter in listed.adapters] == [("b", "b")]
+
+
+async def test_pythons_clients_load_use_list_and_unload_adapters() -> None:
+    async with (
+        running_stack(Files().worker()) as stack,
+        AdminClient(stack.service.other_addresses["admin"]) as operator,
+        Client(stack.address) as client,
+    ):
+        loaded = await operator.load_adapter("poet", "a")
+        assert await operator.list_adapters() == [loaded]
+        plain, adapted = [(await client.generate([1] * 20, max_tokens=6, lora_adapter=name)) for name in ("", "poet")]
+        assert plain.outputs[0].token_ids != adapted.outputs[0].token_ids
+        with pytest.raises(InvalidRequestError, match="in_place"):
+            await operator.load_adapter("poet", "a")
+        await operator.load_adapter("poet", "b", in_place=True)
+        await operator.unload_adapter("poet")
+        with pytest.raises(NotFoundError):
+            await operator.unload_adapter("poet")
 
 
 async def test_an_adapter_that_is_not_there_has_no_name_and_the_executors_words_are_told() -> None:

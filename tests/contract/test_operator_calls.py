@@ -65,8 +65,9 @@ async def test_a_front_of_two_schedulers_asks_both_and_fails_if_one_is_away() ->
         ]
         running = await opened.enter_async_context(front_of(*stacks))
         await running.cell.admin.LoadAdapter(pb.LoadAdapterRequest(name="poet", source="a"))
-        assert [[one.name for one in stack.engine.adapters.all] for stack in stacks] == [["poet"], ["poet"]]
         await until(lambda: running.cell.model is not None and running.cell.model.adapters == ("poet",))
+        assert (await running.client.get_model()).adapters == ("poet",)
+        assert [[one.name for one in stack.engine.adapters.all] for stack in stacks] == [["poet"], ["poet"]]
         stacks[1].engine.adapters.unload("poet")
         await until(lambda: running.cell.model is not None and not running.cell.model.adapters)
         with pytest.raises(UnknownNameError):

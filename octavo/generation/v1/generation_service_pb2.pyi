@@ -1031,6 +1031,7 @@ class GetModelResponse(_message.Message):
     MAX_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     SPECULATES_FIELD_NUMBER: _builtins.int
     SPECULATION_MAY_CHANGE_OUTPUTS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name of the model, as requests may give it in `model`."""
     max_model_len: _builtins.int
@@ -1085,6 +1086,10 @@ class GetModelResponse(_message.Message):
     def prompt_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the prompts that Embed knows for this model, such as "query", sorted."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the adapters that requests may have in `lora_adapter`, sorted."""
+
     def __init__(
         self,
         *,
@@ -1106,10 +1111,11 @@ class GetModelResponse(_message.Message):
         max_input_tokens: _builtins.int = ...,
         speculates: _builtins.bool = ...,
         speculation_may_change_outputs: _builtins.bool = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params", "dtype", b"dtype", "embedding_size", b"embedding_size", "has_chat_template", b"has_chat_template", "is_reproducible", b"is_reproducible", "max_input_tokens", b"max_input_tokens", "max_model_len", b"max_model_len", "model_id", b"model_id", "num_scores", b"num_scores", "numerics_ids", b"numerics_ids", "prompt_names", b"prompt_names", "speculates", b"speculates", "speculation_may_change_outputs", b"speculation_may_change_outputs", "takes_token_ids_only", b"takes_token_ids_only", "tasks", b"tasks", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "default_sampling_params", b"default_sampling_params", "dtype", b"dtype", "embedding_size", b"embedding_size", "has_chat_template", b"has_chat_template", "is_reproducible", b"is_reproducible", "max_input_tokens", b"max_input_tokens", "max_model_len", b"max_model_len", "model_id", b"model_id", "num_scores", b"num_scores", "numerics_ids", b"numerics_ids", "prompt_names", b"prompt_names", "speculates", b"speculates", "speculation_may_change_outputs", b"speculation_may_change_outputs", "takes_token_ids_only", b"takes_token_ids_only", "tasks", b"tasks", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -146,6 +146,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             max_input_tokens=longest_input(model) if model.info.pooling_tasks else 0,
             speculates=model.served.speculates,
             speculation_may_change_outputs=model.served.speculation_may_change_outputs,
+            adapters=model.served.adapters,
         )
 
     async def Embed(  # type: ignore[override]  # noqa: N802 (gets the body)

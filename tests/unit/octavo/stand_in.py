@@ -136,7 +136,12 @@ class StandIn(generation_service_pb2_grpc.GenerationServiceServicer):
         self, request: generation_service_pb2.GetModelRequest, context: Context
     ) -> generation_service_pb2.GetModelResponse:
         return generation_service_pb2.GetModelResponse(
-            model_id="tiny", max_model_len=64, vocab_size=4, has_chat_template=self.has_chat_template, dtype="float32"
+            model_id="tiny",
+            max_model_len=64,
+            vocab_size=4,
+            has_chat_template=self.has_chat_template,
+            dtype="float32",
+            adapters=["poet"],
         )
 
     async def Embed(  # noqa: N802

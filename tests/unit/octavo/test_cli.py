@@ -117,10 +117,11 @@ async def test_the_chat_template_is_used_if_there_is_one_unless_raw(stand_in: St
 
 
 async def test_flags_of_accounts_arrive(stand_in: StandIn) -> None:
-    flags = "--priority -1 --tenant red --cache-salt secret --model small"
+    flags = "--priority -1 --tenant red --cache-salt secret --model small --lora-adapter poet"
     await run("generate", "Why?", *flags.split(), "--address", stand_in.address)
     [request] = stand_in.requests
     assert (request.priority, request.tenant, request.cache_salt, request.model) == (-1, "red", "secret", "small")
+    assert request.lora_adapter == "poet"
 
 
 async def test_flags_that_are_not_given_are_not_sent(stand_in: StandIn) -> None:

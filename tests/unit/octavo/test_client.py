@@ -90,10 +90,13 @@ async def test_ranked_outputs_say_what_they_were_ranked_by(stand_in: StandIn) ->
 
 async def test_priority_tenant_and_salt_travel_with_the_request(stand_in: StandIn) -> None:
     async with Client(stand_in.address) as client:
-        await client.generate("Why?", priority=-2, tenant="red", cache_salt="secret", speculate=False)
+        await client.generate(
+            "Why?", priority=-2, tenant="red", cache_salt="secret", lora_adapter="poet", speculate=False
+        )
         await client.generate("Why?")
     named, plain = stand_in.requests
     assert (named.priority, named.tenant, named.cache_salt, named.speculate) == (-2, "red", "secret", False)
+    assert named.lora_adapter == "poet"
     assert {field.name for field, _ in plain.ListFields()} == {
         "text",
         "lean_finished",
@@ -105,11 +108,12 @@ async def test_priority_tenant_and_salt_travel_with_the_request(stand_in: StandI
 async def test_the_least_time_between_deltas_travels_with_the_request(stand_in: StandIn) -> None:
     async with Client(stand_in.address) as client:
         assert [event async for event in client.stream("a", min_delta_interval_ms=20)]
-        assert [event async for event in client.stream_many(["b", "c"], min_delta_interval_ms=30)]
+        assert [event async for event in client.stream_many(["b", "c"], min_delta_interval_ms=30, lora_adapter="a")]
         for wrong in (-1, 0.5, "soon"):
             with pytest.raises(InvalidRequestError, match=r"it must be a whole number from 0 to 10000$"):
                 await anext(client.stream("d", min_delta_interval_ms=wrong))  # type: ignore[arg-type]
     assert [request.min_delta_interval_ms for request in stand_in.requests] == [20, 30, 30]
+    assert [request.lora_adapter for request in stand_in.requests] == ["", "a", "a"]
 
 
 @each_row(
@@ -118,6 +122,7 @@ async def test_the_least_time_between_deltas_travels_with_the_request(stand_in: 
     ({"tenant": 7}, "tenant is 7; it must be a string"),
     ({"speculate": 1}, "speculate is 1; it must be True or False"),
     ({"cache_salt": b"\xff"}, r"cache_salt is b'\xff'; it must be a string"),
+    ({"lora_adapter": 7}, "lora_adapter is 7; it must be a string"),
     ({"request_id": 7}, "request_id is 7; it must be a string"),
     ({"timeout_s": "soon"}, "timeout_s is 'soon'; it must be a number of seconds"),
     ({"timeout_s": math.nan}, "timeout_s is nan; it must be a number of seconds"),
@@ -272,7 +277,8 @@ async def test_abort_tells_whether_the_request_was_live(stand_in: StandIn) -> No
 
 async def test_the_model_is_described(stand_in: StandIn) -> None:
     async with Client(stand_in.address) as client:
-        assert await client.get_model() == ModelInfo("tiny", 64, 4, has_chat_template=False, dtype="float32")
+        described = ModelInfo("tiny", 64, 4, has_chat_template=False, dtype="float32", adapters=("poet",))
+        assert await client.get_model() == described
 
 
 async def test_prompts_become_tokens_and_tokens_text(stand_in: StandIn) -> None:

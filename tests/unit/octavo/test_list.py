@@ -165,7 +165,7 @@ async def test_the_model_that_is_served_is_named(
 ) -> None:
     said = await asyncio.to_thread(listed, capsys, "--address", stand_in.address)
 
-    assert said.endswith(f"\n\nserved at {stand_in.address}: tiny\n")
+    assert said.endswith(f"\n\nserved at {stand_in.address}: tiny\nwith adapters: poet\n")
 
 
 def test_codes_with_scales_are_listed_with_what_they_are_and_need(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
