@@ -203,8 +203,9 @@ class SchedulerConfig(ClientSideConfig):
         None,
         description=(
             "TOML file with a table for each tenant: weight, slots, waiting, tokens_per_minute. Tenants without a "
-            'table are rejected, unless there is a table ["*"] for them. The file is reloaded when it changes. By '
-            "default every tenant is accepted, with weight 1."
+            'table are rejected, unless there is a table ["*"] for them. A table [adapters.NAME] has the '
+            "tokens_per_minute of a LoRA adapter. The file is reloaded when it changes. By default every tenant is "
+            "accepted, with weight 1."
         ),
     )
     preemption_mode: Literal["auto", "recompute", "swap"] = Field(

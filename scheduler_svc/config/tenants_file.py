@@ -8,6 +8,9 @@ tokens_per_minute = 60000    # tokens of prompts and answers; by default unlimit
 
 ["*"]                        # each tenant that has no table; without this one, they are refused
 slots = 2
+
+[adapters.legal]             # an adapter, over all tenants
+tokens_per_minute = 90000
 """
 
 import tomllib
@@ -22,6 +25,9 @@ from scheduler_svc.request.engine_request import MAX_TENANT_LENGTH
 
 # Stands for each tenant without a table.
 OTHERS = "*"
+
+# Holds the tables of adapters: a tenant's own table has no tables in it.
+ADAPTERS = "adapters"
 
 KEYS = ("weight", "slots", "waiting", "tokens_per_minute")
 MIN_WEIGHT, MAX_WEIGHT = 1e-9, 1e9
@@ -51,13 +57,38 @@ def read_tenants(path: Path, config: SchedulerConfig) -> Tenants:
         ) from error
     except (ValueError, RecursionError) as error:
         raise TenantsFileError(f"{place} is not a TOML file: {error}") from error
+    adapters = _adapters(place, tables)
     if not tables:
         raise TenantsFileError(
             f'{place} contains no tenant, so no request could run; write a table such as [red], or ["*"] for all'
         )
     quotas = {tenant: _quota(f"{place}, [{_named(tenant)}]", tenant, table, config) for tenant, table in tables.items()}
     others = quotas.pop(OTHERS, None)
-    return Tenants(quotas, others or default_quota(config), serves_others=others is not None)
+    return Tenants(
+        quotas,
+        others or default_quota(config),
+        serves_others=others is not None,
+        tokens_per_minute_of_adapters=adapters,
+    )
+
+
+def _adapters(place: str, tables: dict[str, object]) -> dict[str, int]:
+    """Take the tables of adapters out; return the tokens a minute of each."""
+    adapters = tables.get(ADAPTERS)
+    if not isinstance(adapters, dict) or not any(isinstance(table, dict) for table in adapters.values()):
+        return {}  # there are none, or it is a tenant
+    del tables[ADAPTERS]
+    quotas: dict[str, int] = {}
+    for name, table in adapters.items():
+        whose = f"{place}, [{ADAPTERS}.{_named(name)}]"
+        if not isinstance(table, dict) or list(table) != ["tokens_per_minute"]:
+            raise TenantsFileError(
+                f"{whose} must have tokens_per_minute, and nothing else: it is all that adapters have"
+            )
+        tokens = _count(whose, table, "tokens_per_minute", None)
+        assert tokens is not None, "it is there"
+        quotas[name] = tokens
+    return quotas
 
 
 def _quota(place: str, tenant: str, table: object, config: SchedulerConfig) -> TenantQuota:

@@ -224,7 +224,9 @@ class Engine:
         num_uncounted, num_known_tokens = num_uncounted_tokens(request, before)
         if not was_queued:
             self.tenants.require_slots(request)
-            self.token_quotas.require(request.tenant, num_uncounted, monotonic_s(), num_known_tokens)
+            self.token_quotas.require(
+                request.tenant, num_uncounted, monotonic_s(), num_known_tokens, adapter=request.lora_adapter
+            )
         displaced = [] if was_queued else self.waiting.require_room(request.tenant, num_prompt_tokens)
         if model.info.model_hash != model_hash:
             raise UnavailableError("the executor came back with a different model, dtype or quantization; retry")
@@ -236,6 +238,7 @@ class Engine:
             monotonic_s(),
             request.trace_id,
             has_stop_strings=request.has_stop_strings,
+            lora_adapter=request.lora_adapter,
             losses=request.losses,
             on_losses=on_losses,
         )
@@ -253,7 +256,8 @@ class Engine:
         for other, error in displaced:
             self.requests.abort(self.requests.of(other), error)
         if not was_queued:
-            self.token_quotas.take(request.tenant, num_uncounted + num_known_tokens, live.times.arrived_at_s)
+            num_taken, arrived_at_s = num_uncounted + num_known_tokens, live.times.arrived_at_s
+            self.token_quotas.take(request.tenant, num_taken, arrived_at_s, adapter=request.lora_adapter)
         self._num_arrivals += 1
         self.requests.add(live)
         if not is_taken:

@@ -47,6 +47,7 @@ class LiveRequest:
         arrived_at_s: Monotonic time of arrival, in seconds.
         trace_id: The trace that its span belongs to; None: this process does not trace.
         has_stop_strings: Whether its front looks for stop strings.
+        lora_adapter: The name of its adapter; "": it has none.
         losses: Losses that counted against it at earlier engines.
         on_losses: Called with the losses that count against it whenever they change.
 
@@ -71,6 +72,7 @@ class LiveRequest:
         trace_id: str | None = None,
         *,
         has_stop_strings: bool = False,
+        lora_adapter: str = "",
         losses: Losses = NO_LOSSES,
         on_losses: Callable[[Losses], object] = lambda _: None,
     ) -> None:
@@ -79,6 +81,7 @@ class LiveRequest:
         self.times = RequestTimes(arrived_at_s)
         self.life = RequestLife()
         self.trace_id = trace_id
+        self.lora_adapter = lora_adapter
         self.ends = [OutputEnd(has_stop_strings=has_stop_strings) for _ in range(group.num_sequences)]
         self.error: OctavoServiceError | None = None
         self.num_losses, self.num_lone_losses = losses.num_losses, losses.num_lone_losses
@@ -192,6 +195,7 @@ class LiveRequest:
             trace_id=self.trace_id,
             provenance=group.provenance,
             num_earlier_tokens=0 if group.continuation is None else group.continuation.num_tokens,
+            lora_adapter=self.lora_adapter,
         )
 
 

@@ -266,7 +266,9 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         for prompt in updates.prompt_logprobs:
             if (request := self._live(prompt.group)) is not None:
                 request.sink.push_prompt(prompt.logprobs, prompt.alternatives)
-        num_tokens_of: Counter[str] | None = Counter() if self._token_quotas.are_there else None  # by tenant
+        num_tokens_of: Counter[tuple[str, str]] | None = None  # by tenant and adapter
+        if self._token_quotas.are_there:
+            num_tokens_of = Counter()
         requests, finished, alternatives_of = self._requests, updates.finished, updates.alternatives
         rows, last_places = updates.row_of_each_token(), updates.last_places()
         num_tokens = 0
@@ -290,7 +292,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             end.num_tokens += 1
             num_tokens += 1
             if num_tokens_of is not None:
-                num_tokens_of[group.tenant] += 1
+                num_tokens_of[group.tenant, request.lora_adapter] += 1
             if row in finished:
                 end.end_by_tokens(finished[row])
             request.sink.push(index, token_id, logprob, alternatives_of.get(place))
@@ -302,7 +304,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
                 continue
             self._forgive_losses(request)
             if num_tokens_of is not None:
-                num_tokens_of[group.tenant] += group.num_slots
+                num_tokens_of[group.tenant, request.lora_adapter] += group.num_slots
             self._note_progress(request, planner, now_s, last_tokens_at_s)
         for group in updates.finished_searches:
             assert group.beams is not None
@@ -315,11 +317,11 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             request.ends[0].set_to(num_found, hypotheses[0].finish_reason)
             num_tokens += num_found
             if num_tokens_of is not None:
-                num_tokens_of[group.tenant] += group.num_slots
+                num_tokens_of[group.tenant, request.lora_adapter] += group.num_slots
             self._note_progress(request, planner, now_s, last_tokens_at_s)
             self._forget(request, now_s)
-        for tenant, num_taken in (num_tokens_of or {}).items():
-            self._token_quotas.take(tenant, num_taken, now_s)
+        for (tenant, adapter), num_taken in (num_tokens_of or {}).items():
+            self._token_quotas.take(tenant, num_taken, now_s, adapter=adapter)
         self._meter.tokens_delivered(num_tokens, last_tokens_at_s, now_s)
         for group, values in updates.pooled:
             if (request := self._live(group)) is not None:

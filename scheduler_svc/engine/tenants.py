@@ -36,11 +36,14 @@ class Tenants:
         named: Tenants with quotas of their own.
         others: The quota of each other tenant.
         serves_others: Whether other tenants are served; if not, `others` holds for their live requests.
+        tokens_per_minute_of_adapters: Tokens of prompts and answers of all requests with an adapter, by its name; those
+            of other adapters are not limited.
     """
 
     named: Mapping[str, TenantQuota] = field(default_factory=dict)
     others: TenantQuota = field(default_factory=TenantQuota)
     serves_others: bool = True
+    tokens_per_minute_of_adapters: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, tenant: str) -> TenantQuota:
         """Return a tenant's quota."""
@@ -68,8 +71,10 @@ class Tenants:
 
     @cached_property
     def has_token_quotas(self) -> bool:
-        """Whether the tokens of any tenant are limited."""
-        return any(quota.tokens_per_minute is not None for quota in (self.others, *self.named.values()))
+        """Whether the tokens of any tenant or adapter are limited."""
+        quotas = (self.others, *self.named.values())
+        has_limit = any(quota.tokens_per_minute is not None for quota in quotas)
+        return has_limit or bool(self.tokens_per_minute_of_adapters)
 
     def max_waiting_of(self, queue: int) -> int:
         """Return the most requests of any one tenant that may wait in a queue for `queue` requests."""

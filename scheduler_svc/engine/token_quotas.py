@@ -1,14 +1,15 @@
-"""Tokens a minute of each tenant: token buckets, with the time as an argument.
+"""Tokens a minute of each tenant and of each adapter: token buckets, with the time as an argument.
 
 A bucket holds the tokens of one minute, and is filled evenly. A submitted request takes the tokens of its prompt, even
 cached ones, because these are not known yet; it is refused if the bucket has fewer. A continuation also takes the known
 tokens of its answer, except tokens that this engine has counted before. Generated tokens are taken as they are
 computed. They may exceed the bucket, because no running request is ended: then the tenant's next requests are refused
-until it is filled again.
+until it is filled again. A request with an adapter needs and takes as many tokens of the adapter's bucket.
 """
 
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from grpc import StatusCode
 
@@ -16,6 +17,9 @@ from octavo_shared.errors import TokenQuotaError
 from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
+
+# "tenant" or "adapter", and its name.
+_Key: TypeAlias = tuple[str, str]
 
 # Full buckets are forgotten when there are so many more buckets than the last time.
 _MANY_BUCKETS = 1024
@@ -37,7 +41,7 @@ class _Bucket:
 
 
 class TokenQuotas:
-    """The buckets of all tenants with limited tokens.
+    """The buckets of all tenants and adapters with limited tokens.
 
     Args:
         tenants: The limits.
@@ -49,31 +53,37 @@ class TokenQuotas:
     def __init__(self, tenants: Tenants) -> None:
         self.num_refused = 0
         self._tenants = tenants
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: dict[_Key, _Bucket] = {}
         self._most_buckets = _MANY_BUCKETS
 
     @property
     def are_there(self) -> bool:
-        """Whether the tokens of any tenant are limited."""
+        """Whether any tokens are limited."""
         return self._tenants.has_token_quotas
 
     def set_tenants(self, tenants: Tenants, now_s: float) -> None:
         """Let other limits hold from now on; taken tokens stay taken."""
-        for name in list(self._buckets):
-            bucket = self._bucket(name, now_s)
-            per_minute = tenants.of(name).tokens_per_minute
+        for key in list(self._buckets):
+            bucket = self._bucket(key, now_s)
+            per_minute = _per_minute(tenants, key)
             if bucket is None or per_minute is None:
-                del self._buckets[name]
+                del self._buckets[key]
             else:
                 bucket.num_tokens = min(bucket.num_tokens, per_minute)
         self._tenants = tenants
 
-    def require(self, tenant: str, num_tokens: int, now_s: float, num_known_tokens: int = 0) -> None:
-        """Raise TokenQuotaError if a tenant has too few tokens left; take nothing yet.
+    def require(
+        self, tenant: str, num_tokens: int, now_s: float, num_known_tokens: int = 0, *, adapter: str = ""
+    ) -> None:
+        """Raise TokenQuotaError if a tenant, or an adapter, has too few tokens left; take nothing yet.
 
         A continuation needs `num_known_tokens` too, but no more than a full bucket, because it was accepted before.
         """
-        per_minute, bucket = self._tenants.of(tenant).tokens_per_minute, self._bucket(tenant, now_s)
+        for key in _keys(tenant, adapter):
+            self._require(key, num_tokens, now_s, num_known_tokens)
+
+    def _require(self, key: _Key, num_tokens: int, now_s: float, num_known_tokens: int) -> None:
+        per_minute, bucket = _per_minute(self._tenants, key), self._bucket(key, now_s)
         if per_minute is None or bucket is None:
             return
         num_tokens = max(num_tokens, min(num_tokens + num_known_tokens, per_minute))
@@ -83,35 +93,48 @@ class TokenQuotas:
         retry_after_s = None
         if num_tokens <= per_minute:
             retry_after_s = math.ceil((num_tokens - bucket.num_tokens) * 60_000 / per_minute) / 1000
-        raise TokenQuotaError(tenant, num_tokens, per_minute, math.floor(bucket.num_tokens), retry_after_s)
+        (kind, name), num_left = key, math.floor(bucket.num_tokens)
+        raise TokenQuotaError(name, num_tokens, per_minute, num_left, retry_after_s, kind=kind)
 
-    def take(self, tenant: str, num_tokens: int, now_s: float) -> None:
-        """Take tokens of a tenant, even more than are left."""
-        bucket = self._bucket(tenant, now_s)
-        if bucket is not None:
-            bucket.num_tokens -= num_tokens
+    def take(self, tenant: str, num_tokens: int, now_s: float, *, adapter: str = "") -> None:
+        """Take tokens of a tenant, and of an adapter, even more than are left."""
+        for key in _keys(tenant, adapter):
+            if (bucket := self._bucket(key, now_s)) is not None:
+                bucket.num_tokens -= num_tokens
 
-    def _bucket(self, tenant: str, now_s: float) -> _Bucket | None:
-        """Return the bucket of a tenant as it is now; None: its tokens are not limited."""
-        per_minute = self._tenants.of(tenant).tokens_per_minute
+    def _bucket(self, key: _Key, now_s: float) -> _Bucket | None:
+        """Return a bucket as it is now; None: these tokens are not limited."""
+        per_minute = _per_minute(self._tenants, key)
         if per_minute is None:
             return None
-        bucket = self._buckets.get(tenant)
+        bucket = self._buckets.get(key)
         if bucket is None:
             if len(self._buckets) >= self._most_buckets:
                 self._forget_full_ones(now_s)
-            bucket = self._buckets[tenant] = _Bucket(per_minute, now_s)
+            bucket = self._buckets[key] = _Bucket(per_minute, now_s)
         bucket.fill(per_minute, now_s)
         return bucket
 
     def _forget_full_ones(self, now_s: float) -> None:
-        for name, bucket in list(self._buckets.items()):
-            per_minute = self._tenants.of(name).tokens_per_minute
-            assert per_minute is not None, "only limited tenants have buckets"
+        for key, bucket in list(self._buckets.items()):
+            per_minute = _per_minute(self._tenants, key)
+            assert per_minute is not None, "only what is limited has a bucket"
             bucket.fill(per_minute, now_s)
             if bucket.num_tokens >= per_minute:
-                del self._buckets[name]
+                del self._buckets[key]
         self._most_buckets = len(self._buckets) + _MANY_BUCKETS
+
+
+def _keys(tenant: str, adapter: str) -> tuple[_Key, ...]:
+    """Return the buckets of a request; `adapter` "": it has none."""
+    return (("tenant", tenant), ("adapter", adapter)) if adapter else (("tenant", tenant),)
+
+
+def _per_minute(tenants: Tenants, key: _Key) -> int | None:
+    kind, name = key
+    if kind == "adapter":
+        return tenants.tokens_per_minute_of_adapters.get(name)
+    return tenants.of(name).tokens_per_minute
 
 
 def num_uncounted_tokens(request: EngineRequest, before: EndedRequest | None) -> tuple[int, int]:

@@ -103,6 +103,7 @@ class EndedRequest:
         provenance: Which numerics made which of its tokens.
         num_earlier_tokens: Output tokens of the calls that it continues.
         num_draft_tokens: Output tokens that came as drafts.
+        lora_adapter: The name of its adapter; empty: it had none, or a front keeps it.
     """
 
     request_id: str
@@ -123,6 +124,7 @@ class EndedRequest:
     provenance: Provenance = field(default_factory=Provenance)
     num_earlier_tokens: int = 0
     num_draft_tokens: int = 0
+    lora_adapter: str = ""
 
     @property
     def has_failed(self) -> bool:

@@ -48,6 +48,8 @@ class Meter:
         num_pooled_tokens: The tokens of their texts.
         num_requests_of: Requests that ended, by the name of their tenant in metrics.
         num_output_tokens_of: The tokens of their outputs.
+        num_requests_with: Those of them with an adapter, by its name in metrics.
+        num_output_tokens_with: The tokens of their outputs.
     """
 
     def __init__(self) -> None:
@@ -69,7 +71,9 @@ class Meter:
         self.num_pooled_tokens = 0
         self.num_requests_of: Counter[str] = Counter()
         self.num_output_tokens_of: Counter[str] = Counter()
-        self._tenants = TenantNames()
+        self.num_requests_with: Counter[str] = Counter()
+        self.num_output_tokens_with: Counter[str] = Counter()
+        self._tenants, self._adapters = TenantNames(), TenantNames()
         self.num_executor_losses = 0
         self.num_void_rows = 0
         self.num_drafts = 0
@@ -139,7 +143,12 @@ class Meter:
         """Count a request that has ended in any way."""
         tenant = self._tenants.label(ended.tenant)
         self.num_requests_of[tenant] += 1
-        self.num_output_tokens_of[tenant] += max(0, ended.num_output_tokens - ended.num_earlier_tokens)
+        num_output_tokens = max(0, ended.num_output_tokens - ended.num_earlier_tokens)
+        self.num_output_tokens_of[tenant] += num_output_tokens
+        if ended.lora_adapter:
+            adapter = self._adapters.label(ended.lora_adapter)
+            self.num_requests_with[adapter] += 1
+            self.num_output_tokens_with[adapter] += num_output_tokens
         times = ended.times
         if times.first_token_at_s is None and times.queue_s is not None:
             self.queue_time.observe(times.queue_s)

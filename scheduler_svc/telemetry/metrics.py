@@ -226,6 +226,19 @@ TENANT_OUTPUT_TOKENS = Metric(
     "Output tokens of requests that ended, by tenant as above; those behind a stop string do not count.",
     ("tenant",),
 )
+ADAPTER_REQUESTS = Metric(
+    "octavo_adapter_requests_total",
+    "counter",
+    "Accepted requests with an adapter that ended, by adapter: the first 50 by name, the rest as other.",
+    ("adapter",),
+)
+ADAPTER_OUTPUT_TOKENS = Metric(
+    "octavo_adapter_output_tokens_total",
+    "counter",
+    "Output tokens of requests with an adapter that ended, by adapter as above; those behind a stop string do not "
+    "count.",
+    ("adapter",),
+)
 FRONTS = Metric(
     "octavo_fronts_joined",
     "gauge",
@@ -345,6 +358,8 @@ def _counted_families(engine: Engine) -> Iterator[Family]:
     yield RECOVERED.single(meter.num_recovered)
     yield TENANT_REQUESTS.family(by_label(meter.num_requests_of))
     yield TENANT_OUTPUT_TOKENS.family(by_label(meter.num_output_tokens_of))
+    yield ADAPTER_REQUESTS.family(by_label(meter.num_requests_with))
+    yield ADAPTER_OUTPUT_TOKENS.family(by_label(meter.num_output_tokens_with))
 
 
 def _state_of(driver: ExecutorDriver) -> str:

@@ -1,14 +1,14 @@
-"""The tenants that metrics name: clients may make up any number of tenants, and each would be a series for ever."""
+"""The tenants and adapters that metrics name: there may be any number of them, and each would be a series for ever."""
 
 from scheduler_svc.request.engine_request import MAX_TENANT_LENGTH
 
-# In one process; later tenants share a label.
+# In one process; later ones share a label.
 NUM_NAMED_TENANTS = 50
 OTHER = "other"
 
 
 class TenantNames:
-    """Names the first tenants."""
+    """Names the first tenants, or adapters."""
 
     def __init__(self, capacity: int = NUM_NAMED_TENANTS) -> None:
         self._capacity = capacity

@@ -136,23 +136,33 @@ class QueueFullError(WorldError):
 
 
 class TokenQuotaError(WorldError):
-    """A tenant has fewer tokens left than a request needs at least.
+    """A tenant, or an adapter, has fewer tokens left than a request needs at least.
 
     Args:
+        name: Its name.
         num_tokens: What the request needs: its prompt, or 1 while that is unknown.
-        per_minute: The tenant's tokens in a minute.
+        per_minute: Its tokens in a minute.
         num_left: The tokens that it has left now; below 0: by how much its answers exceeded them.
         retry_after_s: When it has enough, in seconds; None: never, the request needs more than a minute's tokens.
+        kind: "tenant" or "adapter".
     """
 
     def __init__(
-        self, tenant: str, num_tokens: int, per_minute: int, num_left: int, retry_after_s: float | None
+        self,
+        name: str,
+        num_tokens: int,
+        per_minute: int,
+        num_left: int,
+        retry_after_s: float | None,
+        *,
+        kind: str = "tenant",
     ) -> None:
         self.retry_after_s = retry_after_s
+        whose = f"{kind} {name!r}"
         needed = "1 token" if num_tokens == 1 else f"{num_tokens} tokens"
         if retry_after_s is None:
             message = (
-                f"the prompt has {needed}, and tenant {tenant!r} may use {per_minute} tokens a minute, so it can never "
+                f"the prompt has {needed}, and {whose} may use {per_minute} tokens a minute, so it can never "
                 "run; send a shorter prompt"
             )
         else:
@@ -161,9 +171,7 @@ class TokenQuotaError(WorldError):
                 if num_left >= 0
                 else f"has used {-num_left} tokens more than its {per_minute} tokens a minute"
             )
-            message = (
-                f"tenant {tenant!r} {used_up}, and the request needs at least {needed}; retry in {retry_after_s:g} s"
-            )
+            message = f"{whose} {used_up}, and the request needs at least {needed}; retry in {retry_after_s:g} s"
         super().__init__(message)
 
 

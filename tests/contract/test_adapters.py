@@ -58,10 +58,12 @@ async def refusal_of(call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
     return refused.value.code(), refused.value.details() or ""
 
 
-def asking(name: str, max_tokens: int = 6, *, num_prompt_tokens: int = 40, **params: Any) -> pb.GenerateRequest:
+def asking(
+    name: str, max_tokens: int = 6, *, num_prompt_tokens: int = 40, tenant: str = "", **params: Any
+) -> pb.GenerateRequest:
     """Return a request with the same prompt for all names."""
     request = token_request(num_prompt_tokens, max_tokens, **params)
-    request.lora_adapter = name
+    request.lora_adapter, request.tenant = name, tenant
     return request
 
 
@@ -133,6 +135,23 @@ async def test_pythons_clients_load_use_list_and_unload_adapters() -> None:
         await operator.unload_adapter("poet")
         with pytest.raises(NotFoundError):
             await operator.unload_adapter("poet")
+
+
+@pytest.mark.parametrize("fronts", [0, 1])
+async def test_an_adapters_tokens_are_limited_and_counted_over_all_tenants(fronts: int, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text('["*"]\n[adapters.a]\ntokens_per_minute = 60\n')
+    async with running_stack(Files().worker(), fronts=fronts, tenants_file=file) as stack:
+        for name in "ab":
+            await load(stack, name)
+        for name in ("a", "b", "b", ""):
+            await collect(stack, asking(name, tenant="red"))
+        code, words = await refusal_of(collect(stack, asking("a", tenant="blue")))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert words.startswith("adapter 'a' has 14 of its 60 tokens a minute left, and the request needs at least 40")
+        meter = stack.engine.meter
+        assert meter.num_requests_with == {"a": 1, "b": 2}
+        assert meter.num_output_tokens_with == {"a": 6, "b": 12}
 
 
 async def test_an_adapter_that_is_not_there_has_no_name_and_the_executors_words_are_told() -> None:

@@ -193,7 +193,7 @@ async def test_tokens_that_are_generated_beyond_the_quota_end_nothing_and_count(
 
 def num_left(engine: Engine, tenant: str = "") -> float:
     """Return the tokens that are left to a tenant."""
-    bucket = engine.token_quotas._bucket(tenant, monotonic_s())
+    bucket = engine.token_quotas._bucket(("tenant", tenant), monotonic_s())
     assert bucket is not None
     return bucket.num_tokens
 

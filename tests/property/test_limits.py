@@ -70,9 +70,9 @@ class Play:
         self.seen: set[str] = set()
         take = self.engine.token_quotas.take
 
-        def count_taken(tenant: str, num_tokens: int, now_s: float) -> None:
+        def count_taken(tenant: str, num_tokens: int, now_s: float, *, adapter: str = "") -> None:
             self.num_taken[tenant] += num_tokens
-            take(tenant, num_tokens, now_s)
+            take(tenant, num_tokens, now_s, adapter=adapter)
 
         self.engine.token_quotas.take = count_taken  # type: ignore[method-assign]
 

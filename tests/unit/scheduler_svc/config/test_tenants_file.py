@@ -39,6 +39,9 @@ def test_a_table_has_the_quotas_of_its_tenant_and_the_flags_say_the_rest(tmp_pat
     assert read(tmp_path, ALL_OF_RED + '["a.b"]\nweight = 0.5\n[""]\n') == Tenants(
         {"red": all_of_red, "a.b": TenantQuota(TenantShare(0.5, 4), 7), "": default}, default, serves_others=False
     )
+    adapters = '[adapters.a]\ntokens_per_minute = 9\n[adapters."b.c"]\ntokens_per_minute = 8\n'
+    assert read(tmp_path, f"[red]\n{adapters}").tokens_per_minute_of_adapters == {"a": 9, "b.c": 8}
+    assert read(tmp_path, "[adapters]\nslots = 3\n").of("adapters").share.max_num_seqs == 3
     assert read(tmp_path, '[red]\n["*"]\nslots = 1\n') == Tenants({"red": default}, TenantQuota(TenantShare(1.0, 1), 7))
 
 
@@ -51,6 +54,10 @@ def test_a_table_has_the_quotas_of_its_tenant_and_the_flags_say_the_rest(tmp_pat
     ("red = 2\n", ", [red] is 2; write a table for each tenant, such as [red] with weight = 2"),
     ("[a.b]\nslots = 1\n", ', [a] has a table b; put a tenant whose name has dots in quotes, such as ["a.b"]'),
     (f"[{'a' * 257}]\n", f", [{'a' * 256}...]: the tenant is 257 characters long; use at most 256"),
+    ("[adapters.a]\ntokens_per_minute = 9\n", "contains no tenant, so no request could run"),
+    ("[red]\n[adapters.a]\nslots = 9\n", ", [adapters.a] must have tokens_per_minute, and nothing else"),
+    ("[red]\n[adapters.a]\ntokens_per_minute = 0\n", ", [adapters.a]: tokens_per_minute is 0"),
+    ("[red]\n[adapters]\nslots = 1\n[adapters.a]\ntokens_per_minute = 1", ", [adapters.slots] must have"),
     ("[red]\nweights = 2\n", ", [red]: weights is not a quota; did you mean weight?"),
     ("[red]\ncolour = 2\n", ", [red]: colour is not a quota; use weight, slots, waiting, tokens_per_minute"),
     ('["a\\nb"]\nslots = 0\n', r", ['a\nb']: slots is 0; it must be at least 1"),
