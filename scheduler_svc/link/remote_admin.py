@@ -11,15 +11,18 @@ from typing import Any, TypeAlias
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from octavo.admin.v1 import admin_service_pb2
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.values.status_details import DETAILS_KEY
-from octavo_shared.errors import OctavoServiceError, UnavailableError
+from octavo_shared.errors import MalformedMessageError, OctavoServiceError, UnavailableError
 from octavo_shared.grpc.grpc_status import failure_text, rpc_status, status_code
 from octavo_shared.grpc.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
 from scheduler_svc.link.messages import decode_failure, encode_failure
 
 # The trailing metadata of a call that failed with an error of ours: `pb.Failure`, whose message is the status' own.
 FAILURE_KEY = "octavo-failure-bin"
+
+_SERVICE = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 # Longest text in the attributes of an error: statuses travel as headers, which gRPC limits to 8 KiB.
 _MAX_ATTRIBUTE_CHARS = 200
@@ -30,15 +33,19 @@ Call: TypeAlias = Callable[[Asked], Awaitable[Message]]
 
 
 class FailuresInStatus(HandlerInterceptor):
-    """Adds to the status of a call that failed what its front needs to raise the same error."""
+    """Adds to the status of a call of AdminService that failed what its front needs to raise the same error."""
 
     def wrap(self, method: str, handler: Handler) -> Handler:
         """Return the handler with its errors turned into such statuses."""
+        if method.rpartition("/")[0].lstrip("/") != _SERVICE:
+            return handler
         behavior, rebuild = handler_parts(handler)
 
         async def guarded(request: Any, context: Context) -> Any:
             try:
                 return await run_handler(behavior, request, context)
+            except MalformedMessageError:
+                raise  # of a peer that is no front
             except OctavoServiceError as error:
                 status, failure = rpc_status(error), encode_failure(error)
                 failure.message = ""

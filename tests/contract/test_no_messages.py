@@ -74,7 +74,7 @@ def ports_of(stack: Stack) -> dict[str, list[str]]:
         executor: ["octavo.execution.v1.ExecutionService", *both],
     }
     if stack.fronts is not None:
-        ports[stack.fronts.link] = ["octavo.core.v1.CoreService", SERVICE]
+        ports[stack.fronts.link] = ["octavo.core.v1.CoreService", "octavo.admin.v1.AdminService", SERVICE]
     return ports
 
 
@@ -179,7 +179,7 @@ async def test_what_no_core_sends_ends_the_session_and_the_front_goes_on(
         change(message)
         return message.SerializeToString()
 
-    monkeypatch.setattr(engine_port, "GrpcServer", partial(GrpcServer, readers=[Answering("Join", spoil)]))
+    monkeypatch.setattr(engine_port, "FailuresInStatus", partial(Answering, "Join", spoil))
     async with running_stack(FakeWorker(step_ms=1), fronts=1) as stack:
         assert len((await collect(stack, token_request(3, 30, ignore_eos=True))).token_ids) == 30
         assert num_spoiled == 1
