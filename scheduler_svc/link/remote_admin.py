@@ -62,12 +62,27 @@ def _short(value: object) -> object:
 
 
 async def call_remote(call: Call, request: Asked) -> Message:
-    """Call a method of an engine. Raises OctavoServiceError: what it raised there; or the connection broke."""
+    """Call a method of an engine.
+
+    Raises: OctavoServiceError: what it raised there; or the connection broke. What the stream of messages raises.
+    """
+    troubles: list[Exception] = []  # of the stream; gRPC only cancels the call
+
+    async def watched(messages: AsyncIterator[Message]) -> AsyncIterator[Message]:
+        try:
+            async for message in messages:
+                yield message
+        except Exception as error:
+            troubles.append(error)
+            raise
+
     try:
-        return await call(request)
+        return await call(request if isinstance(request, Message) else watched(request))
     except grpc.aio.AioRpcError as error:
         raise _failure_of(error) from error
     except asyncio.CancelledError:
+        if troubles:
+            raise troubles[0] from None
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise

@@ -3,9 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
+import grpc
+import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
@@ -18,7 +21,9 @@ from octavo_shared.errors import (
     UnavailableError,
     UnknownNameError,
 )
-from scheduler_svc.link.remote_admin import Asked, call_all
+from octavo_shared.grpc.grpc_server import GrpcServer
+from octavo_shared.step_wire.message_bytes import CheckedAnswers
+from scheduler_svc.link.remote_admin import Asked, FailuresInStatus, call_all, call_remote
 from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.request.engine_client import EngineClient
 from tests.contract.test_adapters import Files
@@ -94,20 +99,48 @@ async def test_a_call_whose_engine_goes_away_fails_and_its_caller_is_not_cancell
             await loading
 
 
-async def _numbers(num: int) -> AsyncIterator[Message]:
+async def numbers(num: int, *, breaks: bool = False) -> AsyncIterator[Message]:
     for number in range(num):
         yield pb.GetStepRequest(step_id=number)
+    if breaks:
+        raise CallerError("the body broke off")
 
 
-async def test_a_stream_reaches_all_engines_whole_and_one_that_fails_early_keeps_none_waiting() -> None:
+async def add_up(requests: AsyncIterator[pb.GetStepRequest], context: object) -> pb.GetStepRequest:
+    total = 0
+    async for request in requests:
+        if request.step_id == 7:
+            raise InvalidFieldError("step_id", 7, "another one")
+        total += request.step_id
+    return pb.GetStepRequest(step_id=total)
+
+
+@pytest.mark.parametrize("num_engines", [1, 2])
+async def test_a_stream_reaches_all_engines_whole_and_what_fails_is_raised_as_it_is(num_engines: int) -> None:
+    port = GrpcServer(listen="127.0.0.1:0", max_message_bytes=2**20, service_names=(), readers=[FailuresInStatus()])
+    read, write = pb.GetStepRequest.FromString, pb.GetStepRequest.SerializeToString
+    methods = {"AddUp": grpc.stream_unary_rpc_method_handler(add_up, read, write)}
+    service = "octavo.admin.v1.AdminService"
+    port.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    async with grpc.aio.insecure_channel(await port.start()) as channel:
+        checked = CheckedAnswers(channel, "the engine", CallerError)
+        method = checked.stream_unary(f"/{service}/AddUp", request_serializer=write, response_deserializer=read)
+        calls = [partial(call_remote, method)] * num_engines
+        assert await call_all(calls, numbers(5)) == pb.GetStepRequest(step_id=10)
+        with pytest.raises(InvalidFieldError, match="step_id is 7; it must be another one"):
+            await call_all(calls, numbers(10**9))
+        with pytest.raises(CallerError, match="the body broke off"):
+            await call_all(calls, numbers(5, breaks=True))
+    await port.stop(0)
+
+
+async def test_an_engine_that_fails_early_keeps_no_other_waiting() -> None:
     async def count(request: Asked) -> Message:
         assert not isinstance(request, Message)
-        return pb.GetStepRequest(step_id=sum([message.step_id async for message in request]))  # type: ignore[attr-defined]
+        return pb.GetStepRequest(step_id=len([message async for message in request]))
 
     async def fail(request: Asked) -> Message:
         raise UnknownNameError("no")
 
-    answer = await call_all([count, count], _numbers(10))
-    assert answer == pb.GetStepRequest(step_id=45)
     with pytest.raises(UnknownNameError):
-        await call_all([count, fail], _numbers(10))
+        await call_all([count, fail], numbers(10))
