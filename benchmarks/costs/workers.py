@@ -10,7 +10,18 @@ from benchmarks.end_to_end.workloads import FIRST_ORDINARY_ID
 from executor_svc.config import ExecutorConfig
 from executor_svc.worker.interface import Worker, execute
 from executor_svc.worker.loading import load_worker
-from octavo_shared.step_wire.step import Admission, Int32Array, SamplingRow, Step, TableDelta, pairs
+from octavo_shared.step_wire.step import (
+    NO_RESOURCES,
+    Adapter,
+    AdapterLoad,
+    Admission,
+    Int32Array,
+    Resources,
+    SamplingRow,
+    Step,
+    TableDelta,
+    pairs,
+)
 
 BLOCK_SIZE = 16
 IN_BFLOAT16 = "in bfloat16 "
@@ -28,10 +39,11 @@ def new_worker(
     num_rows: int = 1,
     chunk: int = 2048,
     kv_cache_dtype: str = "auto",
+    lora_dir: Path | None = None,
 ) -> Worker:
     """Load a model, with room for so many tokens in each row.
 
-    `number_format` is of the weights; behind IN_BFLOAT16 all is computed in bfloat16.
+    `number_format` is of the weights; behind IN_BFLOAT16 all is computed in bfloat16. Adapters may be in `lora_dir`.
     """
     config = {
         "model": str(directory),
@@ -44,16 +56,30 @@ def new_worker(
         "num_device_blocks": num_rows * -(-num_tokens // BLOCK_SIZE),
         "num_host_blocks": 0,
         "max_num_batched_tokens": max(chunk, 256),
+        "lora_dir": () if lora_dir is None else (str(lora_dir),),
     }
     return load_worker(ExecutorConfig.model_validate(config))
 
 
-def prompt_steps(worker: Worker, prompts: Sequence[Int32Array], num_tokens: int, chunk: int) -> Iterator[Step]:
-    """Yield the steps that compute prompts, one after the other; rows have blocks for `num_tokens`."""
-    num_blocks, step_ids = -(-num_tokens // BLOCK_SIZE), itertools.count(1)
+def prompt_steps(
+    worker: Worker,
+    prompts: Sequence[Int32Array],
+    num_tokens: int,
+    chunk: int,
+    step_ids: Iterator[int] | None = None,
+    num_adapters: int = 0,
+) -> Iterator[Step]:
+    """Yield the steps that compute prompts, one after the other.
+
+    Rows have blocks for `num_tokens`, and the adapters in turns.
+    """
+    num_blocks, step_ids = -(-num_tokens // BLOCK_SIZE), step_ids or itertools.count(1)
     for slot, prompt in enumerate(prompts):
         blocks = np.arange(slot * num_blocks, (slot + 1) * num_blocks, dtype=np.int32)
-        admissions: tuple[Admission, ...] = (Admission(slot, 1, prompt, len(prompt), 0, blocks, SamplingRow()),)
+        own = Resources(adapter_slot=slot % num_adapters) if num_adapters else NO_RESOURCES
+        admissions: tuple[Admission, ...] = (
+            Admission(slot, 1, prompt, len(prompt), 0, blocks, SamplingRow(), resources=own),
+        )
         for _, length in chunks_of(len(prompt), chunk):
             delta = TableDelta(admissions=admissions, prefill_chunks=pairs((slot, length)))
             admissions = ()
@@ -66,15 +92,26 @@ def chunks_of(num_tokens: int, chunk: int) -> Iterator[tuple[int, int]]:
 
 
 class Decoding:
-    """Rows with random prompts that decode a token a step, for so many steps at most."""
+    """Rows with random prompts that decode a token a step, for so many steps at most; with adapters in turns."""
 
-    def __init__(self, worker: Worker, num_rows: int, context: int, most_steps: int) -> None:
-        self._worker = worker
+    def __init__(
+        self, worker: Worker, num_rows: int, context: int, most_steps: int, adapters: Sequence[str] = ()
+    ) -> None:
+        self._worker, self._step_ids = worker, itertools.count(1)
         prompts = random_prompts(worker, num_rows, context)
         worker.reset()
-        for step in prompt_steps(worker, prompts, decode_tokens(num_rows, context, most_steps), context):
+        self._load(adapters)
+        num_tokens = decode_tokens(num_rows, context, most_steps)
+        for step in prompt_steps(worker, prompts, num_tokens, context, self._step_ids, len(adapters)):
             execute(worker, step)
-        self._step_ids = itertools.count(num_rows + 1)
+
+    def _load(self, adapters: Sequence[str]) -> None:
+        delta = TableDelta(adapter_loads=tuple(AdapterLoad(slot, Adapter(one)) for slot, one in enumerate(adapters)))
+        num_loaded = 0
+        while num_loaded < len(adapters):
+            ended = execute(self._worker, Step(1, next(self._step_ids), delta)).adapters_loaded
+            assert not any(end.error for end in ended), ended
+            num_loaded, delta = num_loaded + len(ended), TableDelta()
 
     def step(self) -> None:
         """Decode one token of each row."""
