@@ -166,6 +166,7 @@ class NativeAdapted:
         self._library = library
         self._current = current
         self._num_inputs = matrices[0].num_inputs
+        self._num_padded = -(-self._num_inputs // library.num_lanes) * library.num_lanes
         structs = [struct for matrix in matrices for struct in matrix.structs]
         self._sizes = [int(struct.num_outputs) for struct in structs]
         self._slots = [(LowRankStruct * num_slots)() for _ in structs]
@@ -175,7 +176,7 @@ class NativeAdapted:
         self._kept: list[object] = [None] * num_slots  # what the structs point into
         shapes = [(size, num_shrunk) for size in self._sizes]
         expand_bytes = sum(library.matrix_bytes(NumberFormat.FLOAT32, *shape)[0] for shape in shapes)
-        self.num_bytes = 4 * num_shrunk * self._num_inputs + expand_bytes
+        self.num_bytes = 4 * num_shrunk * self._num_padded + expand_bytes
 
     def put(self, slot: int, weights: LowRankWeights | None, memory: WeightMemory | None = None) -> None:
         """Take over an adapter's part; see `AdaptedProduct`."""
@@ -187,8 +188,12 @@ class NativeAdapted:
             return
         memory = WeightMemory() if memory is None else memory
         num_shrunk = -(-len(weights.a) // _SHRUNK_TOGETHER) * _SHRUNK_TOGETHER
-        shrink = memory.take(num_shrunk * self._num_inputs * 4).view(torch.float32).view(num_shrunk, self._num_inputs)
-        shrink[: len(weights.a)].copy_(weights.a)
+        shrink = memory.take(num_shrunk * self._num_padded * 4).view(torch.float32)
+        lanes = self._library.num_lanes
+        rows = torch.zeros(num_shrunk, self._num_padded)
+        rows[: len(weights.a), : self._num_inputs] = weights.a
+        vectors = rows.view(-1, _SHRUNK_TOGETHER, self._num_padded // lanes, lanes)
+        shrink.copy_(vectors.transpose(1, 2).flatten())
         self._current.make_room(slot, num_shrunk)
         kept: list[object] = [shrink]
         begin = 0

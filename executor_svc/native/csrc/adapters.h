@@ -29,7 +29,9 @@ typedef struct {
 
 // An adapter's part of a product.
 typedef struct {
-    const float *shrink;    // [num_shrunk][num_inputs] A of all tensors that take these inputs, one behind the other
+    // A of all tensors that take these inputs, one behind the other: [num_shrunk / 4][num_inputs / LANES, rounded up][4]
+    // [LANES], with 0 behind the inputs.
+    const float *shrink;
     long num_shrunk;        // a multiple of 4; 0: the first of the matrices has them, or the adapter has none
     Matrix expand;          // B times the scale, [outputs of the matrix][all that is shrunk]; no outputs: it has none
     const int32_t *ranges;  // [panels of `expand`][2] begin and end of the inputs of a panel; others are 0
@@ -47,6 +49,9 @@ INLINE bool is_adapted(const Matrix *matrix) { return matrix->adapted && matrix-
 // Shrink the inputs of a product, [rows][stride], for the rows that have an adapter; shared by the threads of a region.
 // `matrix` may be the first of several with the same inputs.
 void shrink_rows(const Matrix *matrix, const float *values, long stride, const Member *member);
+
+// Begin to fetch what expand_panel reads of a panel: the product with the panel itself takes longer.
+void fetch_expand(const Matrix *matrix, long panel, long first_row, long num_rows);
 
 // Add to one panel of a product what adapters have for rows [first_row, first_row + num_rows), those of a task. `out`
 // points at the panel's first column in the first of them.

@@ -9,6 +9,7 @@ void multiply_panel(const Matrix *matrix, long panel, long next, const Rows *in,
                     float *out, long stride, bool add, Phase *phase) {
     long num_columns = least(PANEL_COLUMNS, matrix->num_outputs - panel * PANEL_COLUMNS);
     float *target = out + panel * PANEL_COLUMNS;
+    fetch_expand(matrix, panel, first_row, num_rows);
     if (!phase->may_repeat) {
         multiply(matrix, panel, next, in, first_row, num_rows, target, stride, add);
         expand_panel(matrix, panel, first_row, num_rows, target, stride);

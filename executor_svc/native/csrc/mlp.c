@@ -30,6 +30,8 @@ void activate_panel(const Mlp *mlp, Activation activation, long panel, long next
     bool is_gated = mlp->gate.num_outputs > 0, is_in_place = activated->values && !phase->may_repeat;
     float *out = is_in_place ? activated->values + place : values;
     long stride = is_in_place ? activated->stride : PANEL_COLUMNS;
+    fetch_expand(&mlp->up, panel, first_row, num_rows);
+    if (is_gated) fetch_expand(&mlp->gate, panel, first_row, num_rows);
     multiply(is_gated ? &mlp->gate : &mlp->up, panel, next, in, first_row, num_rows, out, stride, false);
     expand_panel(is_gated ? &mlp->gate : &mlp->up, panel, first_row, num_rows, out, stride);
     if (is_gated) {
