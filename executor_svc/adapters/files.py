@@ -131,7 +131,12 @@ def _add(hasher: "hashlib._Hash", part: bytes | memoryview) -> None:
 def _target_of(name: str, path: Path, shapes: Mapping[str, tuple[int, int]]) -> tuple[str, str]:
     match = _TENSOR.fullmatch(name)
     if match is None:
-        kinds = {"lora_embedding_": "embeddings", "lora_magnitude_vector": "magnitudes (DoRA)", ".bias": "biases"}
+        kinds = {
+            "lora_embedding_": "embeddings",
+            ".base_layer.weight": "embeddings or a head",  # peft saves their base beside what it adds
+            "lora_magnitude_vector": "magnitudes (DoRA)",
+            ".bias": "biases",
+        }
         what = next((kind for mark, kind in kinds.items() if mark in name), "what is no half of a low-rank pair")
         raise ModelLoadError(f"{path} contains the tensor {shown(name)}: {what} of an adapter cannot be served")
     target, half = match.groups()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from octavo_shared.step_wire.step import SamplingRow
+from octavo_shared.step_wire.step import Adapter, SamplingRow
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.executors.serving_limits import PlannerSettings
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
@@ -35,6 +35,7 @@ from tests.numerics.architectures import VOCAB_SIZE, save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import SETTINGS
 from tests.numerics.real_model import RealModel
+from tests.support.adapters import save_adapter
 from tests.support.schedules import GREEDY, Request, Schedule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -99,6 +100,42 @@ def make_scene(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str],
         return scenes[family, number_format]
 
     return make
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """Eight requests with an adapter each and two without one, all with one prompt, on an executor with eight slots."""
+    directory = tmp_path_factory.mktemp("adapted")
+    reference = save_tiny_architecture(
+        directory / "model", "LlamaForCausalLM", FAMILY_ARCHITECTURES["LlamaForCausalLM"]
+    )
+    shapes = {
+        name: module.weight.shape for name, module in reference.model.named_modules(prefix="model") if "_proj" in name
+    }
+    for number in range(8):
+        save_adapter(directory / f"{number}", shapes, rank=2 + 5 * number, seed=number, size=0.2)
+    prompt = np.random.default_rng(4).integers(3, VOCAB_SIZE, 43).tolist()
+    adapters = [*(Adapter(f"{number}") for number in range(8)), None, None]
+    requests = [Request(prompt, StopConditions(20, ignore_eos=True), GREEDY, adapter=adapter) for adapter in adapters]
+    scene = Scene.of(RealModel(directory / "model", BLOCK_SIZE, NUM_BLOCKS, lora_dir=(str(directory),)), requests)
+    assert len({tuple(outcome.outputs[0].token_ids) for outcome in scene.alone}) == 9, "adapters change what is said"
+    return scene
+
+
+@pytest.mark.parametrize("num_slots", [8, 3])
+@pytest.mark.parametrize("name", ["chunks of 7, 2 in flight", "recompute, 2 in flight", "swap, 4 in flight"])
+def test_outputs_with_adapters_do_not_depend_on_scheduling(name: str, num_slots: int, adapted: Scene) -> None:
+    schedule = named_schedules(fewest_blocks(adapted.requests))[name]
+    adapted.check(schedule, max_adapter_slots=num_slots)
+
+
+def test_outputs_with_adapters_go_on_at_another_executor(adapted: Scene) -> None:
+    workers = [adapted.model.new_worker(), adapted.model.new_worker(num_threads=2)]
+    schedule = Schedule(NUM_BLOCKS, num_steps_in_flight=2, loss_round=20)
+
+    play = adapted.play(schedule, adapted.requests, lambda: workers.pop())
+
+    assert play.fleet.num_recomputed_groups > 2
 
 
 @pytest.fixture

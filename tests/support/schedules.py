@@ -12,7 +12,7 @@ import numpy as np
 
 from executor_svc.worker.interface import Worker
 from octavo_shared.step_wire.executor_info import ExecutorInfo
-from octavo_shared.step_wire.step import NO_LOGPROBS, SamplingRow, Step
+from octavo_shared.step_wire.step import NO_LOGPROBS, Adapter, SamplingRow, Step
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import SequenceGroup, SequenceStatus
@@ -37,6 +37,7 @@ class Request:
     token_rules: TokenRules | None = None
     num_prompt_logprobs: int = NO_LOGPROBS
     stop_string_at: int | None = None
+    adapter: Adapter | None = None
 
     def to_group(self, arrival: int) -> SequenceGroup:
         """Return the request as the scheduler takes it."""
@@ -51,6 +52,7 @@ class Request:
             cache_salt=self.cache_salt,
             token_rules=self.token_rules,
             num_prompt_logprobs=self.num_prompt_logprobs,
+            adapter=self.adapter,
         )
 
 
