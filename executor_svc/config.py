@@ -148,7 +148,7 @@ class ExecutorConfig(_BatchConfig):
         64,
         ge=1,
         le=2**10,
-        description="Largest rank of a LoRA adapter. Memory is kept for --max-adapter-slots adapters of it.",
+        description="Largest rank of a LoRA adapter. The KV cache leaves room for --max-adapter-slots adapters of it.",
     )
     quantization: Literal["none", "bfloat16", "int8", "int8-a8", "int4"] = Field(
         "none",
