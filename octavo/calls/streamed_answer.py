@@ -89,6 +89,8 @@ class StreamedAnswer:
             max_model_len=self.accepted.max_model_len if self.accepted else 0,
             numerics_id=latest.numerics_id if latest else "",
             weights_digest=latest.weights_digest if latest else "",
+            adapter_source=latest.adapter_source if latest else "",
+            adapter_digest=latest.adapter_digest if latest else "",
             outputs=map(self._continued, range(max(self._deltas, default=-1) + 1)),
             prompt_logprobs=generation_pb2.PromptLogprobs(
                 logprobs=prompt.logprobs,

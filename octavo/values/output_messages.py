@@ -136,7 +136,13 @@ def _output_from_proto(output: generation_pb2.Output) -> Output:
 
 def provenance_from_proto(message: generation_pb2.Provenance) -> Provenance:
     """Return the span in the message."""
-    return Provenance(message.first_token, message.numerics_id, message.weights_digest)
+    return Provenance(
+        message.first_token,
+        message.numerics_id,
+        message.weights_digest,
+        message.adapter_source,
+        message.adapter_digest,
+    )
 
 
 def prompt_logprobs_from_proto(message: generation_pb2.PromptLogprobs) -> PromptLogprobs:

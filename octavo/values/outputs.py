@@ -69,11 +69,15 @@ class Provenance:
         first_token: Index in `Output.token_ids`.
         numerics_id: Of the executor's arithmetic; empty: it did not say it.
         weights_digest: Of all bytes of its weights; empty: it did not say it.
+        adapter_source: Where it found the adapter; empty: there is none.
+        adapter_digest: SHA-256 of the adapter; empty: there is none.
     """
 
     first_token: int
     numerics_id: str
     weights_digest: str
+    adapter_source: str = ""
+    adapter_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

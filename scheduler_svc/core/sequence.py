@@ -279,7 +279,7 @@ class SequenceGroup:
             sequence.token_ids = np.concatenate((self.prompt_token_ids, output.token_ids))
             if output.finish_reason is not None:
                 sequence.status = SequenceStatus.FINISHED
-        self.provenance.go_on_behind(continuation.numerics, self.num_sequences)
+        self.provenance.go_on_behind(continuation.numerics, self.num_sequences, continuation.adapter)
 
     def end(self) -> None:
         """End all sequences."""

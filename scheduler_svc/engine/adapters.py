@@ -16,6 +16,7 @@ import numpy as np
 from octavo_shared.errors import CallerError, InvalidFieldError, OctavoServiceError, UnknownNameError
 from octavo_shared.step_wire.step import MAX_SOURCE_BYTES, Adapter, Int32Array, SamplingRow
 from scheduler_svc.core.fleet.fleet import Fleet
+from scheduler_svc.request.continuation import Continuation
 from scheduler_svc.request.engine_client import RequestHandle, TokenSink
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
@@ -66,9 +67,18 @@ class Adapters:
         """All of them, by name."""
         return [RegisteredAdapter(name, adapter) for name, adapter in sorted(self._by_name.items())]
 
-    def resolve(self, name: str) -> Adapter:
-        """Return the adapter with a name. Raises InvalidFieldError: there is none."""
-        if (adapter := self._by_name.get(name)) is None:
+    def resolve(self, name: str, continuation: Continuation | None = None) -> Adapter:
+        """Return the adapter with a name; for an answer that goes on, the one that made its beginning.
+
+        Raises: InvalidFieldError: there is none, or an answer that has begun does not say what made it.
+        """
+        adapter = self._by_name.get(name)
+        if continuation is not None and (begun_with := continuation.adapter) is not None:
+            return adapter if adapter is not None and adapter.digest == begun_with.digest else begun_with
+        if continuation is not None and continuation.has_begun:
+            rule = "the Provenance.adapter_digest of its tokens: the name may stand for another content by now"
+            raise InvalidFieldError("continuation.adapter_digest", "empty", rule)
+        if adapter is None:
             raise InvalidFieldError("lora_adapter", name, self._offered)
         return adapter
 

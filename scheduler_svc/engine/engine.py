@@ -216,7 +216,7 @@ class Engine:
         `LiveRequest`.
         """
         if request.lora_adapter:
-            request = replace(request, adapter=self.adapters.resolve(request.lora_adapter))
+            request = replace(request, adapter=self.adapters.resolve(request.lora_adapter, request.continuation))
         self._supersede(request)
         model = self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
         num_prompt_tokens = len(request.prompt_token_ids)

@@ -16,6 +16,7 @@ from scheduler_svc.request.losses import NO_LOSSES, Losses
 from scheduler_svc.request.output_end import OutputEnd
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.parameters import StopConditions
+from scheduler_svc.request.provenance import UNKNOWN, Span
 
 MAX_EVENTS = 96
 
@@ -129,6 +130,11 @@ class LiveRequest:
     def finish_reason(self) -> FinishReason | None:
         """Why its first output ended, or the best one of a beam search; None: it has not."""
         return self.ends[0].reason
+
+    def tell_adapter(self) -> None:
+        """Tell the sink what the name of its adapter stood for, before there is a span: it may be lost until then."""
+        if self.group.adapter is not None and not self.group.provenance.spans:
+            self.sink.begin_span(Span(UNKNOWN, self.group.progress, self.group.adapter))
 
     def tell_span(self) -> None:
         """After an admission, tell the sink which numerics go on, if they are new."""

@@ -129,6 +129,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         self._tenants_of.setdefault(request_id, {})[tenant] = None
         self._all_ended.clear()
         request.sink.begin(_Handle(self, request))
+        request.tell_adapter()
         if request.has_ended:  # all its outputs had ended before its call was cut
             request.group.end()
             self._forget(request, self._clock())

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from scheduler_svc.front.text.output_text import OutputText, TextOptions
 from scheduler_svc.request.output_end import OutputEnd
 from scheduler_svc.request.outputs import Alternatives, FinishReason
-from scheduler_svc.request.provenance import Numerics
+from scheduler_svc.request.provenance import Made
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Delta(NamedTuple):
     token_ids: list[int]
     logprobs: list[float]
     alternatives: Alternatives = _NO_ALTERNATIVES
-    provenance: Sequence[tuple[int, Numerics]] = ()
+    provenance: Sequence[Made] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from scheduler_svc.request.engine_client import RequestHandle
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array, Hypothesis
-from scheduler_svc.request.provenance import UNKNOWN, Numerics, Provenance, Span
+from scheduler_svc.request.provenance import UNKNOWN, Made, Provenance, Span
 
 _News = TypeVar("_News")
 
@@ -104,9 +104,13 @@ class Response:
         """The outputs in the answer, by output index; ranked ones are there once the last one has finished."""
         return self._returned
 
-    def provenance_of(self, output: Output) -> list[tuple[int, Numerics]]:
-        """Return the first token and the kind of executor of each span of an output."""
-        return self._provenance.of_output(output.sequence_index, len(output.token_ids))
+    def provenance_of(self, output: Output) -> list[Made]:
+        """Return who made the tokens of an output."""
+        return self._made_by(output, len(output.token_ids))
+
+    def _made_by(self, output: Output, num_tokens: int) -> list[Made]:
+        adapter = self._provenance.adapter
+        return [Made(*span, adapter) for span in self._provenance.of_output(output.sequence_index, num_tokens)]
 
     @property
     def was_continued_on_other_numerics(self) -> bool:
@@ -115,13 +119,13 @@ class Response:
             return True
         return any(len(self.provenance_of(output)) > 1 for output in self.outputs)
 
-    def take_provenance(self, output: Output) -> list[tuple[int, Numerics]]:
+    def take_provenance(self, output: Output) -> list[Made]:
         """Return as `provenance_of` the spans that begin with a token that was taken, and that are new."""
         spans, index = self._provenance.spans, output.sequence_index
         if not spans or spans[-1].begin.num_tokens[index] < output.num_spanned_tokens:
             return []
         told, output.num_spanned_tokens = output.num_spanned_tokens, output.num_taken_tokens
-        return [span for span in self._provenance.of_output(index, output.num_taken_tokens) if span[0] >= told]
+        return [span for span in self._made_by(output, output.num_taken_tokens) if span.first_token >= told]
 
     def go_on_behind(self, answer: ContinuedAnswer) -> None:
         """Take what the client has of the answer, from a call that was cut; before the request is submitted."""
@@ -130,7 +134,7 @@ class Response:
         self._num_taken_prompt_logprobs = len(self.prompt_logprobs)
         self._num_delivered_ranks = answer.num_ranked
         if (continuation := self.request.continuation) is not None:
-            self._provenance.go_on_behind(continuation.numerics, len(self._made) or 1)
+            self._provenance.go_on_behind(continuation.numerics, len(self._made) or 1, continuation.adapter)
         for index, continued in enumerate(answer.outputs):
             output = self._made[index]
             output.restore(continued if self._options.returns_text else replace(continued, text="", num_characters=0))
@@ -147,7 +151,7 @@ class Response:
 
     def begin_span(self, span: Span) -> None:
         """See `TokenSink`."""
-        self._provenance.go_on(span.numerics, span.begin)
+        self._provenance.go_on(*span)
 
     def abort(self, error: OctavoServiceError) -> None:
         """End the request with an error, unless it has ended."""
@@ -234,6 +238,7 @@ class Response:
             numerics=spans[-1].numerics if spans else UNKNOWN,
             attempt=0 if earlier is None else earlier.attempt,
             max_model_len=None if earlier is None else earlier.max_model_len,
+            adapter=self._provenance.adapter or (None if earlier is None else earlier.adapter),
         )
 
     def end(self, ended: EndedRequest, error: OctavoServiceError | None) -> None:

@@ -18,7 +18,12 @@ from octavo_shared.step_wire.step import NO_LOGPROBS, PoolingTask
 from octavo_shared.step_wire.wire import FLOAT32, INT32, decode_sampling, encode_sampling
 from octavo_shared.step_wire.wire_info import decode_info, encode_info
 from octavo_shared.step_wire.wire_rules import decode_rules, encode_rules
-from scheduler_svc.request.continuation_message import decode_continuation, encode_continuation
+from scheduler_svc.request.continuation_message import (
+    adapter_fields,
+    decode_adapter,
+    decode_continuation,
+    encode_continuation,
+)
 from scheduler_svc.request.engine_client import EngineLoad
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.life import EndedRequest, EventKind, LifeEvent, RequestTimes
@@ -111,13 +116,14 @@ def encode_span(span: Span) -> pb.ProvenanceSpan:
         weights_digest=span.numerics.weights_digest,
         num_tokens=span.begin.num_tokens,
         num_prompt_logprobs=span.begin.num_prompt_logprobs,
+        **adapter_fields(span.adapter),
     )
 
 
 def decode_span(message: pb.ProvenanceSpan) -> Span:
     """Return the span in a message."""
     numerics = Numerics(message.numerics_id, message.weights_digest)
-    return Span(numerics, Progress(tuple(message.num_tokens), message.num_prompt_logprobs))
+    return Span(numerics, Progress(tuple(message.num_tokens), message.num_prompt_logprobs), decode_adapter(message))
 
 
 def decode_ended(

@@ -6,7 +6,7 @@ front that has the tokens so far can get the rest from any executor with the sam
 
 from dataclasses import dataclass
 
-from octavo_shared.step_wire.step import Int32Array
+from octavo_shared.step_wire.step import Adapter, Int32Array
 from scheduler_svc.request.outputs import FinishReason
 from scheduler_svc.request.provenance import UNKNOWN, Numerics
 
@@ -36,6 +36,7 @@ class Continuation:
             client has not continued it, and does not know of this.
         max_model_len: The longest sequence that the request was first accepted for, as its client says; None: it does
             not say.
+        adapter: What made it on top of the weights, with its digest; None: nothing, or it is not known.
     """
 
     outputs: tuple[ContinuedOutput, ...] = ()
@@ -43,6 +44,12 @@ class Continuation:
     numerics: Numerics = UNKNOWN
     attempt: int = 1
     max_model_len: int | None = None
+    adapter: Adapter | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of the answer is known, which another adapter would not have made."""
+        return bool(self.num_tokens or self.num_prompt_logprobs)
 
     @property
     def num_tokens(self) -> int:

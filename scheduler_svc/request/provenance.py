@@ -6,6 +6,8 @@ executor differ, a new span begins. Spans are noted at admissions only, so they 
 
 from typing import NamedTuple
 
+from octavo_shared.step_wire.step import Adapter
+
 
 class Numerics(NamedTuple):
     """The numerics id and the weights of an executor: equal ones give equal outputs. Empty strings: it does not say."""
@@ -34,10 +36,22 @@ class Progress(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The tokens of a group that executors with the same numerics make, from `begin` up to the next span."""
+    """The tokens of a group that executors with the same numerics make, from `begin` up to the next span.
+
+    `adapter`: that of the group, which is the same in all its spans; None: it has none.
+    """
 
     numerics: Numerics
     begin: Progress
+    adapter: Adapter | None = None
+
+
+class Made(NamedTuple):
+    """Who makes the tokens of one output from `first_token` on."""
+
+    first_token: int
+    numerics: Numerics
+    adapter: Adapter | None = None
 
 
 UNKNOWN = Numerics()
@@ -59,22 +73,27 @@ class Provenance:
         self.spans: list[Span] = []
         self.latest: Span | None = None
 
-    def go_on(self, numerics: Numerics, progress: Progress) -> None:
-        """Note that an executor with these numerics admits the group."""
-        self.latest = Span(numerics, progress)
+    def go_on(self, numerics: Numerics, progress: Progress, adapter: Adapter | None = None) -> None:
+        """Note that an executor with these numerics admits the group, which has this adapter."""
+        self.latest = Span(numerics, progress, adapter)
         self.spans = self._fruitful(progress)
         if not self.spans or self.spans[-1].numerics != numerics:
             self.spans.append(self.latest)
 
-    def go_on_behind(self, numerics: Numerics, num_sequences: int) -> None:
+    def go_on_behind(self, numerics: Numerics, num_sequences: int, adapter: Adapter | None = None) -> None:
         """Note that these numerics made the last known tokens of a group that continues an answer."""
         if numerics != UNKNOWN:
-            self.spans.append(Span(numerics, Progress((0,) * num_sequences, 0)))
+            self.spans.append(Span(numerics, Progress((0,) * num_sequences, 0), adapter))
 
     def preferred(self, progress: Progress) -> Numerics | None:
         """Return the numerics that are to go on with the group, if there is a choice; None: any may."""
         spans = self._fruitful(progress)
         return spans[-1].numerics if spans else None
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """That of the group, if there is a span."""
+        return self.spans[-1].adapter if self.spans else None
 
     def of_output(self, index: int, num_tokens: int) -> list[tuple[int, Numerics]]:
         """Return the first token and the numerics of each span of a sequence, or with index 0 of a hypothesis."""

@@ -16,7 +16,9 @@ from octavo.admin_client import AdminClient, NotFoundError
 from octavo.client import Client
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo.values.output_messages import event_from_proto
 from octavo_shared.errors import ModelLoadError
+from tests.contract.test_continuation import continued, cut_behind, joined, run
 from tests.support.stack import Answer, Stack, collect, running_stack, token_request, until
 from tests.support.step_logs import check_replay
 
@@ -210,3 +212,59 @@ async def test_the_log_of_loads_and_of_a_lost_executor_decides_every_step_again(
         await next(executor for executor in stack.executors if stack.num_groups_on(executor)).kill()
         await asyncio.gather(*running)
     assert check_replay(tmp_path).counts.num_steps > 40
+
+
+@pytest.mark.parametrize("fronts", [0, 1])
+async def test_an_answer_goes_on_elsewhere_with_the_content_that_began_it_whatever_its_name_stands_for(
+    fronts: int,
+) -> None:
+    """Reloaded with another content, and unknown; where the content is nowhere any more, it ends with these words."""
+    files = Files()
+    request = asking("it", 20)
+    request.include_prompt_token_ids = request.include_provenance = True
+    async with running_stack(files.worker(), fronts=fronts) as first:
+        await load(first, "it", "a")
+        whole = await run(first, request)
+    begun = cut_behind(whole, 5)
+    asked = continued(request, whole.accepted, begun)
+    assert asked.continuation.adapter_digest == hashlib.sha256(b"one").hexdigest()
+    async with running_stack(files.worker(), fronts=fronts) as stack:
+        for name in ("", "b"):  # the name is unknown; it is another content's
+            if name:
+                await load(stack, "it", name)
+            rest = await run(stack, asked)
+            assert list(rest.finished.outputs[0].token_ids or []) == list(whole.finished.outputs[0].token_ids or [])
+            await until(lambda: not stack.engine.requests)
+            answer = cut_behind(whole, 5)
+            for event in rest.events[:-1]:
+                answer.take(event_from_proto(event))
+            assert joined(answer, 0) == joined(cut_behind(whole, len(whole.events)), 0)
+        nothing_told = pb.GenerateRequest()
+        nothing_told.CopyFrom(asked)
+        nothing_told.continuation.ClearField("adapter_source")
+        nothing_told.continuation.ClearField("adapter_digest")
+        code, words = await refusal_of(run(stack, nothing_told))
+        assert (code, words[:45]) == (grpc.StatusCode.INVALID_ARGUMENT, "continuation.adapter_digest is empty; it must")
+    files.content["a"] = b"another"
+    async with running_stack(files.worker(), fronts=fronts) as stack:
+        _, words = await refusal_of(run(stack, asked))
+        assert "a has another content now" in words
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_what_a_front_has_goes_on_with_its_content_at_an_engine_that_knows_no_name(has_begun: bool) -> None:
+    """Also a request that no executor has begun."""
+    files = Files()
+    async with running_stack(files.worker(step_ms=2), fronts=1) as stack:
+        await load(stack, "it", "a")
+        alone = await collect(stack, asking("it", 60))
+        if not has_begun:
+            stack.engine.fleet.add = lambda group: None  # type: ignore[method-assign]
+        running = asyncio.create_task(collect(stack, asking("it", 60)))
+        await until(lambda: stack.num_groups_on(stack.executor) if has_begun else stack.engine.requests)
+        await asyncio.sleep(0.02)  # its front is told
+        vars(stack.engine.fleet).pop("add", None)
+        stack.engine.adapters.unload("it")
+        [session] = stack.link.sessions
+        session.end(ConnectionError("the test cuts it"))  # type: ignore[arg-type]
+        assert tuple((await running).token_ids) == tuple(alone.token_ids)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!octavo/core/v1/continuation.proto\x12\x0eoctavo.core.v1\"\xb2\x01\n\x0c\x43ontinuation\x12\x30\n\x07outputs\x18\x01 \x03(\x0b\x32\x1f.octavo.core.v1.ContinuedOutput\x12\x1b\n\x13num_prompt_logprobs\x18\x02 \x01(\r\x12\x13\n\x0bnumerics_id\x18\x03 \x01(\t\x12\x16\n\x0eweights_digest\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\";\n\x0f\x43ontinuedOutput\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x15\n\rfinish_reason\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!octavo/core/v1/continuation.proto\x12\x0eoctavo.core.v1\"\xe2\x01\n\x0c\x43ontinuation\x12\x30\n\x07outputs\x18\x01 \x03(\x0b\x32\x1f.octavo.core.v1.ContinuedOutput\x12\x1b\n\x13num_prompt_logprobs\x18\x02 \x01(\r\x12\x13\n\x0bnumerics_id\x18\x03 \x01(\t\x12\x16\n\x0eweights_digest\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x16\n\x0e\x61\x64\x61pter_source\x18\x07 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x08 \x01(\x0c\";\n\x0f\x43ontinuedOutput\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x15\n\rfinish_reason\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.core.v1.continuation
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CONTINUATION']._serialized_start=54
-  _globals['_CONTINUATION']._serialized_end=232
-  _globals['_CONTINUEDOUTPUT']._serialized_start=234
-  _globals['_CONTINUEDOUTPUT']._serialized_end=293
+  _globals['_CONTINUATION']._serialized_end=280
+  _globals['_CONTINUEDOUTPUT']._serialized_start=282
+  _globals['_CONTINUEDOUTPUT']._serialized_end=341
 # @@protoc_insertion_point(module_scope)

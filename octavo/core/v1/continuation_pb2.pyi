@@ -30,6 +30,8 @@ class Continuation(_message.Message):
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    ADAPTER_SOURCE_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     num_prompt_logprobs: _builtins.int
     """Log-probabilities of the prompt that are known."""
     numerics_id: _builtins.str
@@ -40,6 +42,10 @@ class Continuation(_message.Message):
     """How often the request has been continued, from 1."""
     max_model_len: _builtins.int
     """The longest sequence that the request was first accepted for, as its client says. 0: the client does not say it."""
+    adapter_source: _builtins.str
+    """Where executors find the adapter that made it. Empty: none did, or it is not known."""
+    adapter_digest: _builtins.bytes
+    """SHA-256 of that adapter's content, 32 bytes."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContinuedOutput]:
         """The outputs, by index; empty for a beam search."""
@@ -53,10 +59,12 @@ class Continuation(_message.Message):
         weights_digest: _builtins.str = ...,
         attempt: _builtins.int = ...,
         max_model_len: _builtins.int = ...,
+        adapter_source: _builtins.str = ...,
+        adapter_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "max_model_len", b"max_model_len", "num_prompt_logprobs", b"num_prompt_logprobs", "numerics_id", b"numerics_id", "outputs", b"outputs", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "adapter_source", b"adapter_source", "attempt", b"attempt", "max_model_len", b"max_model_len", "num_prompt_logprobs", b"num_prompt_logprobs", "numerics_id", b"numerics_id", "outputs", b"outputs", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

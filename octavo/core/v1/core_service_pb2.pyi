@@ -1245,12 +1245,18 @@ class ProvenanceSpan(_message.Message):
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ADAPTER_SOURCE_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     numerics_id: _builtins.str
     """Of the executors."""
     weights_digest: _builtins.str
     """Of their weights."""
     num_prompt_logprobs: _builtins.int
     """Log-probabilities of the prompt that were there when it began."""
+    adapter_source: _builtins.str
+    """Where executors find the adapter of the request. Empty: it has none."""
+    adapter_digest: _builtins.bytes
+    """SHA-256 of that adapter's content, 32 bytes."""
     @_builtins.property
     def num_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that each output had when it began."""
@@ -1262,10 +1268,12 @@ class ProvenanceSpan(_message.Message):
         weights_digest: _builtins.str = ...,
         num_tokens: _abc.Iterable[_builtins.int] | None = ...,
         num_prompt_logprobs: _builtins.int = ...,
+        adapter_source: _builtins.str = ...,
+        adapter_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_prompt_logprobs", b"num_prompt_logprobs", "num_tokens", b"num_tokens", "numerics_id", b"numerics_id", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "adapter_source", b"adapter_source", "num_prompt_logprobs", b"num_prompt_logprobs", "num_tokens", b"num_tokens", "numerics_id", b"numerics_id", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

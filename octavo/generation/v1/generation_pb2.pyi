@@ -551,6 +551,8 @@ class Provenance(_message.Message):
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     NUMERICS_ID_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    ADAPTER_SOURCE_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     first_token: _builtins.int
     """Index of the first of them in token_ids; the span goes on to the next one, or to the end."""
     numerics_id: _builtins.str
@@ -559,16 +561,22 @@ class Provenance(_message.Message):
     """
     weights_digest: _builtins.str
     """Digest of all bytes of the weights, in hexadecimal digits. Empty: the executor did not say it."""
+    adapter_source: _builtins.str
+    """Where executors found the adapter. Empty: there is none."""
+    adapter_digest: _builtins.str
+    """SHA-256 of the adapter's content, 64 hexadecimal digits. Empty: there is none."""
     def __init__(
         self,
         *,
         first_token: _builtins.int = ...,
         numerics_id: _builtins.str = ...,
         weights_digest: _builtins.str = ...,
+        adapter_source: _builtins.str = ...,
+        adapter_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token", b"first_token", "numerics_id", b"numerics_id", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "adapter_source", b"adapter_source", "first_token", b"first_token", "numerics_id", b"numerics_id", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -206,6 +206,8 @@ class Continuation(_message.Message):
     NUMERICS_ID_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    ADAPTER_SOURCE_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """How often the request has been continued, this time included; at least 1. The call with the largest number
     keeps a request that is live.
@@ -221,6 +223,13 @@ class Continuation(_message.Message):
     whatever is served here. If that is less than the request needs, it waits for a larger executor, and ends with
     UNAVAILABLE if none comes. Range: longer than the prompt, at most 2^27. 0: it is not known, and what is served here
     counts.
+    """
+    adapter_source: _builtins.str
+    """Where executors find the adapter that made it (Provenance.adapter_source)."""
+    adapter_digest: _builtins.str
+    """SHA-256 of that adapter (Provenance.adapter_digest). The answer goes on with this content only, whatever the name
+    in lora_adapter stands for by now, and also where it is unknown. Required of an answer with an adapter that has
+    begun.
     """
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContinuedOutput]:
@@ -241,10 +250,12 @@ class Continuation(_message.Message):
         numerics_id: _builtins.str = ...,
         weights_digest: _builtins.str = ...,
         max_model_len: _builtins.int = ...,
+        adapter_source: _builtins.str = ...,
+        adapter_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "max_model_len", b"max_model_len", "numerics_id", b"numerics_id", "outputs", b"outputs", "prompt_logprobs", b"prompt_logprobs", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "adapter_source", b"adapter_source", "attempt", b"attempt", "max_model_len", b"max_model_len", "numerics_id", b"numerics_id", "outputs", b"outputs", "prompt_logprobs", b"prompt_logprobs", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -363,7 +363,7 @@ class Admissions:
             group.first_scheduled_at_s = plan.now_s
             group.num_cached_tokens, group.num_brought_tokens = num_cached_tokens, num_brought_tokens
             group.num_pulled_tokens = min(group.num_arrived_tokens, num_cached_tokens)
-        group.provenance.go_on(self._numerics, group.progress)
+        group.provenance.go_on(self._numerics, group.progress, group.adapter)
         causes = [f"{num_brought_tokens} of them from the host cache"] if num_brought_tokens else []
         cause = "; ".join([*causes, *filter(None, [group.pulled])])
         group.pulled, group.num_arrived_tokens, group.pulls_nothing = "", 0, False

@@ -11,7 +11,7 @@ import numpy as np
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN
-from octavo_shared.step_wire.step import INT32_MAX, NO_LOGPROBS
+from octavo_shared.step_wire.step import ADAPTER_DIGEST_BYTES, INT32_MAX, MAX_SOURCE_BYTES, NO_LOGPROBS, Adapter
 from scheduler_svc.front.api.request_limits import RequestLimits, check_known_ids, require
 from scheduler_svc.front.output import AnswerOptions, ContinuedAnswer, ContinuedText
 from scheduler_svc.front.text.output_text import OutputText, TextOptions
@@ -87,8 +87,24 @@ def validate_continuation(
         numerics=Numerics(message.numerics_id, message.weights_digest),
         attempt=message.attempt,
         max_model_len=message.max_model_len or None,
+        adapter=_adapter(message, engine),
     )
     return continuation, ContinuedAnswer(texts, num_ranked, prompt_logprobs, prompt_alternatives)
+
+
+def _adapter(message: pb.Continuation, engine: EngineRequest) -> Adapter | None:
+    """Return the adapter that made the answer."""
+    source, digest = message.adapter_source, message.adapter_digest
+    if not (source or digest):
+        return None
+    require(bool(engine.lora_adapter), "lora_adapter", "empty", "the name of the adapter that began the answer")
+    num_bytes = len(source.encode())
+    rule = f"the value in Provenance, 1 to {MAX_SOURCE_BYTES} bytes long"
+    require(1 <= num_bytes <= MAX_SOURCE_BYTES, f"{_FIELD}.adapter_source", f"{num_bytes} bytes long", rule)
+    rule = f"the value in Provenance, {2 * ADAPTER_DIGEST_BYTES} hexadecimal digits"
+    is_digest = len(digest) == 2 * ADAPTER_DIGEST_BYTES and not set(digest) - set("0123456789abcdef")
+    require(is_digest, f"{_FIELD}.adapter_digest", f"{len(digest)} characters long", rule)
+    return Adapter(source, bytes.fromhex(digest))
 
 
 class _Check:

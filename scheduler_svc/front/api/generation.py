@@ -173,7 +173,8 @@ class Generation:
             with self.engine.checking(new_id, request.tenant) as served, self._checks.running(request):
                 model = self.text_model(served)
                 if request.model:
-                    check_model(request.model, model)
+                    if not request.continuation.adapter_digest:  # else its adapter may have no name any more
+                        check_model(request.model, model)
                     name_adapter(request, model)
                 check_generates(model)
                 run = self.text_threads.run if has_text(request) else asyncio.to_thread

@@ -1,7 +1,5 @@
 """The messages of an answer, for GenerationService."""
 
-from itertools import starmap
-
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.values.sampling_params_table import BEAMLESS_STAGES, ROW_PARAMS
@@ -10,7 +8,7 @@ from scheduler_svc.front.output import Delta, Output, PromptDelta
 from scheduler_svc.front.response import Response
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason
-from scheduler_svc.request.provenance import Numerics
+from scheduler_svc.request.provenance import Made
 
 FINISH_REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -63,13 +61,16 @@ def event_message(delta: Delta | PromptDelta) -> pb.GenerateResponse:
         alternative_logprobs=delta.alternatives.logprobs,
     )
     if delta.provenance:
-        message.provenance.extend(starmap(provenance_message, delta.provenance))
+        message.provenance.extend(map(provenance_message, delta.provenance))
     return pb.GenerateResponse(delta=message)
 
 
-def provenance_message(first_token: int, numerics: Numerics) -> generation_pb2.Provenance:
+def provenance_message(made: Made) -> generation_pb2.Provenance:
     """Return the message of one span of an output."""
-    return generation_pb2.Provenance(first_token=first_token, **numerics._asdict())
+    message = generation_pb2.Provenance(first_token=made.first_token, **made.numerics._asdict())
+    if made.adapter is not None:
+        message.adapter_source, message.adapter_digest = made.adapter.source, made.adapter.digest.hex()
+    return message
 
 
 def prompt_message(logprobs: list[float], alternatives: Alternatives) -> generation_pb2.PromptLogprobs:
@@ -97,7 +98,7 @@ def finished_message(response: Response, *, is_lean: bool, shows_provenance: boo
     )
     if shows_provenance:
         for message, output in zip(finished.outputs, response.outputs, strict=True):
-            message.provenance.extend(starmap(provenance_message, response.provenance_of(output)))
+            message.provenance.extend(map(provenance_message, response.provenance_of(output)))
     has_prompt_logprobs = response.request.num_prompt_logprobs != NO_LOGPROBS
     if has_prompt_logprobs and is_lean:
         finished.prompt_logprobs.SetInParent()

@@ -16,7 +16,7 @@ from scheduler_svc.front.api.generation_messages import (
 from scheduler_svc.front.api.request_body import RequestBody
 from scheduler_svc.front.api_meter import ApiRequest, refusal_reason
 from scheduler_svc.front.output import Delta
-from scheduler_svc.request.provenance import Numerics
+from scheduler_svc.request.provenance import Made
 
 
 class StreamedRequest:
@@ -221,12 +221,10 @@ class StreamBatch:
             self._alternative_logprobs += alternatives.logprobs
             self.num_values += 2 * len(alternatives.token_ids)
 
-    def _add_provenance(self, number: int, output_index: int, begun: Sequence[tuple[int, Numerics]]) -> None:
+    def _add_provenance(self, number: int, output_index: int, begun: Sequence[Made]) -> None:
         self.num_values += len(begun)
         for span in begun:
-            self._response.provenance.add(
-                number=number, output_index=output_index, provenance=provenance_message(*span)
-            )
+            self._response.provenance.add(number=number, output_index=output_index, provenance=provenance_message(span))
 
     def _add_failure(self, number: int, error: Exception) -> None:
         self.num_values += 1
