@@ -49,6 +49,7 @@ def make_worker(config: FakeConfig) -> FakeWorker:
         num_adapter_slots=config.num_adapter_slots,
         read_adapter=adapters.read,
         has_adapter_thread=True,
+        adapter_names=adapters.names,
         has_pooling=config.pooling or config.pooling_only,
         is_generative=not config.pooling_only,
         faults=FakeFaults(_fault_plan(config)),

@@ -9,7 +9,7 @@ follows a history is in `executor_svc/fake/language.py`.
 import hashlib
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,7 @@ class FakeWorker:
         read_adapter: Callable[[str], bytes] | None = None,
         adapter_load_steps: int = 0,
         has_adapter_thread: bool = False,
+        adapter_names: Sequence[str] = (),
         has_pooling: bool = False,
         is_generative: bool = True,
         sampling_defaults: Mapping[str, float] | None = None,
@@ -196,6 +197,7 @@ class FakeWorker:
             max_grammar_bytes=grammars.max_body_bytes,
             num_adapter_slots=num_adapter_slots,
             max_adapter_rank=MAX_ADAPTER_RANK if num_adapter_slots else 0,
+            adapter_names=tuple(adapter_names) if num_adapter_slots else (),
             pooling_tasks=frozenset(PoolingTask) if has_pooling else frozenset(),
             embedding_size=EMBEDDING_SIZE if has_pooling else 0,
             num_scores=NUM_SCORES if has_pooling else 0,

@@ -19,6 +19,11 @@ class AdapterSources:
         self._folders = [folder.resolve() for folder in folders]
         self._named = dict(named or {})
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, which are sources too."""
+        return tuple(self._named)
+
     @classmethod
     def of(cls, folders: Sequence[str], named: Sequence[str]) -> "AdapterSources":
         """Return the sources of a configuration: folders, and NAME=PATH."""

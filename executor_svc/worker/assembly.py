@@ -256,8 +256,8 @@ class _Parts:
         drafting = None if draw is not None else self._drafting(masks, states)
         most_drafts = 0 if drafting is None else config.max_draft_tokens
         adapters, slots = None, adapters_of(model)
+        sources = AdapterSources.of(config.lora_dir, config.lora)
         if slots is not None:
-            sources = AdapterSources.of(config.lora_dir, config.lora)
             adapters = WorkerAdapters(slots, sources, has_thread=self.group.size == 1)
         info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
@@ -294,6 +294,7 @@ class _Parts:
             max_transfers=config.max_transfers if identity.is_generative else 0,
             num_adapter_slots=0 if slots is None else slots.num_slots,
             max_adapter_rank=0 if slots is None else slots.max_rank,
+            adapter_names=sources.names if slots is not None else (),
         )
 
         head = None if drafting is None else drafting.mtp

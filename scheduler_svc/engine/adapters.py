@@ -7,6 +7,7 @@ it or find it, and no new one meets an old block.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from octavo_shared.errors import CallerError, InvalidFieldError, OctavoServiceError, UnknownNameError
+from octavo_shared.process.events import Event
 from octavo_shared.step_wire.step import MAX_SOURCE_BYTES, Adapter, Int32Array, SamplingRow
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.request.continuation import Continuation
@@ -23,6 +25,8 @@ from scheduler_svc.request.life import EndedRequest
 from scheduler_svc.request.outputs import Alternatives, FinishReason, Float32Array, Hypothesis
 from scheduler_svc.request.parameters import StopConditions
 from scheduler_svc.request.provenance import Span
+
+log = logging.getLogger(__name__)
 
 MAX_NAME_LENGTH = 256
 MAX_ADAPTERS = 4096
@@ -61,6 +65,8 @@ class Adapters:
         self._by_name: dict[str, Adapter] = {}
         self._loading: set[str] = set()
         self._num_attempts = 0
+        self._unloaded: set[str] = set()  # what executors offer, and an operator does not want
+        self._offered_names: asyncio.Queue[str] = asyncio.Queue()
 
     @property
     def all(self) -> list[RegisteredAdapter]:
@@ -106,6 +112,7 @@ class Adapters:
         finally:
             self._loading.discard(name)
         self._by_name[name] = Adapter(source, digest)
+        self._unloaded.discard(name)
         self._on_change(sorted(self._by_name))
         return RegisteredAdapter(name, self._by_name[name])
 
@@ -113,7 +120,28 @@ class Adapters:
         """Let no new request name an adapter; those that run go on. Raises UnknownNameError: there is none."""
         if self._by_name.pop(name, None) is None:
             raise UnknownNameError(f"no adapter has the name {name!r}; it must be {self._offered}")
+        self._unloaded.add(name)
         self._on_change(sorted(self._by_name))
+
+    def note_offered(self, names: Sequence[str]) -> None:
+        """Note that an executor was attached whose operator wants these sources served under their own names."""
+        for name in names[:MAX_ADAPTERS]:
+            self._offered_names.put_nowait(name)
+
+    async def load_offered(self) -> None:
+        """Load what executors offer, one after the other, until cancelled.
+
+        A name that there is stays as it is, and one that an operator has unloaded stays unloaded. What fails is tried
+        again when the next executor that offers it is attached.
+        """
+        while True:
+            name = await self._offered_names.get()
+            if name in self._by_name or name in self._loading or name in self._unloaded:
+                continue
+            try:
+                await self.load(name, name)
+            except OctavoServiceError as error:
+                log.warning(Event("adapter_not_served", adapter=name[:MAX_NAME_LENGTH], cause=str(error)))
 
     @property
     def _offered(self) -> str:

@@ -346,6 +346,7 @@ class Engine:
             group.create_task(self.drivers.run())
             group.create_task(self.orphans.watch())
             group.create_task(self._tick())
+            group.create_task(self.adapters.load_offered())
 
     async def _tick(self) -> None:
         """While groups wait, wake all drivers again and again: a planner with groups in its inbox may have stalled."""
@@ -423,6 +424,8 @@ class Engine:
         """Note that an executor takes groups from now on."""
         self.orphans.note_change()
         self.drivers.wake()
+        if driver.planner is not None and driver.planner.info is not None:
+            self.adapters.note_offered(driver.planner.info.adapter_names)
         await self.readiness.tell()
 
     async def on_detached(self, driver: ExecutorDriver) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +268,20 @@ async def test_what_a_front_has_goes_on_with_its_content_at_an_engine_that_knows
         [session] = stack.link.sessions
         session.end(ConnectionError("the test cuts it"))  # type: ignore[arg-type]
         assert tuple((await running).token_ids) == tuple(alone.token_ids)
+
+
+async def test_names_that_executors_have_are_served_until_an_operator_unloads_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running_stack(Files().worker(adapter_names=("a", "none", "b")), loses_soon=True) as stack:
+        await until(lambda: [one.name for one in stack.engine.adapters.all] == ["a", "b"])
+        assert (
+            "event=adapter_not_served adapter=none cause='the executor cannot load the adapter: none is" in caplog.text
+        )
+        assert (await collect(stack, asking("a"))).finished is not None
+        await stack.admin.UnloadAdapter(admin_pb.UnloadAdapterRequest(name="a"))
+        await stack.executor.kill()
+        await until(lambda: not stack.engine.fleet.planners)
+        stack.executor.worker.info = replace(stack.executor.worker.info, adapter_names=("a", "c"))
+        await stack.executor.start()
+        await until(lambda: [one.name for one in stack.engine.adapters.all] == ["b", "c"])

@@ -72,6 +72,7 @@ class GetExecutorInfoResponse(_message.Message):
     KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     WARNING_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    ADAPTER_NAMES_FIELD_NUMBER: _builtins.int
     min_wire_version: _builtins.int
     """Lowest wire version that this executor speaks."""
     max_wire_version: _builtins.int
@@ -163,6 +164,12 @@ class GetExecutorInfoResponse(_message.Message):
     def incarnations(self) -> _containers.RepeatedCompositeFieldContainer[Global___SchedulerIncarnation]:
         """The schedulers that it knows by an incarnation, the last 16. Executors of release 0.1.0 keep none."""
 
+    @_builtins.property
+    def adapter_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """CAPABILITY_ADAPTERS: names in its configuration that are sources of adapters, and that its operator wants served
+        under these names. Informational: a scheduler may load them, and any other source.
+        """
+
     def __init__(
         self,
         *,
@@ -194,10 +201,11 @@ class GetExecutorInfoResponse(_message.Message):
         kv_cache_dtype: _builtins.str = ...,
         warning: _builtins.str = ...,
         role: _builtins.str = ...,
+        adapter_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability_parameters", b"capability_parameters", "sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnations", b"incarnations", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "kv_cache_dtype", b"kv_cache_dtype", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "role", b"role", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size", "warning", b"warning", "weights_digest", b"weights_digest", "why_not_invariant", b"why_not_invariant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_names", b"adapter_names", "block_size_tokens", b"block_size_tokens", "capabilities", b"capabilities", "capability_parameters", b"capability_parameters", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "incarnations", b"incarnations", "instance_id", b"instance_id", "is_invariant", b"is_invariant", "kv_cache_dtype", b"kv_cache_dtype", "max_message_bytes", b"max_message_bytes", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_wire_version", b"max_wire_version", "min_wire_version", b"min_wire_version", "model_hash", b"model_hash", "model_id", b"model_id", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "numerics_id", b"numerics_id", "role", b"role", "sampling_defaults", b"sampling_defaults", "sliding_window_tokens", b"sliding_window_tokens", "tp_size", b"tp_size", "vocab_size", b"vocab_size", "warning", b"warning", "weights_digest", b"weights_digest", "why_not_invariant", b"why_not_invariant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

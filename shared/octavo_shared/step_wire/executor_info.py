@@ -94,6 +94,7 @@ class ExecutorInfo:
     role: str = ""  # "prefill", "decode" or "both"; empty, or anything else: both
     transfer_address: str = ""  # host:port; ":port": at the host by which the scheduler reaches it
     max_transfers: int = 0  # sent and received, pending at once; 0: it neither sends nor receives blocks
+    adapter_names: tuple[str, ...] = ()  # sources that its operator wants served under these names
 
     @property
     def capabilities(self) -> frozenset[Capability]:

@@ -22,6 +22,7 @@ _PARAMETERS = {*("cache_groups", *_DRAFT_PARAMETERS, *_OF_THINGS, *_POOLING_PARA
 _PLAIN_INFO = tuple(
     name for name in ExecutorInfo.__dataclass_fields__ if name not in {"sampling_defaults", *_PARAMETERS}
 )
+_LISTS = ("eos_token_ids", "adapter_names")
 _CACHE_KINDS = frozenset(kind.value for kind in CacheKind)
 _GROUP_FIELDS = tuple(CacheGroup.__dataclass_fields__)
 
@@ -43,7 +44,8 @@ def decode_info(message: execution_service_pb2.GetExecutorInfoResponse) -> Execu
     values = {name: getattr(message, name) for name in _PLAIN_INFO}
     values["sampling_defaults"] = decode_sampling_defaults(message.sampling_defaults)
     values.update(decode_parameters(message.capability_parameters))
-    return ExecutorInfo(**{**values, "eos_token_ids": tuple(message.eos_token_ids)})
+    lists = {name: tuple(getattr(message, name)) for name in _LISTS}
+    return ExecutorInfo(**{**values, **lists})
 
 
 def encode_capabilities(capabilities: Iterable[Capability]) -> list[capability_pb2.Capability.ValueType]:
