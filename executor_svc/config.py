@@ -58,8 +58,8 @@ class _BatchConfig(ServiceConfig):
     lora: tuple[NamedPath, ...] = Field(
         (),
         description=(
-            "Comma-separated LoRA adapters, NAME=PATH, which schedulers serve as the models NAME: folders as peft writes "
-            "them (of the fake executor: files of any bytes)."
+            "Comma-separated LoRA adapters, NAME=PATH, which schedulers serve as models of these names: folders as "
+            "peft writes them (of the fake executor: files of any bytes)."
         ),
     )
     lora_dir: tuple[str, ...] = Field(

@@ -166,7 +166,7 @@ class Adapters:
     def _told_of(self, adapter: Adapter) -> bytes:
         for planner in self._fleet.planners:
             slots = planner.batch.things.adapters
-            if (slot := slots.slot_of(adapter)) is not None:
+            if (slot := slots.slot_of(adapter)) is not None and slots.digests[slot]:
                 return slots.digests[slot]
         return b""
 

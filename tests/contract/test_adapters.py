@@ -18,6 +18,7 @@ from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.values.output_messages import event_from_proto
 from octavo_shared.errors import ModelLoadError
+from scheduler_svc.core.step import slotted_things
 from tests.contract.test_continuation import continued, cut_behind, joined, run
 from tests.support.stack import Answer, Stack, collect, running_stack, token_request, until
 from tests.support.step_logs import check_replay
@@ -273,7 +274,8 @@ async def test_what_a_front_has_goes_on_with_its_content_at_an_engine_that_knows
 async def test_names_that_executors_have_are_served_until_an_operator_unloads_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with running_stack(Files().worker(adapter_names=("a", "none", "b")), loses_soon=True) as stack:
+    worker = Files().worker(adapter_names=("a", "none", "b"))
+    async with running_stack(worker, loses_soon=True) as stack:
         await until(lambda: [one.name for one in stack.engine.adapters.all] == ["a", "b"])
         assert (
             "event=adapter_not_served adapter=none cause='the executor cannot load the adapter: none is" in caplog.text
@@ -282,6 +284,27 @@ async def test_names_that_executors_have_are_served_until_an_operator_unloads_th
         await stack.admin.UnloadAdapter(admin_pb.UnloadAdapterRequest(name="a"))
         await stack.executor.kill()
         await until(lambda: not stack.engine.fleet.planners)
-        stack.executor.worker.info = replace(stack.executor.worker.info, adapter_names=("a", "c"))
+        worker.info = replace(worker.info, adapter_names=("a", "c"))
         await stack.executor.start()
         await until(lambda: [one.name for one in stack.engine.adapters.all] == ["b", "c"])
+
+
+async def test_what_one_executor_cannot_load_another_one_does_and_the_first_one_is_asked_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slotted_things, "RETRY_FAILED_AFTER_S", 0.3)
+    lacking, having = Files({"a": b"another", "c": b"three"}), Files({"a": b"one", "b": b"two"})
+    names = ("b", "c")  # whichever executor is asked first, it lacks one of them
+    async with running_stack(lacking.worker(adapter_names=names), having.worker(), loses_soon=True) as stack:
+        await until(lambda: [one.name for one in stack.engine.adapters.all] == ["b", "c"])
+        digest = await load(stack, "a")
+        answers = await asyncio.gather(*(collect(stack, asking("a")) for _ in range(6)))
+        assert len({tuple(answer.token_ids) for answer in answers}) == 1
+        await stack.executors[hashlib.sha256(b"one").hexdigest() == digest].kill()
+        await until(lambda: len(stack.engine.fleet.planners) == 1)
+        code, words = await refusal_of(collect(stack, asking("a")))
+        assert (code, "a has another content now" in words) == (grpc.StatusCode.INTERNAL, True)
+        for files in (lacking, having):
+            files.content["a"] = b"one" if hashlib.sha256(b"one").hexdigest() == digest else b"another"
+        await asyncio.sleep(0.3)
+        assert (await collect(stack, asking("a"))).token_ids == answers[0].token_ids

@@ -19,7 +19,7 @@ from scheduler_svc.core.blocks.block_holders import ALL_PLANNERS
 from scheduler_svc.core.fleet.capacity import Footprint, is_open_to
 from scheduler_svc.core.fleet.dispatcher import Dispatcher
 from scheduler_svc.core.fleet.inbox import Inbox
-from scheduler_svc.core.fleet.placement import avoids
+from scheduler_svc.core.fleet.placement import avoids, lacks_adapter
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.block_transfers import NOTHING_ENDED
@@ -298,7 +298,8 @@ class Fleet:
         if preferred and planner not in preferred:
             return Obstacle(Wait.SKIPPED, "another executor with the same numerics id will take it soon")
         if avoids(planner, group, staying):
-            return Obstacle(Wait.SKIPPED, "it lost this executor last time, and another one can take it")
+            why = "could not load its adapter" if lacks_adapter(planner, group) else "was lost with it last time"
+            return Obstacle(Wait.SKIPPED, f"this executor {why}, and another one can take it")
         return planner.obstacle(group, judged_at_s)
 
 

@@ -302,7 +302,7 @@ class Placement:
             return Wait.SKIPPED
         if group in capacity.inbox.refused:
             return Wait.IN_LINE
-        if group.lost_on and avoids(capacity.planner, group, self._staying):
+        if (group.lost_on or group.adapter is not None) and avoids(capacity.planner, group, self._staying):
             return Wait.SKIPPED
         if self._leaves_to_others(capacity.planner, group):
             return Wait.IN_LINE
@@ -339,16 +339,23 @@ def _placed(
 
 
 def avoids(planner: ExecutorPlanner, group: SequenceGroup, takers: Iterable[ExecutorPlanner]) -> bool:
-    """Return whether a group that lost its executor is not to run on a planner, because another one can take it.
+    """Return whether a group is not to run on a planner, because another one can take it.
 
-    A group that lost its executor is placed on another one, and on none in doubt, as long as there is a choice.
+    A group that lost its executor is placed on another one, and on none in doubt, as long as there is a choice. So is
+    one whose adapter an executor could not load.
 
     Args:
         planner: The planner in question.
         group: The waiting group.
         takers: The planners that groups may be dispatched to.
     """
-    if not group.lost_on or not (planner.is_probing or planner.name == group.lost_on):
-        return False
-    others = (other for other in takers if not other.is_probing and other.name != group.lost_on)
-    return any(is_open_to(other, group) for other in others)
+    if not lacks_adapter(planner, group):
+        if not group.lost_on or not (planner.is_probing or planner.name == group.lost_on):
+            return False
+        takers = (other for other in takers if not other.is_probing and other.name != group.lost_on)
+    return any(is_open_to(other, group) and not lacks_adapter(other, group) for other in takers)
+
+
+def lacks_adapter(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
+    """Return whether the executor of a planner could not load the adapter of a group, a short time ago."""
+    return group.adapter is not None and bool(planner.batch.things.adapters.error_of(group.adapter))

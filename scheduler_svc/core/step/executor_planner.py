@@ -164,6 +164,8 @@ class ExecutorPlanner:
         self.now_s = now_s
         if self._was_processed:
             self._was_processed, self._progress_at_s = False, now_s
+        if self.batch.things.adapters.failed_at_s:
+            self.batch.things.adapters.retry_failed(now_s)
         limits = self.limits
         plan = StepPlan(limits.max_num_batched_tokens, now_s, limits.max_admitted_bytes, bool(self.in_flight))
         if self.is_draining or self._hands_over:
@@ -312,7 +314,7 @@ class ExecutorPlanner:
         for copy in sent.copies:
             copy.host.take(copy)
         if result.grammars_loaded or result.adapters_loaded:  # `check_result` has accepted them
-            self.batch.things.end_loads(result)
+            self.batch.things.end_loads(result, self.now_s)
         updates = self._results.take(self.in_flight.popleft(), result)
         if updates.counts is not None:  # each row was charged for one token when it was decided
             for sequence, num_tokens in zip(updates.sequences, updates.counts, strict=True):

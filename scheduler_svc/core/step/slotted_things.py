@@ -26,9 +26,12 @@ from octavo_shared.step_wire.step import (
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Requirements, SequenceGroup
 from scheduler_svc.core.step.demand import Obstacle, Wait
-from scheduler_svc.core.step.slot_pool import SlotPool, SlotState
+from scheduler_svc.core.step.slot_pool import SlotPool, SlotState, Taken
 from scheduler_svc.core.step.step_plan import StepPlan
 from scheduler_svc.core.step.step_size import adapter_bytes, grammar_bytes
+
+# Long enough for the requests that wait for an adapter to end, or to be tried elsewhere, by one failed load.
+RETRY_FAILED_AFTER_S = 10.0
 
 # A user of things. The requirements of a group say the same as the group.
 User: TypeAlias = SequenceGroup | Requirements
@@ -99,8 +102,11 @@ class GrammarSlots(SlotPool[Grammar]):
 class AdapterSlots(SlotPool[Adapter]):
     """The adapters that sequences are computed with; `limits` are the executor's.
 
+    A load that has failed is not tried here again for `RETRY_FAILED_AFTER_S`; after that, by who asks for it.
+
     Attributes:
         digests: What the executor told of the content in each slot; empty: nothing, as before the end of a load.
+        failed_at_s: When the load into a slot failed, by slot; none of these is old enough to be tried again.
     """
 
     kind = "adapter slot"
@@ -110,6 +116,8 @@ class AdapterSlots(SlotPool[Adapter]):
     def __init__(self, limits: CoreLimits) -> None:
         super().__init__(limits.num_adapter_slots, tells_loads=True)
         self.digests = [b""] * limits.num_adapter_slots
+        self.failed_at_s: dict[int, float] = {}
+        self._forgiven: set[int] = set()  # slots whose load has failed long ago
         self._found: dict[bytes, int] = {}  # slots of adapters that were loaded as any content, by what it was
         self.lacks_slot = Obstacle(
             Wait.SKIPPED, f"waits for an {self.kind}: requests that run use all {limits.num_adapter_slots}"
@@ -122,7 +130,21 @@ class AdapterSlots(SlotPool[Adapter]):
     def slot_of(self, key: Adapter) -> int | None:
         """Return the slot that holds an adapter, or one with the same content; None: none does."""
         found = self._found.get(key.digest) if key.digest else None
-        return super().slot_of(key) if found is None else found
+        slot = super().slot_of(key) if found is None else found
+        return None if slot in self._forgiven else slot
+
+    def take(self, key: Adapter) -> Taken:
+        """Return the slot for an adapter; if its load failed there long ago, the same one, which is loaded again."""
+        if (slot := super().slot_of(key)) in self._forgiven:
+            self._unused.move_to_end(slot, last=False)
+        return super().take(key)
+
+    def retry_failed(self, now_s: float) -> None:
+        """Let loads that failed long enough ago be tried again."""
+        for slot, at_s in list(self.failed_at_s.items()):
+            if now_s - at_s >= RETRY_FAILED_AFTER_S:
+                del self.failed_at_s[slot]
+                self._forgiven.add(slot)
 
     def in_table(self, table: BatchTable) -> tuple[Int32Array, list[Adapter | None]]:
         """Return the column with the adapter slot of each sequence, and the adapters in the slots."""
@@ -154,6 +176,8 @@ class AdapterSlots(SlotPool[Adapter]):
     def forget(self, slot: int, former: Adapter) -> None:
         """Find an adapter no more in its slot, which is for another one."""
         super().forget(slot, former)
+        self._forgiven.discard(slot)
+        self.failed_at_s.pop(slot, None)
         if self._found.get(self.digests[slot]) == slot:
             del self._found[self.digests[slot]]
         self.digests[slot] = b""
@@ -195,13 +219,15 @@ class SlottedThings:
         """Return the ends of loads that a result tells, by pool."""
         return (self.grammars, result.grammars_loaded), (self.adapters, result.adapters_loaded)
 
-    def end_loads(self, result: StepResult) -> None:
+    def end_loads(self, result: StepResult, now_s: float) -> None:
         """Note the ends of loads that a result tells."""
         for pool, ends in self.told(result):
             for end in ends:
                 pool.end_load(end.slot, end.error)
         for loaded in result.adapters_loaded:
             self.adapters.note_digest(loaded.slot, loaded.digest)
+            if loaded.error:
+                self.adapters.failed_at_s[loaded.slot] = now_s
 
     # The same for each kind ------------------------------------------------------------------------
 
