@@ -22,14 +22,23 @@ class AdapterLoads:
         drop: Empties a slot that no step uses.
         has_thread: Whether loads go on beside the caller; else the caller does them.
         num_load_steps: Without a thread: how many steps after its own a load ends.
+        agrees: Called at the end of each load with its digest, or with nothing if it failed; returns whether all ranks
+            have the same content. Of one rank: None.
     """
 
     def __init__(
-        self, load: LoadAdapter, drop: Callable[[int], None], *, has_thread: bool, num_load_steps: int = 0
+        self,
+        load: LoadAdapter,
+        drop: Callable[[int], None],
+        *,
+        has_thread: bool,
+        num_load_steps: int = 0,
+        agrees: Callable[[bytes], bool] | None = None,
     ) -> None:
         self._load = load
         self._drop = drop
         self._num_load_steps = num_load_steps
+        self._agrees = agrees
         self._thread = ThreadPoolExecutor(1, "adapter-loader") if has_thread else None
         self._loading: dict[int, _Loading] = {}  # by slot; their ends were not told yet
         self.digests: dict[int, bytes] = {}  # by slot, of loads that were told
@@ -78,6 +87,17 @@ class AdapterLoads:
             self._thread.submit(work, slot)
 
     def _run(self, slot: int, adapter: Adapter) -> AdapterLoaded:
+        end = self._run_here(slot, adapter)
+        if self._agrees is None or self._agrees(end.digest):
+            return end
+        if end.error:
+            _logger.warning(Event("adapter_not_loaded", slot=slot, source=adapter.source, cause=end.error))
+            return end
+        self._drop(slot)
+        error = f"{adapter.source} was not loaded: the ranks read other contents of it, or one could not read it"
+        return AdapterLoaded(slot, error=f"{error}; rank 0 has the SHA-256 {end.digest.hex()}"[:MAX_ERROR_CHARS])
+
+    def _run_here(self, slot: int, adapter: Adapter) -> AdapterLoaded:
         try:
             digest = self._load(slot, adapter)
         except ModelLoadError as error:

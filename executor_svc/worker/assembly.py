@@ -258,7 +258,7 @@ class _Parts:
         adapters, slots = None, adapters_of(model)
         sources = AdapterSources.of(config.lora_dir, config.lora)
         if slots is not None:
-            adapters = WorkerAdapters(slots, sources, has_thread=self.group.size == 1)
+            adapters = WorkerAdapters(slots, sources, self.group)
         info = ExecutorInfo(
             instance_id=uuid.uuid4().hex,
             model_id=identity.model_id,

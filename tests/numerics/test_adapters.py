@@ -14,6 +14,7 @@ from executor_svc.adapters.slots import AdapterSlots, using
 from executor_svc.adapters.step_rows import NO_ADAPTER, RUN_ROWS, TASK_ROWS, AdapterRows, StepRows
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.decoder import Decoder
+from executor_svc.parallel.group import SINGLE_RANK
 from executor_svc.worker.adapter_sources import AdapterSources
 from executor_svc.worker.model_runner import adapters_of
 from executor_svc.worker.worker_adapters import WorkerAdapters
@@ -149,7 +150,7 @@ def test_loads_end_beside_steps_and_tell_why_they_failed(tmp_path: Path) -> None
     _, _, slots = loaded(tmp_path / "model")
     folders = [save_adapter(tmp_path / f"{seed}", slots.shapes, rank=4, seed=seed) for seed in (1, 2)]
     digest = bytes.fromhex(slots.read(folders[0]).digest)
-    adapters = WorkerAdapters(slots, AdapterSources([tmp_path / "1"], {"two": folders[1]}), has_thread=True)
+    adapters = WorkerAdapters(slots, AdapterSources([tmp_path / "1"], {"two": folders[1]}), SINGLE_RANK)
     table, ends = BatchTable(4, 64, 4, 8, num_adapter_slots=NUM_SLOTS), dict[int, AdapterLoaded]()
     adapters.reset(table)
     (tmp_path / "1" / "same").symlink_to(folders[0])
