@@ -6,7 +6,8 @@ The cost of a planner is what it computes until the group has its last token, in
 
 So a group goes where its prefix is cached, unless so many more sequences decode there that computing the prefix again
 is cheaper, or having it sent (`transfers.py`): what is sent counts as fewer tokens. The planners learn what a row
-costs (`StepCost.row_tokens`). All costs use the median, so that equal planners stay equal.
+costs (`StepCost.row_tokens`). All costs use the median, so that equal planners stay equal. The load of an adapter counts
+as some tokens.
 
 Pure. Read next: `capacity.py`.
 """
@@ -15,6 +16,7 @@ import bisect
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from octavo_shared.step_wire.step import Adapter
 from scheduler_svc.core.blocks.block_holders import BlockHolders, Depth
 from scheduler_svc.core.fleet.capacity import Capacity, Footprint, is_open_to, num_expected_tokens
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox
@@ -27,6 +29,9 @@ from scheduler_svc.core.step.slotted_things import kinds_of
 from scheduler_svc.core.waiting.waiting_queue import Turn
 
 _WORST_COST = 2**62
+
+# What the load of an adapter costs, in tokens: it is read beside steps, while its group waits.
+ADAPTER_LOAD_TOKENS = 256
 
 # What `Capacity.rank` returns.
 Ranked = tuple[int, int, int, Capacity]
@@ -153,6 +158,8 @@ class Placement:
             num_tokens, sender = assignment.num_tokens, None
             if sources and sources[0].num_blocks > num_cached_blocks:
                 num_tokens, sender = self._with_transfer(num_tokens, num_cached_blocks, sources, footprint, capacity)
+            if group.adapter is not None:
+                num_tokens += _load_tokens(capacity.planner, group.adapter)
             cost = rank_cost + num_tokens, -capacity.num_free_blocks[0]
             if cost < best_cost:
                 if best is not None:
@@ -272,6 +279,9 @@ class Placement:
         row_cost = self._row_cost(assignment.group)
         cost = capacity.cost(row_cost) + own.num_tokens
         cost_there = there.load + there.batch.num_rows * row_cost + assignment.num_tokens
+        if (adapter := assignment.group.adapter) is not None:
+            cost += _load_tokens(capacity.planner, adapter)
+            cost_there += _load_tokens(there, adapter)
         is_obstructed = self._obstacle(capacity, turn, footprint, num_cached_blocks) is not None
         if is_obstructed or cost >= cost_there:
             return False
@@ -328,6 +338,11 @@ class Placement:
                 index += 1
             del ranked[index]
             bisect.insort(ranked, capacity.rank(row_cost))
+
+
+def _load_tokens(planner: ExecutorPlanner, adapter: Adapter) -> int:
+    """Return what the load of an adapter costs at a planner; 0: it is there."""
+    return ADAPTER_LOAD_TOKENS * planner.batch.things.adapters.waits_for(adapter)
 
 
 def _placed(

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from octavo_shared.step_wire.step import Adapter
 from scheduler_svc.core.fleet.capacity import EXPECTED_OUTPUT_TOKENS
-from scheduler_svc.core.fleet.inbox import Inbox
-from scheduler_svc.core.fleet.placement import Offer, Placement
+from scheduler_svc.core.fleet.inbox import Assignment, Inbox
+from scheduler_svc.core.fleet.placement import ADAPTER_LOAD_TOKENS, Offer, Placement
 from scheduler_svc.core.limits import CoreLimits, PoolLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.demand import Obstacle, Wait
@@ -16,7 +17,7 @@ from scheduler_svc.core.waiting.waiting_queue import Turn
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.each_row import each_row
 from tests.support.fleet_driving import FleetBench
-from tests.support.toy_executor import ToyExecutor, count_up
+from tests.support.toy_executor import ToyExecutor, content_of, count_up
 
 
 def turn_of(waiting: SequenceGroup) -> Turn:
@@ -238,3 +239,17 @@ def test_explanations_name_the_cache_group() -> None:
     [(_, obstacle)] = bench.fleet.obstacles(group(0, 8), 0.0)
 
     assert obstacle == Obstacle(Wait.IN_LINE, "needs 2 blocks of cache group 1 (window of 6 tokens), 1 free")
+
+
+def test_a_group_goes_where_its_adapter_is_loaded_unless_far_more_is_to_be_computed_there() -> None:
+    limits = small_limits(max_num_seqs=9, budget=999, blocks=999, max_model_len=999, adapter_slots=1)
+    bench = FleetBench(limits)
+    one = Adapter("one", content_of(Adapter("one")))
+    bench.add(group(0, 2, max_tokens(1), adapter=one))
+    bench.run()
+    holder, other = bench.members[0], bench.attach(limits)
+    inbox = bench.fleet.dispatcher.inboxes[0]
+    for num_ahead, chosen in ((ADAPTER_LOAD_TOKENS - 2, holder), (ADAPTER_LOAD_TOKENS + 2, other)):
+        inbox.put(Assignment(turn_of(group(1, 2)), 0, (0,), num_ahead, is_long=False))
+        assert offered(placement_of(bench), group(2, 2, adapter=one)).capacity.planner is chosen.planner
+        inbox.take(0)
