@@ -6,8 +6,8 @@ The cost of a planner is what it computes until the group has its last token, in
 
 So a group goes where its prefix is cached, unless so many more sequences decode there that computing the prefix again
 is cheaper, or having it sent (`transfers.py`): what is sent counts as fewer tokens. The planners learn what a row
-costs (`StepCost.row_tokens`). All costs use the median, so that equal planners stay equal. The load of an adapter counts
-as some tokens.
+costs (`StepCost.row_tokens`). All costs use the median, so that equal planners stay equal. An adapter's load
+counts as some tokens.
 
 Pure. Read next: `capacity.py`.
 """
