@@ -66,6 +66,7 @@ class Adapters:
         self._loading: set[str] = set()
         self._num_attempts = 0
         self._unloaded: set[str] = set()  # what executors offer, and an operator does not want
+        self._not_served: set[str] = set()  # what executors offer, and none could load
         self._offered_names: asyncio.Queue[str] = asyncio.Queue()
 
     @property
@@ -125,14 +126,15 @@ class Adapters:
 
     def note_offered(self, names: Sequence[str]) -> None:
         """Note that an executor was attached whose operator wants these sources served under their own names."""
-        for name in names[:MAX_ADAPTERS]:
+        for name in (*names[:MAX_ADAPTERS], *self._not_served):
             self._offered_names.put_nowait(name)
+        self._not_served.clear()
 
     async def load_offered(self) -> None:
         """Load what executors offer, one after the other, until cancelled.
 
         A name that there is stays as it is, and one that an operator has unloaded stays unloaded. What fails is tried
-        again when the next executor that offers it is attached.
+        again when the next executor is attached.
         """
         while True:
             name = await self._offered_names.get()
@@ -141,6 +143,8 @@ class Adapters:
             try:
                 await self.load(name, name)
             except OctavoServiceError as error:
+                if len(self._not_served) < MAX_ADAPTERS:
+                    self._not_served.add(name)
                 log.warning(Event("adapter_not_served", adapter=name[:MAX_NAME_LENGTH], cause=str(error)))
 
     @property
