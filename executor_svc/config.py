@@ -70,6 +70,15 @@ class _BatchConfig(ServiceConfig):
         8, ge=1, le=1024, description="Maximum number of adapters at a time. Without --lora and --lora-dir: none."
     )
 
+    weights_dir: tuple[str, ...] = Field(
+        (),
+        description=(
+            "Comma-separated folders: a scheduler's operators may load new weights of the model from folders in them; "
+            "those that come over the network are kept in the first one until they are in place. Empty: weights stay "
+            "as they are."
+        ),
+    )
+
     role: Literal["both", "prefill", "decode"] = Field(
         "both",
         description=(

@@ -54,6 +54,7 @@ def make_worker(config: FakeConfig) -> FakeWorker:
         is_generative=not config.pooling_only,
         faults=FakeFaults(_fault_plan(config)),
         max_transfers=config.max_transfers,
+        updates_weights=bool(config.weights_dir),
     )
 
 

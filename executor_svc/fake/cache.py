@@ -33,12 +33,16 @@ _OF_DRAFTS = np.uint64(0xA5A5A5A5A5A5A5A5)
 class Histories:
     """The history hash at each position of each live sequence.
 
-    The hash at position p is h(p) = h(p - 1) * BASE + token(p) + 1 modulo 2^64, and h(-1) comes from
-    the salt. In closed form, BASE^p * (h(-1) * BASE + sum of (token(i) + 1) * BASE^-i), which is one
+    The hash at position p is h(p) = h(p - 1) * BASE + token(p) + w modulo 2^64, where w is `weights`, and h(-1) comes
+    from the salt. In closed form, BASE^p * (h(-1) * BASE + sum of (token(i) + w) * BASE^-i), which is one
     cumulative sum.
+
+    Attributes:
+        weights: Stands for the weights that compute the next tokens; 1: those that there were at the start.
     """
 
-    def __init__(self, table: BatchTable) -> None:
+    def __init__(self, table: BatchTable, weights: np.uint64) -> None:
+        self.weights = weights
         largest = max(group.block_size for group in table.groups)  # the others divide it
         num_positions = -(-table.max_model_len // largest) * largest
         # np.zeros maps memory lazily: a row costs memory only up to its longest sequence.
@@ -78,7 +82,7 @@ class Histories:
             is_sampled = layout.num_candidates == 0
             slots, positions, token_ids = slots[is_sampled], positions[is_sampled], token_ids[is_sampled]
         before = self.by_position[slots, positions - 1]
-        self.by_position[slots, positions] = before * np.uint64(BASE) + token_ids.astype(np.uint64) + np.uint64(1)
+        self.by_position[slots, positions] = before * np.uint64(BASE) + token_ids.astype(np.uint64) + self.weights
         self._num_hashed[slots] = positions + 1
 
     @contextmanager
@@ -105,7 +109,7 @@ class Histories:
 
     def _hash(self, slot: int, begin: int, token_ids: Int32Array, before: np.uint64) -> None:
         num_tokens = len(token_ids)
-        terms = (token_ids.astype(np.uint64) + np.uint64(1)) * self._inverse_powers[:num_tokens]
+        terms = (token_ids.astype(np.uint64) + self.weights) * self._inverse_powers[:num_tokens]
         terms[:1] += _wrap(int(before) * BASE)  # a slice: one number alone would warn when it wraps
         sums = terms.cumsum(dtype=np.uint64)
         self.by_position[slot, begin : begin + num_tokens] = sums * self._powers[:num_tokens]

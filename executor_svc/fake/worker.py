@@ -10,6 +10,8 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,7 @@ from executor_svc.worker.interface import (
     num_pooled_tokens,
     table_of,
 )
+from octavo_shared.errors import DeviceLostError, ModelLoadError
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, firsts_of, split_moves
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
@@ -98,6 +101,7 @@ class FakeWorker:
         clock: Returns the time in seconds.
         instance_id: Of the process; None: a new one.
         max_transfers: Most transfers of blocks that may be pending; 0: none.
+        updates_weights: Whether its weights, one file of any bytes, can be replaced.
     """
 
     def __init__(
@@ -142,6 +146,7 @@ class FakeWorker:
         clock: Callable[[], float] = time.perf_counter,
         instance_id: str | None = None,
         max_transfers: int = 0,
+        updates_weights: bool = False,
     ) -> None:
         parameters = f"eos_probability {eos_probability}, sliding_window_tokens {sliding_window_tokens}"
         if has_states:
@@ -205,7 +210,9 @@ class FakeWorker:
             is_generative=is_generative,
             cache_groups=cache_groups,
             max_transfers=max_transfers if is_generative else 0,
+            updates_weights=updates_weights,
         )
+        self._weights, self._has_weights = np.uint64(1), True  # as in `Histories`
         self._step_ms = step_ms
         self._token_us = token_us
         self._nan_token_id = nan_token_id
@@ -230,7 +237,7 @@ class FakeWorker:
         self.table = table_of(self.info, uses_groups=self._uses_groups)
         self._grammar_masks.reset()
         self._adapters.reset()
-        self._histories = Histories(self.table)
+        self._histories = Histories(self.table, self._weights)
 
     def _lay_out(self) -> None:
         """Make empty pools, of each cache group or of all layers together."""
@@ -278,6 +285,31 @@ class FakeWorker:
         self._sleep(max(0.0, target_s - (self._clock() - begin_s)))
         result.execute_duration_us = round((self._clock() - begin_s) * 1e6)
         return result
+
+    def update_weights(self, folder: Path, weights_digest: str) -> None:
+        """Take the files of a folder, of any bytes, as weights; see `Worker`."""
+        try:
+            content = b"".join(path.read_bytes() for path in sorted(folder.glob("*.safetensors")))
+        except OSError as error:
+            raise ModelLoadError(f"{folder.name} cannot be read: {error.strerror}") from error
+        if not content:
+            raise ModelLoadError(f"{folder.name} has no safetensors files")
+        digest = hashlib.sha256(content).hexdigest()
+        if weights_digest not in ("", digest):
+            raise DeviceLostError(f"the new weights have the digest {digest[:16]}…, not {weights_digest[:16]}…")
+        self.info = replace(self.info, weights_digest=digest, model_hash=digest)
+        self._weights, self._has_weights = np.uint64(int(digest[:16], 16) | 1), True
+        self._histories.weights = self._weights
+
+    def sleep(self, level: int) -> None:
+        """Forget the cache, and at level 2 the weights; see `Worker`."""
+        self._has_weights = self._has_weights and level == 1
+        self._lay_out()
+
+    def wake(self) -> None:
+        """See `Worker`."""
+        if not self._has_weights:
+            raise ModelLoadError("there are no weights: update them first")
 
     def launch(self, step: Step) -> RunningStep:
         """Execute the step; see `executor_svc.worker.interface.Worker.launch`."""

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from executor_svc.config import ExecutorConfig, FakeConfig
@@ -82,7 +83,7 @@ async def _serve(config: ExecutorConfig | FakeConfig, load_worker: Callable[[], 
     Raises: what loading raises; DeviceLostError: the device was lost.
     """
     stop = StopRequest(exit_on_stdin_close=config.exit_on_stdin_close)
-    servicer = ExecutionServicer(dial=Dialler(config))
+    servicer = ExecutionServicer(dial=Dialler(config), weights_dirs=[Path(folder) for folder in config.weights_dir])
     calls = CallMetrics()
     tls = server_tls(config)
     warn_if_exposed(

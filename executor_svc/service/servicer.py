@@ -11,8 +11,9 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from executor_svc.service.metrics import executor_families
 from executor_svc.service.step_runner import StepRunner
 from executor_svc.service.step_stream import StepStream, first_message
 from executor_svc.service.step_thread import StepThread
+from executor_svc.service.weight_updates import WeightUpdates
 from executor_svc.transfers.sender import Dial
 from executor_svc.transfers.servicer import BlockTransferServicer
 from executor_svc.transfers.transfers import Transfers
@@ -31,7 +33,15 @@ from executor_svc.worker.interface import Worker
 from octavo.execution.v1 import capability_pb2, step_pb2
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1.execution_service_pb2_grpc import ExecutionServiceServicer
-from octavo_shared.errors import DeviceLostError, FencedError, InvalidFieldError, UnavailableError, UnknownNameError
+from octavo_shared.errors import (
+    CallerError,
+    DeviceLostError,
+    FencedError,
+    InvalidFieldError,
+    ModelLoadError,
+    UnavailableError,
+    UnknownNameError,
+)
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from octavo_shared.process.metric import Family
@@ -64,6 +74,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         thread: Runs the steps; None: a new one.
         unix_s: Returns the seconds since 1970: numbers far beyond them are not believed.
         dial: Opens channels to other executors, for blocks.
+        weights_dirs: Folders that new weights may come from; empty: it takes none.
 
     Attributes:
         transfer_address: Where other executors send blocks to; see `ExecutorInfo`.
@@ -76,6 +87,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         thread: StepThread | None = None,
         unix_s: Callable[[], float] = time.time,
         dial: Dial = grpc.aio.insecure_channel,
+        weights_dirs: Sequence[Path] = (),
     ) -> None:
         self._clock = clock
         self._unix_s = unix_s
@@ -83,6 +95,7 @@ class ExecutionServicer(ExecutionServiceServicer):
         self.transfer_address, self.role = "", ""
         self._transfers = Transfers(dial, clock)
         self._runner = StepRunner(self._attachment, thread or StepThread(), self._transfers)
+        self._weight_updates = WeightUpdates(weights_dirs)
         self._stream: StepStream | None = None
         self._is_leaving = False
         self._detached = asyncio.Event()
@@ -256,6 +269,47 @@ class ExecutionServicer(ExecutionServiceServicer):
         if self._stream is not None:
             raise FencedError("a step stream is open; send the step on it")
         return await self._runner.run(request)
+
+    async def UpdateWeights(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.UpdateWeightsRequest], context: Context
+    ) -> pb.UpdateWeightsResponse:
+        """Put new weights in place, once they are all here."""
+        first = await anext(aiter(request_iterator), None)
+        if first is None or not first.HasField("begin"):
+            raise CallerError("the first message of an update must be its beginning")
+        begin = first.begin
+        self._require_updates(begin)
+        async with self._weight_updates.receiving(begin, request_iterator) as folder:
+            self._renew(begin.epoch, begin.instance_id)
+            try:
+                info = await self._runner.update_weights(begin.epoch, begin.after_step_id, folder, begin.weights_digest)
+            except ModelLoadError as error:
+                raise CallerError(str(error)) from error
+        _logger.info(Event("weights_updated", epoch=begin.epoch, weights_digest=info.weights_digest))
+        return pb.UpdateWeightsResponse(info=wire_info.encode_info(self._described()))
+
+    async def Sleep(self, request: pb.SleepRequest, context: Context) -> pb.SleepResponse:  # noqa: N802
+        """Give memory back."""
+        if request.level not in (1, 2):
+            raise InvalidFieldError("level", request.level, "1 or 2")
+        self._require_updates(request)
+        await self._runner.sleep(request.epoch, request.after_step_id, request.level)
+        return pb.SleepResponse()
+
+    async def Wake(self, request: pb.WakeRequest, context: Context) -> pb.WakeResponse:  # noqa: N802
+        """End a sleep."""
+        self._require_updates(request)
+        try:
+            await self._runner.wake(request.epoch)
+        except ModelLoadError as error:
+            raise FencedError(str(error)) from error
+        return pb.WakeResponse()
+
+    def _require_updates(self, request: pb.UpdateWeightsBegin | pb.SleepRequest | pb.WakeRequest) -> None:
+        """Renew the lease of a caller that may change weights. Raises FencedError: it may not."""
+        self._renew(request.epoch, request.instance_id)
+        if not self._runner.changes_weights:
+            raise FencedError("the capability WEIGHT_VERSIONS was not agreed on at Attach")
 
     async def GetTokenizer(  # noqa: N802
         self, request: pb.GetTokenizerRequest, context: Context

@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from executor_svc.service.attachment import Attachment
@@ -92,6 +93,8 @@ class StepRunner:
         self._names = BlockNames(0)
         self._failure: str | None = None
         self._draining = False
+        self._sleep_level = 0
+        self._must_release = False  # the next step releases all live slots, or keeps them on purpose
         self._lost_device: DeviceLostError | None = None
         self._device_is_lost = asyncio.Event()
 
@@ -129,6 +132,11 @@ class StepRunner:
             return cpu_time_us
         return cpu_time_us + self._worker.helper_cpu_time_us
 
+    @property
+    def changes_weights(self) -> bool:
+        """Whether the attached scheduler may change weights."""
+        return Capability.WEIGHT_VERSIONS in self._agreement.capabilities
+
     def responses_since(self, step_id: int) -> list[Response]:
         """Return the stored responses after `step_id`, without waiting for the running step.
 
@@ -164,11 +172,13 @@ class StepRunner:
             self._require_device()
             uses_groups = Capability.CACHE_GROUPS in agreement.capabilities
             is_laid_out = uses_groups is (Capability.CACHE_GROUPS in self._agreement.capabilities)
-            try:
+            with self._ending_if_lost():
+                if self._sleep_level == 2:
+                    raise DeviceLostError("its scheduler, for which it sleeps without weights, has gone")
+                if self._sleep_level:
+                    worker.wake()
+                self._sleep_level = 0
                 worker.reset(uses_groups=uses_groups)
-            except DeviceLostError as error:
-                self._lose_device(error)
-                raise
             self._transfers.reset(worker, uses_groups=uses_groups)
             # A step that failed may have written anything.
             if not (keeps_names and is_laid_out) or self._failure is not None:
@@ -177,6 +187,7 @@ class StepRunner:
             self._next_step_id = 1
             self._agreement = agreement
             self._failure = None
+            self._must_release = False
             return self._names.begin_listing()
 
         return await self._thread.run(begin_epoch)
@@ -225,6 +236,66 @@ class StepRunner:
 
         return await self._thread.run(finish_and_look)
 
+    async def update_weights(self, epoch: int, after_step_id: int, folder: Path, weights_digest: str) -> ExecutorInfo:
+        """Put other weights in place, behind the last step of an epoch; see `Worker.update_weights`.
+
+        Returns what the executor is now. Raises what the worker raises; FencedError: it is not the last step.
+        """
+
+        def update(worker: Worker) -> None:
+            worker.update_weights(folder, weights_digest)
+
+        return await self._between_steps(epoch, after_step_id, update)
+
+    async def sleep(self, epoch: int, after_step_id: int, level: int) -> None:
+        """Give memory back, behind the last step of an epoch; see `Worker.sleep`. Raises: see `update_weights`."""
+
+        def sleep(worker: Worker) -> None:
+            worker.sleep(level)
+            self._sleep_level = level
+
+        await self._between_steps(epoch, after_step_id, sleep)
+
+    async def wake(self, epoch: int) -> None:
+        """End `sleep`. Raises: FencedError: the epoch has ended, or there are no weights."""
+        worker = self.worker
+
+        def wake() -> None:
+            self._attachment.require(epoch)
+            if self._sleep_level:
+                with self._ending_if_lost():
+                    worker.wake()
+                self._sleep_level = 0
+
+        await self._thread.run(wake)
+
+    async def _between_steps(self, epoch: int, after_step_id: int, change: Callable[[Worker], None]) -> ExecutorInfo:
+        """Change what blocks were computed with, or their contents: no name and no transfer outlives it."""
+        worker = self.worker
+
+        def make() -> ExecutorInfo:
+            self._finish_all()
+            self._require_device()
+            self._attachment.require(epoch)
+            if after_step_id != self._next_step_id - 1:
+                raise FencedError(f"step {after_step_id} is not the last one, {self._next_step_id - 1}")
+            with self._ending_if_lost():
+                change(worker)
+            self._transfers.follow_weights(worker)
+            self._names.clear()
+            self._must_release = True
+            return worker.info
+
+        return await self._thread.run(make)
+
+    @contextlib.contextmanager
+    def _ending_if_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except DeviceLostError as error:
+            self._lose_device(error)
+            raise
+
     async def drain(self) -> None:
         """Refuse new work, drop the queued steps and return when the running ones have ended."""
         self._draining = True
@@ -257,6 +328,8 @@ class StepRunner:
                 return
             if isinstance(step, Exception):
                 raise step
+            if step.expected_weights_version is not None or self._must_release:
+                self._check_version(worker, step)
             if len(step.registered_blocks):
                 self._names.check(step)
             self._transfers.check(step)
@@ -265,6 +338,7 @@ class StepRunner:
                 running = worker.launch(step)
                 self._names.follow(step, worker.table, was_active)
                 self._transfers.begin(step)
+                self._must_release = False
         except Exception as error:  # a value for the waiting caller, in the order of the steps
             self._finish_all()
             answer = error
@@ -293,6 +367,29 @@ class StepRunner:
             return None
         self._finish_all()
         return self._log.find(message.step_id)
+
+    def _check_version(self, worker: Worker, step: Step) -> None:
+        """Accept a step that is meant for the weights that there are.
+
+        Raises: FencedError: it is not, or the executor sleeps. InvalidStepError: it goes on with slots that older
+            weights have computed.
+        """
+        if self._sleep_level:
+            raise FencedError("the executor sleeps; wake it first")
+        if step.expected_weights_version != worker.info.weights_version:
+            expected = step.expected_weights_version
+            told = "no version of the weights" if expected is None else f"version {expected:016x} of the weights"
+            raise FencedError(
+                f"step {step.step_id} expects {told}; these are version {worker.info.weights_version:016x}"
+            )
+        if self._must_release and not step.keeps_live:
+            live = worker.table.live.copy()
+            live[step.delta.released_slots] = False
+            if live.any():
+                raise InvalidStepError(
+                    f"step {step.step_id} goes on with slot {int(live.argmax())}, which older weights have computed; "
+                    "release it, or set keeps_live"
+                )
 
     def _wait_for(self, step: RunningStep) -> None:
         """Wait for the device, on the thread for that; then have the step finished."""
@@ -333,6 +430,8 @@ class StepRunner:
                     result.row_flags = None
                 if Capability.GRAMMARS_READY not in self._agreement.capabilities:
                     result.grammars_loaded = ()
+                if finished.message.HasField("expected_weights_version"):  # it was that of the weights
+                    result.weights_version = finished.message.expected_weights_version
                 response = wire.encode_result(result)
                 if self._agreement.has_feature_bits:
                     response.feature_bits = finished.message.feature_bits

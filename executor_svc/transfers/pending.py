@@ -38,6 +38,7 @@ class Reason(enum.StrEnum):
     SILENCE = "silence"
     ATTACH = "attach"
     DRAIN = "drain"
+    WEIGHTS = "weights"
     FAULT = "fault"
 
 

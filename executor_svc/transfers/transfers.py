@@ -26,7 +26,7 @@ from octavo_shared.step_wire.step import Step, StepResult
 _logger = logging.getLogger(__name__)
 
 # Reasons that are nobody's fault.
-_EXPECTED = frozenset({Reason.ASKED, Reason.ATTACH, Reason.DRAIN})
+_EXPECTED = frozenset({Reason.ASKED, Reason.ATTACH, Reason.DRAIN, Reason.WEIGHTS})
 
 
 class Transfers:
@@ -58,14 +58,21 @@ class Transfers:
     def reset(self, worker: Worker, *, uses_groups: bool) -> None:
         """Begin an epoch, once `cancel_all` has ended the transfers of the last one: none of them is told any more."""
         self._pending.forget()
-        info = worker.info
-        pools = info.pools(agreed=uses_groups)
-        self._placed = worker, BlockFormat(info, pools, worker.block_bytes)
+        self._pools = pools = worker.info.pools(agreed=uses_groups)
+        self._place_in(worker)
         self._windows = [pool.window_tokens for pool in pools if pool.has_block_tables]
 
     def cancel_all(self, reason: Reason, words: str) -> None:
         """Cancel all transfers; return when no block is read or written any more."""
         self._pending.cancel_all(reason, words)
+
+    def follow_weights(self, worker: Worker) -> None:
+        """Cancel all transfers, since a worker has other weights now; later ones say that they are of these."""
+        self.cancel_all(Reason.WEIGHTS, "the weights have changed")
+        self._place_in(worker)
+
+    def _place_in(self, worker: Worker) -> None:
+        self._placed = worker, BlockFormat(worker.info, self._pools, worker.block_bytes)
 
     def check(self, step: Step) -> None:
         """Accept a step, not yet applied to the table. Raises InvalidStepError: see `step_check.py`."""

@@ -5,14 +5,22 @@ import torch
 
 from executor_svc.device.probe import DeviceProbe, step_error
 from executor_svc.models.pooling import Pooler
-from executor_svc.worker.interface import DoneStep, RunningStep, WithoutTransfers, check_layout, check_step, table_of
+from executor_svc.worker.interface import (
+    DoneStep,
+    RunningStep,
+    WithFixedWeights,
+    WithoutTransfers,
+    check_layout,
+    check_step,
+    table_of,
+)
 from executor_svc.worker.step_timer import start_timer
 from octavo_shared.errors import InvalidStepError, StepFailedError
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import Step, StepResult
 
 
-class EncoderWorker(WithoutTransfers):
+class EncoderWorker(WithFixedWeights, WithoutTransfers):
     """Runs steps of texts; see `executor_svc.worker.interface.Worker`.
 
     Args:

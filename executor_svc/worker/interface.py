@@ -7,6 +7,7 @@ one thread only, so a worker needs no locks; but for blocks of transfers, which 
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -67,7 +68,7 @@ class Worker(Protocol):
 
     @property
     def info(self) -> ExecutorInfo:
-        """What this executor is; constant over its life."""
+        """What this executor is; constant, but for what `update_weights` changes."""
 
     @property
     def table(self) -> BatchTable:
@@ -117,8 +118,48 @@ class Worker(Protocol):
     def write_blocks(self, block_ids: Int32Array, content: Buffer) -> None:
         """Make `content`, as of `read_blocks`, that of device blocks; steps launched from here on see it."""
 
+    def update_weights(self, folder: Path, weights_digest: str) -> None:
+        """Put the weights of a folder in place of those that there are, between two steps; `info` has their digest.
+
+        Args:
+            folder: Has safetensors files of the same model, perhaps with its config.json.
+            weights_digest: That they must have; empty: any.
+
+        Raises:
+            ModelLoadError: they are not of this model, or cannot be read; nothing has changed.
+            DeviceLostError: it failed half way: only a new process can be used.
+        """
+
+    def sleep(self, level: int) -> None:
+        """Give the cache back, and at level 2 the weights, until `wake`; on a GPU level 1 moves these to the host.
+
+        Raises: DeviceLostError: see above.
+        """
+
+    def wake(self) -> None:
+        """End `sleep`, with an empty cache.
+
+        Raises: ModelLoadError: there are no weights: an update has to come first. DeviceLostError: see above.
+        """
+
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """Return tokenizer.json and its companions; empty if the model has no tokenizer.json."""
+
+
+class WithFixedWeights:
+    """The part of a worker that changes weights, for one whose `info` does not have `updates_weights`."""
+
+    def update_weights(self, folder: Path, weights_digest: str) -> None:
+        """See `Worker`."""
+        raise AssertionError("its weights stay as they are")
+
+    def sleep(self, level: int) -> None:
+        """See `Worker`."""
+        raise AssertionError("it does not sleep")
+
+    def wake(self) -> None:
+        """See `Worker`."""
+        raise AssertionError("it does not sleep")
 
 
 class WithoutTransfers:
@@ -183,6 +224,18 @@ class WorkerAround:
     def write_blocks(self, block_ids: Int32Array, content: Buffer) -> None:
         """See `Worker`."""
         self._worker.write_blocks(block_ids, content)
+
+    def update_weights(self, folder: Path, weights_digest: str) -> None:
+        """See `Worker`."""
+        self._worker.update_weights(folder, weights_digest)
+
+    def sleep(self, level: int) -> None:
+        """See `Worker`."""
+        self._worker.sleep(level)
+
+    def wake(self) -> None:
+        """See `Worker`."""
+        self._worker.wake()
 
     def tokenizer_files(self) -> tuple[TokenizerFile, ...]:
         """See `Worker`."""

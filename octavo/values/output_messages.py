@@ -142,6 +142,7 @@ def provenance_from_proto(message: generation_pb2.Provenance) -> Provenance:
         message.weights_digest,
         message.adapter_source,
         message.adapter_digest,
+        message.keeps_cache,
     )
 
 

@@ -71,6 +71,8 @@ class Provenance:
         weights_digest: Of all bytes of its weights; empty: it did not say it.
         adapter_source: Where it found the adapter; empty: there is none.
         adapter_digest: SHA-256 of the adapter; empty: there is none.
+        keeps_cache: Whether the weights were changed in the middle of the output, and the cache of earlier tokens was
+            kept: the tokens equal those of no other output.
     """
 
     first_token: int
@@ -78,6 +80,7 @@ class Provenance:
     weights_digest: str
     adapter_source: str = ""
     adapter_digest: str = ""
+    keeps_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainReq
     elif planner is None and group in engine.queue:
         _explain_waiting(engine, request, now_s, explained)
     elif planner is None:
-        explained.explanation = "is about to finish"
+        explained.explanation = "waits" if engine.weights.mode else "is about to finish"
     elif location.status == admin_pb2.REQUEST_STATUS_SWAPPED:
         _explain_swapped(planner, group, explained)
     elif location.status == admin_pb2.REQUEST_STATUS_PREEMPTED:
@@ -52,6 +52,8 @@ def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainReq
         explained.explanation += f"; {DRAINING}: it moves to another executor once one has capacity"
     if planner is not None and planner.limits.has_states and not planner.limits.num_state_blocks:
         explained.explanation += f"; {SAVES_NO_STATES}"
+    if why_paused := engine.weights.why_paused:
+        explained.explanation += f"; {why_paused}"
     if location.planner is not None and (trouble := _troubles(engine, now_s).get(location.planner)):
         explained.explanation += f"; on its executor {trouble}"
     return explained

@@ -13,6 +13,7 @@ EVENT_KIND: Mapping[EventKind, "admin_pb2.RequestEventKind.ValueType"] = {
     EventKind.SWAPPED_OUT: admin_pb2.REQUEST_EVENT_KIND_SWAPPED_OUT,
     EventKind.SWAPPED_IN: admin_pb2.REQUEST_EVENT_KIND_SWAPPED_IN,
     EventKind.EXECUTOR_LOST: admin_pb2.REQUEST_EVENT_KIND_EXECUTOR_LOST,
+    EventKind.WEIGHTS_CHANGED: admin_pb2.REQUEST_EVENT_KIND_WEIGHTS_CHANGED,
     EventKind.PARKED: admin_pb2.REQUEST_EVENT_KIND_PARKED,
 }
 
@@ -93,6 +94,7 @@ def _life_event_text(event: LifeEvent) -> str:
         EventKind.SWAPPED_OUT: f"preempted; the blocks of {num_tokens} move to the host cache",
         EventKind.SWAPPED_IN: f"swapped in from the host cache; {num_computed} of {num_tokens} were there",
         EventKind.EXECUTOR_LOST: f"the executor was lost: {event.cause}",
+        EventKind.WEIGHTS_CHANGED: f"the weights have changed; it goes on with the keys and values of {num_tokens}",
         EventKind.PARKED: "quarantined: it may have crashed an executor",
     }
     return texts[event.kind]

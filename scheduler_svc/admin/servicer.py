@@ -10,7 +10,7 @@ from itertools import islice
 import grpc.aio
 
 import octavo
-from octavo.admin.v1 import admin_pb2, admin_service_pb2_grpc
+from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo_shared.errors import CallerError, InvalidFieldError, NoExecutorError, UnknownNameError
 from octavo_shared.process.clock import monotonic_s
@@ -19,6 +19,7 @@ from scheduler_svc.admin.explanation import explain, explain_ended, no_executor_
 from scheduler_svc.admin.life import ended_state, milliseconds
 from scheduler_svc.admin.state import RequestLocations, executor_state, request_state
 from scheduler_svc.admin.steps import step_state, step_summary
+from scheduler_svc.admin.weight_calls import WeightCalls
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.engine.adapters import RegisteredAdapter
@@ -35,7 +36,7 @@ MAX_PAGE_TOKEN_LENGTH = 18  # digits; every such number is an index that Python 
 DEFAULT_NUM_STEPS = 20
 
 
-class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
+class AdminServicer(WeightCalls):
     """Shows one engine to operators.
 
     Args:

@@ -182,11 +182,20 @@ class SequenceGroup:
         assert self.beam_search is None or self.num_sequences == 1, "a search chooses its own sequences"
         assert self.beam_search is None or self.grammar is None, "beams follow no grammar"
         assert self.pooling is None or self.num_sequences == 1, "a text has one answer"
-        self.block_salt = self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter)
+        self.share_again()
         self.order = 0, self.arrival
         self.sequences = [Sequence(self, index, self.prompt_token_ids) for index in range(self.num_sequences)]
         if self.continuation is not None:
             self._go_on_behind(self.continuation)
+
+    def keep_to_itself(self, era: int) -> None:
+        """Give its blocks names that no other group ever looks for: their weights differ from block to block."""
+        salt = hashlib.blake2b(b"%d %d %d" % (self.block_salt, era, self.arrival), digest_size=8).digest()
+        self.block_salt = int.from_bytes(salt, "little")
+
+    def share_again(self) -> None:
+        """Give its blocks the usual names: it is computed from its first token on."""
+        self.block_salt = self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -299,7 +308,8 @@ class Sequence:
 
     `token_ids` holds prompt and output while the sequence waits or is swapped out. While it runs they are in its slot.
     `slot` and `generation` are its place in the batch table, or its last one; -1: none yet.
-    `block_hashes` are the hashes of its first full blocks of `hashed_block_size` tokens, as far as they were needed.
+    `block_hashes` are the hashes of its first full blocks, as far as they were needed, made by a hasher with the block
+    size and of the era in `hashed_by`.
     """
 
     group: SequenceGroup
@@ -310,7 +320,7 @@ class Sequence:
     generation: int = 0
     num_inflight_rows: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
-    hashed_block_size: int = 0
+    hashed_by: tuple[int, int] = (0, 0)
 
     @property
     def has_slot(self) -> bool:
@@ -319,7 +329,7 @@ class Sequence:
 
     def share_hashes_of(self, parent: Sequence) -> None:
         """Begin with the hashes of the sequence that this one forks off."""
-        self.block_hashes, self.hashed_block_size = parent.block_hashes.copy(), parent.hashed_block_size
+        self.block_hashes, self.hashed_by = parent.block_hashes.copy(), parent.hashed_by
 
     def append_inflight_tokens(self, token_ids: Int32Array) -> None:
         """Append the tokens of a row that arrived after the preemption."""

@@ -49,6 +49,7 @@ from scheduler_svc.engine.surroundings import Surroundings
 from scheduler_svc.engine.tenants import Tenants
 from scheduler_svc.engine.token_quotas import TokenQuotas, num_uncounted_tokens
 from scheduler_svc.engine.waiting_limits import WaitingLimits
+from scheduler_svc.engine.weights import FleetWeights
 from scheduler_svc.executors.client import ExecutorClient
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.drivers import Drivers
@@ -144,6 +145,7 @@ class Engine:
         self.waiting = WaitingLimits(self.queue, self.requests.suspects, settings, self.estimate.retry_after_s)
         self.recovery = Recovery(self.fleet, self.requests, settings.max_losses)
         self.adapters = Adapters(self.fleet, self._submit_own, self.fleet_model.name_adapters)
+        self.weights = FleetWeights(self.fleet, self.drivers, self.requests, self.fleet_model, self._go_on)
         self._num_arrivals = 0
 
     # Requests ------------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ class Engine:
         if request.lora_adapter:
             request = replace(request, adapter=self.adapters.resolve(request.lora_adapter, request.continuation))
         self._supersede(request)
-        model = self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
+        self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
         num_prompt_tokens = len(request.prompt_token_ids)
         before = self.ended.get((request.tenant, request.request_id))
         num_uncounted, num_known_tokens = num_uncounted_tokens(request, before)
@@ -228,7 +230,7 @@ class Engine:
                 request.tenant, num_uncounted, monotonic_s(), num_known_tokens, adapter=request.lora_adapter
             )
         displaced = [] if was_queued else self.waiting.require_room(request.tenant, num_prompt_tokens)
-        if model.info.model_hash != model_hash:
+        if not self.fleet_model.is_served(model_hash):
             raise UnavailableError("the executor came back with a different model, dtype or quantization; retry")
         group = group_of(request, self._num_arrivals + 1, max_model_len)
         group.expected_len = self.estimate.expected_len(request, group)
@@ -296,6 +298,10 @@ class Engine:
 
     def _end_orphan(self, request: LiveRequest, error: OctavoServiceError) -> None:
         self.requests.abort(request, error)
+
+    def _go_on(self) -> None:
+        self.dispatch()
+        self.drivers.wake()
 
     def _abort_all(self, message: str) -> None:
         for request in list(self.requests.values()):
@@ -463,6 +469,8 @@ class Engine:
 
     def schedule(self, planner: ExecutorPlanner, address: str, now_s: float) -> StepInFlight | None:
         """Return the next step of a planner at an address; None: nothing to do. End requests that can never go on."""
+        if self.weights.holds_steps:
+            return None
         decision, dispatched_to = self.fleet.schedule(planner, now_s)
         step_id = None if decision.step is None else decision.step.step_id
         self.requests.note_events(decision.events, address, step_id, now_s)

@@ -89,6 +89,8 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         self._on_room = on_room
         self._token_quotas = token_quotas or TokenQuotas(Tenants())
         self._requests: dict[RequestKey, LiveRequest] = {}
+        self._held: dict[LiveRequest, None] = {}  # new ones that wait outside the queue
+        self._holds_new = False
         self._tenants_of: dict[str, dict[str, None]] = {}  # by id, in order of arrival
         self._all_ended = asyncio.Event()
         self._all_ended.set()
@@ -144,6 +146,9 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
 
     def enqueue(self, request: LiveRequest) -> None:
         """Queue a live request, or park it if it is a suspect behind other suspects."""
+        if self._holds_new and not request.group.has_run:
+            self._held[request] = None
+            return
         request.tell_losses()
         self._set_runs_alone(request)
         if self.suspects.may_run(request):
@@ -151,6 +156,22 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
             self._wake()
         else:
             request.life.add(LifeEvent(EventKind.PARKED, self._clock()))
+
+    def hold_new(self) -> None:
+        """Let requests that come from now on wait outside the queue."""
+        self._holds_new = True
+
+    def release_held(self) -> None:
+        """Queue the requests that wait outside the queue, and those that come from now on."""
+        self._holds_new = False
+        held, self._held = self._held, {}
+        for request in held:
+            self.enqueue(request)
+
+    @property
+    def num_unheld(self) -> int:
+        """Live requests but those that wait outside the queue."""
+        return len(self._requests) - len(self._held)
 
     def count_losses(self, executor: str) -> list[LiveRequest]:
         """Count unclear losses of an executor that works against the requests that suffered them; return these.
@@ -193,7 +214,11 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
     def abort(self, request: LiveRequest, error: OctavoServiceError) -> None:
         """End a request with an error, and its group; nothing happens if it has ended."""
         if self._live(request.group) is not None:
+            is_held = request in self._held
             self.fail(request, error)
+            if is_held:  # the fleet does not know it
+                request.group.end()
+                return
             self._fleet.abort(request.group)
             self._on_room()
 
@@ -237,6 +262,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         """Remove a request that has ended, and tell its sink and the observers."""
         tenant, request_id = request.group.tenant, request.request_id
         del self._requests[tenant, request_id]
+        self._held.pop(request, None)
         tenants = self._tenants_of[request_id]
         del tenants[tenant]
         if not tenants:

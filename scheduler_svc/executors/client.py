@@ -22,7 +22,14 @@ from octavo_shared.grpc.certificates import TlsFileError
 from octavo_shared.grpc.grpc_status import failure_text
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.cache_group import why_unusable
-from octavo_shared.step_wire.executor_info import MAX_MODEL_LEN, Capability, ExecutorInfo, common, names_of
+from octavo_shared.step_wire.executor_info import (
+    MAX_MODEL_LEN,
+    Capability,
+    ExecutorInfo,
+    common,
+    is_digest,
+    names_of,
+)
 from octavo_shared.step_wire.message_bytes import CheckedAnswers
 from octavo_shared.step_wire.wire import MAX_WIRE_VERSION, MIN_WIRE_VERSION
 from octavo_shared.step_wire.wire_agreement import WireAgreement
@@ -63,6 +70,7 @@ WANTED = frozenset(
         Capability.STATES,
         Capability.VARIABLE_TOKENS,
         Capability.BLOCK_TRANSFER,
+        Capability.WEIGHT_VERSIONS,
     }
 )
 
@@ -270,6 +278,9 @@ def check_capabilities(attached: pb.AttachResponse, wanted: Collection[int]) -> 
         raise ExecutorRefusedError(f"it accepted capabilities that this scheduler did not offer: {names_of(unwanted)}")
     if capability_pb2.CAPABILITY_NUMERICS in attached.capabilities and not attached.info.numerics_id:
         raise ExecutorRefusedError("it accepted the capability NUMERICS but sent no numerics_id")
+    versions = capability_pb2.CAPABILITY_WEIGHT_VERSIONS in attached.capabilities
+    if versions and not is_digest(attached.info.weights_digest):
+        raise ExecutorRefusedError("it accepted the capability WEIGHT_VERSIONS but sent no digest of its weights")
 
 
 def info_of(attached: pb.AttachResponse, agreement: WireAgreement) -> ExecutorInfo:

@@ -8,10 +8,13 @@ So the order of attaching does not matter. Read next: `serving_limits.py`.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from octavo.execution.v1 import execution_service_pb2
+from octavo_shared.errors import CallerError
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.executor_info import Capability, ExecutorInfo, TokenizerFile
 from scheduler_svc.core.fleet.fleet import Fleet
@@ -24,6 +27,9 @@ from scheduler_svc.request.provenance import Numerics
 from scheduler_svc.request.served_model import Reproducibility, ServedModel
 
 log = logging.getLogger(__name__)
+
+# Versions of the weights from which requests may go on to the present one.
+MAX_FORMER = 64
 
 FetchFiles: TypeAlias = Callable[[], Awaitable[tuple[TokenizerFile, ...]]]
 
@@ -64,6 +70,10 @@ class FleetModel:
         self._served_name = served_name
         self._lock = asyncio.Lock()
         self._adapters: tuple[str, ...] = ()
+        self._former: dict[str, str] = {}  # digests by model hash: the same model with its weights of before
+        self._source = (
+            ""  # where executors find the weights that are served; empty: where they find them at their start
+        )
         self._tokenizer_of = ""  # the executor process that the tokenizer came from
         self._members: dict[str, _Member] = {}  # executors that have served the model, by address
 
@@ -74,6 +84,7 @@ class FleetModel:
         """
         async with self._lock:  # two executors that are attached at once must agree on the model
             is_first = not self._fleet.planners
+            await self._bring_up_to_date(session)
             self._require_same_model(session, address, is_first=is_first)
             limits = serving_limits(session.info, self._settings)
             if is_first:
@@ -137,7 +148,46 @@ class FleetModel:
             speculates=bool(drafting),
             speculation_may_change_outputs=not all(info.is_invariant for info in drafting),
             adapters=self._adapters,
+            former=tuple(self._former.items()),
         )
+
+    async def _bring_up_to_date(self, session: ExecutorSession) -> None:
+        """Give an executor that comes back with the weights of its start those that are served, if it can find them."""
+        served = self.model
+        if served is None or not (self._source and session.changes_weights):
+            return
+        if session.info.model_hash in self._former and session.info.weights_digest != served.info.weights_digest:
+            try:
+                await session.update_weights(self._source, served.info.weights_digest, _no_chunks())
+            except CallerError as error:
+                raise ExecutorRefusedError(f"it does not take the weights that are served: {error}") from error
+
+    @asynccontextmanager
+    async def changing_weights(self) -> AsyncIterator[None]:
+        """Let no executor join for the length of a block."""
+        async with self._lock:
+            yield
+
+    def follow_weights(self, model_hash: str, weights_digest: str, source: str) -> None:
+        """Serve the same model with other weights, which executors find at a source; empty: nowhere any more."""
+        assert self.model is not None, "executors are attached"
+        self._former.pop(self.model.info.model_hash, None)
+        self._former[self.model.info.model_hash] = self.model.info.weights_digest
+        if len(self._former) > MAX_FORMER:
+            del self._former[next(iter(self._former))]
+        self._source = source
+
+        def updated(info: ExecutorInfo) -> ExecutorInfo:
+            return replace(info, model_hash=model_hash, weights_digest=weights_digest)
+
+        members = self._members.items()
+        self._members = {address: replace(member, info=updated(member.info)) for address, member in members}
+        self.model = replace(self.model, info=updated(self.model.info))
+        self.update_limits()
+
+    def is_served(self, model_hash: str) -> bool:
+        """Return whether a request that was checked for the model of a hash may run."""
+        return self.model is not None and (model_hash == self.model.info.model_hash or model_hash in self._former)
 
     def name_adapters(self, names: Sequence[str]) -> None:
         """Tell fronts the names of adapters that requests may ask for."""
@@ -182,10 +232,17 @@ class FleetModel:
         if old is not None and _difference(info, old.info):
             self._on_other_model("the executor came back with a different model, weights or dtype")
             self._members.clear()
+            self._former.clear()
+            self._source = ""
         if old is None or self._tokenizer_of != info.instance_id:
             await self._load_tokenizer(info, session.get_tokenizer)
             self._tokenizer_of = info.instance_id
         self.model = ServedModel(info, limits.max_model_len, limits.max_num_seqs, self._served_name)
+
+
+async def _no_chunks() -> AsyncIterator[execution_service_pb2.WeightsChunk]:
+    return
+    yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -20,18 +21,22 @@ import numpy as np
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.execution.v1 import step_pb2
-from octavo_shared.errors import ExecutorFaultError, InvalidStepError, OctavoServiceError
+from octavo_shared.errors import CallerError, ExecutorFaultError, InvalidStepError, OctavoServiceError
 from octavo_shared.grpc.grpc_status import failure_text
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.cache_group import firsts_of
-from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
+from octavo_shared.step_wire.executor_info import Capability, ExecutorInfo, TokenizerFile, is_digest
 from octavo_shared.step_wire.step import Int32Array, Step, StepResult, find_repeated, no_slots
 from octavo_shared.step_wire.wire import decode_registered_blocks, decode_result, encode_step, feature_bits_of
 from octavo_shared.step_wire.wire_agreement import WireAgreement
 from scheduler_svc.executors.stream import StepStream, StreamBrokenError, read_message, write_message
 
 log = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+
+MAX_HASH_CHARS = 256
 
 # Most resumes without a result between them: a stream that always breaks at the same message will not carry it.
 MAX_RESUMES_IN_A_ROW = 5
@@ -101,6 +106,8 @@ class ExecutorSession:
         self._last_received_step_id = 0
         self._step_timer: asyncio.TimerHandle | None = None
         self._reason_to_give_up = ""
+        self._has_ended = asyncio.Event()
+        self._weights_version = info.weights_version if self.changes_weights else None
         self._stream_lock = asyncio.Lock()
         self._num_resumes_in_a_row = 0
         self._heartbeat_answered_at_s = monotonic_s()
@@ -110,6 +117,11 @@ class ExecutorSession:
         self.on_heartbeat: Callable[[float], None] = lambda _: None
         self.on_leaving: Callable[[], Awaitable[None]] = stays
         self.kept_blocks: tuple[Int32Array, bytes] = no_slots(), b""
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether the executor takes other weights."""
+        return Capability.WEIGHT_VERSIONS in self.agreement.capabilities
 
     def trouble(self, now_s: float) -> str:
         """Return what is wrong with the connection, in words; empty: no trouble is known. `now_s` is monotonic."""
@@ -161,6 +173,79 @@ class ExecutorSession:
             raise ExecutorFaultError("its list of kept blocks has unknown or duplicate blocks")
         self.kept_blocks = kept, b"".join(names)
 
+    async def update_weights(
+        self, source: str, weights_digest: str, chunks: AsyncIterator[pb.WeightsChunk]
+    ) -> tuple[str, str]:
+        """Put other weights in place; no step may be in flight, and none is sent before the answer.
+
+        Args:
+            source: A folder of the executor's --weights-dir; empty: `chunks` has the files.
+            weights_digest: That they must have; empty: any.
+            chunks: As above.
+
+        Returns: model_hash and weights_digest, which `info` has from now on.
+
+        Raises:
+            CallerError: the executor refuses them, and goes on with the weights that it has.
+            ExecutorLostError: it is lost.
+        """
+
+        async def messages() -> AsyncIterator[pb.UpdateWeightsRequest]:
+            begin = pb.UpdateWeightsBegin(
+                epoch=self.epoch,
+                instance_id=self.info.instance_id,
+                after_step_id=self._last_received_step_id,
+                source=source,
+                weights_digest=weights_digest,
+            )
+            yield pb.UpdateWeightsRequest(begin=begin)
+            async for chunk in chunks:
+                yield pb.UpdateWeightsRequest(chunk=chunk)
+
+        answer = await self._between_steps("UpdateWeights", self._stub.UpdateWeights(messages()))
+        if not is_digest(answer.info.weights_digest):
+            raise self._lost("it does not tell the digest of its new weights")
+        self.info = replace(
+            self.info, model_hash=answer.info.model_hash[:MAX_HASH_CHARS], weights_digest=answer.info.weights_digest
+        )
+        self._weights_version = self.info.weights_version
+        return self.info.model_hash, self.info.weights_digest
+
+    async def sleep(self, level: int) -> None:
+        """Let the executor give memory back until `wake`. Raises as `update_weights`."""
+        request = pb.SleepRequest(
+            epoch=self.epoch,
+            instance_id=self.info.instance_id,
+            after_step_id=self._last_received_step_id,
+            level=level,
+        )
+        await self._between_steps("Sleep", self._stub.Sleep(request))
+
+    async def wake(self) -> None:
+        """End `sleep`. Raises as `update_weights`."""
+        request = pb.WakeRequest(epoch=self.epoch, instance_id=self.info.instance_id)
+        await self._between_steps("Wake", self._stub.Wake(request))
+
+    async def _between_steps(self, name: str, call: Awaitable[_Answer]) -> _Answer:
+        """Return the answer to a call that may take long: as long as the session lives."""
+        answering, ending = asyncio.ensure_future(call), asyncio.ensure_future(self._has_ended.wait())
+        try:
+            await asyncio.wait({answering, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise ExecutorLostError(self._reason_to_give_up or f"the executor was lost during {name}")
+            return answering.result()
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION):
+                raise CallerError(error.details() or f"{name} was refused") from error
+            raise self._lost(f"{name} failed: {failure_text(error)}") from error
+        finally:
+            answering.cancel()
+            ending.cancel()
+
+    def _lost(self, reason: str) -> ExecutorLostError:
+        self.give_up(reason)
+        return ExecutorLostError(reason)
+
     async def send(self, step: Step) -> int:
         """Send a step; return the size of its message in bytes.
 
@@ -170,6 +255,9 @@ class ExecutorSession:
         """
         bits = feature_bits_of(step) if self.agreement.has_feature_bits else None
         message = encode_step(step, feature_bits=bits)
+        if self._weights_version is not None:
+            message.expected_weights_version = self._weights_version
+            message.feature_bits |= 1 << Capability.WEIGHT_VERSIONS
         async with self._stream_lock:  # a resume sends all unanswered steps; none may be added meanwhile
             assert self._stream is not None, "open() comes first"
             self._unanswered.append(message)
@@ -211,6 +299,7 @@ class ExecutorSession:
 
     def close(self) -> None:
         """Cancel the stream."""
+        self._has_ended.set()
         if self._step_timer is not None:
             self._step_timer.cancel()
         if self._stream is not None:
@@ -248,11 +337,11 @@ class ExecutorSession:
                 text = failure_text(error)
                 log.warning(Event("heartbeat_failed", executor=self._address, epoch=self.epoch, cause=text))
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    self._give_up(text)
+                    self.give_up(text)
                 elif monotonic_s() - self._heartbeat_answered_at_s > lease_s:
-                    self._give_up(f"no heartbeat was answered for {lease_s:g} s")
+                    self.give_up(f"no heartbeat was answered for {lease_s:g} s")
             except ExecutorFaultError as error:
-                self._give_up(str(error))
+                self.give_up(str(error))
 
     async def step_cpu_time_us(self, timeout_s: float) -> int | None:
         """Ask for the processor time of the threads that run steps; None: the executor does not say, or not in time."""
@@ -280,6 +369,11 @@ class ExecutorSession:
         sent_bits = self._unanswered.popleft().feature_bits if self._unanswered else 0
         self._restart_step_timer()
         self.agreement.check_answer(response.step, sent_bits)
+        if self._weights_version is not None and response.step.weights_version != self._weights_version:
+            raise ExecutorFaultError(
+                f"step {response.step.step_id} was computed with version {response.step.weights_version:016x} of the "
+                f"weights; {self._weights_version:016x} was expected"
+            )
         try:
             return decode_result(response.step)
         except InvalidStepError as error:
@@ -295,11 +389,12 @@ class ExecutorSession:
             self._step_timer = loop.call_later(self._timings.step_timeout_s, self._time_out)
 
     def _time_out(self) -> None:
-        self._give_up(f"no result within {self._timings.step_timeout_s:g} s")
+        self.give_up(f"no result within {self._timings.step_timeout_s:g} s")
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
         """End the session: break the stream, so that `receive` raises with the first reason."""
         self._reason_to_give_up = self._reason_to_give_up or reason
+        self._has_ended.set()
         if self._stream is not None:
             self._stream.cancel()
 

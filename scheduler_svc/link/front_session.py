@@ -202,7 +202,7 @@ class FrontSession:
             check_size(submission.num_sequences, submission.beam_search.beam_width)
             request = decode_submission(submission)
             model = self._engine.model
-            if model is not None and model.info.model_hash == submission.model_hash:  # else it is refused for that
+            if model is not None and model.goes_on_with(submission.model_hash, ""):  # else it is refused for that
                 check_submission(request, model, submission.max_model_len)
             if self._early_aborts.has(request.request_id, request.tenant, submission.received_before_us / 1e6):
                 raise RequestAbortedError(f"request {request.request_id!r} was aborted")

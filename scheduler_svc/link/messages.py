@@ -117,12 +117,13 @@ def encode_span(span: Span) -> pb.ProvenanceSpan:
         num_tokens=span.begin.num_tokens,
         num_prompt_logprobs=span.begin.num_prompt_logprobs,
         **adapter_fields(span.adapter),
+        keeps_cache=span.numerics.keeps_cache,
     )
 
 
 def decode_span(message: pb.ProvenanceSpan) -> Span:
     """Return the span in a message."""
-    numerics = Numerics(message.numerics_id, message.weights_digest)
+    numerics = Numerics(message.numerics_id, message.weights_digest, message.keeps_cache)
     return Span(numerics, Progress(tuple(message.num_tokens), message.num_prompt_logprobs), decode_adapter(message))
 
 
@@ -362,6 +363,7 @@ def encode_model(model: ServedModel) -> pb.ServedModel:
         served_name=model.served_name or "",
         numerics_ids=model.reproducibility.numerics_ids,
         weights_digest=model.reproducibility.weights_digest,
+        former=[pb.FormerWeights(model_hash=known, weights_digest=digest) for known, digest in model.former],
         why_not_reproducible=model.reproducibility.why_not,
         speculates=model.speculates,
         speculation_may_change_outputs=model.speculation_may_change_outputs,
@@ -380,4 +382,5 @@ def decode_model(message: pb.ServedModel) -> ServedModel:
         speculates=message.speculates,
         speculation_may_change_outputs=message.speculation_may_change_outputs,
         adapters=tuple(message.adapters),
+        former=tuple((former.model_hash, former.weights_digest) for former in message.former),
     )

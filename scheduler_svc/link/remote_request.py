@@ -86,8 +86,7 @@ class RemoteRequest:
         Raises: UnavailableError: that engine serves another model.
         """
         model = self._checked_for
-        digests = {model.reproducibility.weights_digest, served.reproducibility.weights_digest} - {""}
-        if served.info.model_hash != model.info.model_hash or len(digests) > 1:
+        if not served.goes_on_with(model.info.model_hash, model.reproducibility.weights_digest):
             raise UnavailableError("the scheduler came back with a different model; retry")
         request = replace(self.request, losses=self.losses)
         if request.pooling is None:  # else it begins anew

@@ -174,6 +174,10 @@ class CoreReplay:
                 fleet.note_hang(self.planners[call.core])
             case "tenants_changed":
                 fleet.set_tenant_shares(records.decode_shares(call))
+            case "weights_changed":
+                fleet.change_weights(call.weights_digest, keeps_live=call.keeps_live)
+            case "prefixes_reset":
+                (fleet.lose_blocks if call.loses_blocks else fleet.reset_prefixes)()
             case "group_added":
                 self._add_group(records.decode_group(call))
             case "group_added_again":

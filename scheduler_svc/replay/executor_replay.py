@@ -207,12 +207,18 @@ class _Runner:
     async def run(self) -> None:
         """Run it up to the first difference."""
         mismatch: Difference | None = None
-        where, has_left = 0, False
+        where, ends = 0, ""
         for moment in self._run.play():
             if self._fleet_number > self._attachment.fleet_number:
                 break
             await asyncio.sleep(0)  # heartbeats are sent meanwhile
-            if self._fleet_number < self._attachment.fleet_number or moment.applied.planner != self._number:
+            if self._fleet_number < self._attachment.fleet_number:
+                continue
+            kind = moment.record.WhichOneof("call")
+            if kind == "weights_changed" and self._number in moment.replay.planners:
+                ends = "the weights change"
+                break
+            if moment.applied.planner != self._number:
                 continue
             await self._load_if_due()
             if (decision := moment.applied.decision) is not None and decision.in_flight is not None:
@@ -220,10 +226,10 @@ class _Runner:
             elif moment.applied.updates is not None:
                 where = moment.record.result_taken.result.step_id
                 mismatch = await self._take(decode_result(moment.record.result_taken.result))
-            has_left = moment.record.WhichOneof("call") in ("core_left", "core_forgotten")
-            if mismatch is not None or has_left:
+            ends = "lost with the executor" if kind in ("core_left", "core_forgotten") else ""
+            if mismatch is not None or ends:
                 break
-        self._tell(mismatch, where, "lost with the executor" if has_left else "the log ends before it")
+        self._tell(mismatch, where, ends or "the log ends before it")
 
     def _begin(self, replay: CoreReplay) -> None:
         self._fleet_number += 1

@@ -29,6 +29,8 @@ class EventKind(enum.Enum):
     """Its blocks in the host pool were freed: `num_tokens` are to be computed again."""
     EXECUTOR_LOST = "executor_lost"
     """The executor that had it is gone."""
+    WEIGHTS_CHANGED = "weights_changed"
+    """It goes on with other weights, and with the blocks of its `num_tokens` as they are."""
     PARKED = "parked"
     """It may have broken executors, and waits until other suspects have been computed."""
 

@@ -10,10 +10,14 @@ from octavo_shared.step_wire.step import Adapter
 
 
 class Numerics(NamedTuple):
-    """The numerics id and the weights of an executor: equal ones give equal outputs. Empty strings: it does not say."""
+    """The numerics id and the weights of an executor: equal ones give equal outputs. Empty strings: it does not say.
+
+    `keeps_cache`: what tokens see of those before them was computed by other weights, so that outputs equal no others.
+    """
 
     numerics_id: str = ""
     weights_digest: str = ""
+    keeps_cache: bool = False
 
     @property
     def described(self) -> str:
@@ -88,7 +92,7 @@ class Provenance:
     def preferred(self, progress: Progress) -> Numerics | None:
         """Return the numerics that are to go on with the group, if there is a choice; None: any may."""
         spans = self._fruitful(progress)
-        return spans[-1].numerics if spans else None
+        return spans[-1].numerics._replace(keeps_cache=False) if spans else None
 
     @property
     def adapter(self) -> Adapter | None:

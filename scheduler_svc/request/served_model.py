@@ -51,7 +51,8 @@ class ServedModel:
     `max_model_len` is the longest sequence that is served, `max_num_seqs` the most sequences that run at once on
     one executor: each the largest over the executors that are attached or expected. `reproducibility` is of these too.
     `speculates`: whether any of them may bring several tokens of an output in a step; `speculation_may_change_outputs`:
-    whether one that does is not invariant. `adapters`: the names that requests may have as `lora_adapter`.
+    whether one that does is not invariant. `adapters`: the names that requests may have as `lora_adapter`. `former`: the
+    hashes and digests of the same model with its weights of before, whose requests go on with those of now.
     """
 
     info: ExecutorInfo
@@ -62,6 +63,17 @@ class ServedModel:
     speculates: bool = False
     speculation_may_change_outputs: bool = False
     adapters: tuple[str, ...] = ()
+    former: tuple[tuple[str, str], ...] = ()
+
+    def goes_on_with(self, model_hash: str, weights_digest: str) -> bool:
+        """Whether what other weights have begun goes on with these, as far as they are known; "": they are not."""
+        is_same = model_hash in ("", self.info.model_hash)
+        digests = {weights_digest, self.reproducibility.weights_digest} - {""}
+        if is_same and len(digests) < 2:
+            return True
+        return any(
+            model_hash in ("", known_hash) and weights_digest in ("", digest) for known_hash, digest in self.former
+        )
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Int32Array, StepResult
+from scheduler_svc.core.blocks.prefix_cache import BlockHasher
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
@@ -77,11 +78,27 @@ class RecordingFleet(Fleet):
         if self._writer.masks_tokens and (self._mask is None or self._mask.vocab_size != limits.vocab_size):
             self._mask = TokenMask.make(limits.vocab_size)
         planner = super().join(limits, epoch, name, numerics, info)
-        planner.blocks.hasher = NotingHasher(self._prefix_key, limits.block_size, self._named)
         self._num_cores += 1
         number = self._number_of[planner] = self._num_cores
         self._note(lambda mask: pb.LogRecord(core_joined=records.encode_planner(mask, number, planner)))
         return planner
+
+    def _hasher(self, block_size: int) -> BlockHasher:
+        return NotingHasher(self.naming.key(self._prefix_key), block_size, self._named, self.naming.era)
+
+    def change_weights(self, weights_digest: str, *, keeps_live: bool) -> list[SequenceGroup]:
+        """See `Fleet`."""
+        changed = pb.WeightsChanged(weights_digest=weights_digest, keeps_live=keeps_live)
+        call = partial(super().change_weights, keeps_live=keeps_live)
+        return self._recorded(pb.LogRecord(weights_changed=changed), call, weights_digest)
+
+    def reset_prefixes(self) -> None:
+        """See `Fleet`."""
+        self._recorded(pb.LogRecord(prefixes_reset=pb.PrefixesReset()), super().reset_prefixes)
+
+    def lose_blocks(self) -> None:
+        """See `Fleet`."""
+        self._recorded(pb.LogRecord(prefixes_reset=pb.PrefixesReset(loses_blocks=True)), super().lose_blocks)
 
     def adopt_blocks(self, planner: ExecutorPlanner, block_ids: Int32Array, names: bytes) -> None:
         """See `Fleet`."""

@@ -17,15 +17,12 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo.values.sampling_params_table import MAX_ALTERNATIVES
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.delta_check import MAX_ALLOWANCE
-from octavo_shared.step_wire.executor_info import ExecutorInfo
+from scheduler_svc.core.blocks.prefix_cache import BlockHasher
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
-from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy, Policy, PriorityPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
-from scheduler_svc.request.provenance import UNKNOWN, Numerics
 from scheduler_svc.step_log import records, state
 from scheduler_svc.step_log.block_names import KnownNames, LookUpHasher
 from scheduler_svc.step_log.masking import TokenMask
@@ -50,18 +47,8 @@ class ReplayedFleet(Fleet):
         super().__init__(queue, policy)
         self.names = KnownNames()
 
-    def join(
-        self,
-        limits: CoreLimits,
-        epoch: int,
-        name: str = "",
-        numerics: Numerics = UNKNOWN,
-        info: ExecutorInfo | None = None,
-    ) -> ExecutorPlanner:
-        """See `Fleet`."""
-        planner = super().join(limits, epoch, name, numerics, info)
-        planner.blocks.hasher = LookUpHasher(self.names, limits.block_size)
-        return planner
+    def _hasher(self, block_size: int) -> BlockHasher:
+        return LookUpHasher(self.names, block_size, self.naming.era)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +86,7 @@ def dump(snapshot: Snapshot[Any], mask: TokenMask | None = None) -> pb.Snapshot:
     Blocks have the names that they have in the fleet: `LogNames` gives them others.
     """
     fleet = snapshot.fleet
-    root = [*_roots(fleet), fleet._past_preemptions, snapshot.planner_numbers, snapshot.outside]
+    root = [*_roots(fleet), fleet.naming, fleet._past_preemptions, snapshot.planner_numbers, snapshot.outside]
     rows, arrays, names = StateWriter({} if mask is None else mask.of_attributes).write(root)
     return pb.Snapshot(rows=rows, arrays=arrays, names=names)
 
@@ -132,11 +119,13 @@ def load(content: bytes, header: pb.LogHeader) -> Snapshot[ReplayedFleet]:
         for joined in header.cores:
             records.join(fleet, joined)
         reader = StateReader(message.rows, message.arrays, message.names)
-        *roots, fleet._past_preemptions, planner_numbers, outside = reader.read()
+        *roots, fleet.naming, fleet._past_preemptions, planner_numbers, outside = reader.read()
         state.complete(_roots(fleet), roots)
         for value in reader.objects:
             _check_value(value)
         fleet.queue, fleet.dispatcher, *fleet.planners = roots
+        for planner in fleet.planners:
+            planner.blocks.hasher = fleet._hasher(planner.blocks.block_size)
         if planner_numbers != tuple(joined.core for joined in header.cores):
             raise SnapshotError("its cores and their numbers differ")
         _check(fleet, planner_numbers)

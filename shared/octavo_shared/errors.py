@@ -246,6 +246,13 @@ class RequestAbortedError(OctavoServiceError):
     """The request was ended by Abort, by an operator, or because its client left."""
 
 
+class WeightsChangedError(RequestAbortedError):
+    """The weights have changed, and the request does not go on with other ones."""
+
+    def __init__(self) -> None:
+        super().__init__("the weights have changed, and the request requires the same numerics (require_same_numerics)")
+
+
 class NotFiniteError(OctavoServiceError):
     """The model's logits for a token have NaN or infinity, or rule out every token; no other request is affected.
 

@@ -9,7 +9,7 @@ import torch
 
 from executor_svc.config import ExecutorConfig
 from executor_svc.parallel.group import Releasable
-from executor_svc.worker.interface import DoneStep, WithoutTransfers, execute
+from executor_svc.worker.interface import DoneStep, WithFixedWeights, WithoutTransfers, execute
 from executor_svc.worker.loading import load_worker
 from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.step_wire.batch_table import BatchTable
@@ -76,7 +76,7 @@ class ThreadedGroup:
         pass
 
 
-class ThreadedRanks(WithoutTransfers):
+class ThreadedRanks(WithFixedWeights, WithoutTransfers):
     """The workers of all ranks as one worker; see `executor_svc.worker.interface.Worker`."""
 
     def __init__(

@@ -52,6 +52,7 @@ IN_A_STEP = {
     "draft_token_ids": Request(draft_token_ids=bytes(4)),
     "pooling_inputs": Request(pooling_inputs=[step_pb2.PoolingInput(token_ids=bytes(4))]),
     "states_to_save": Request(states_to_save=[0, 4, 1]),
+    "keeps_live": Request(keeps_live=True),
 }
 IN_AN_ADMISSION = {
     "grammar_slot": Admission(grammar_slot=0),
@@ -115,6 +116,9 @@ class RecordingChannel:
     def unary_unary(self, method: str, **options: Any) -> object:
         return self._channel.unary_unary(method, **self._recording(options))
 
+    def stream_unary(self, method: str, **options: Any) -> object:
+        return self._channel.stream_unary(method, **options)
+
     def stream_stream(self, method: str, **options: Any) -> object:
         return self._channel.stream_stream(method, **self._recording(options))
 
@@ -167,6 +171,7 @@ async def test_an_executor_of_a_release_is_asked_for_what_it_has_and_gets_featur
         Capability.ADAPTERS: False,  # as the fake model has none, and there are no transfers, in these releases
         Capability.BLOCK_TRANSFER: False,
         Capability.VARIABLE_TOKENS: False,  # it drafts only if it is told to
+        Capability.WEIGHT_VERSIONS: False,  # its weights stay as they are
     }
     lacking = {capability for capability, has_it in later.items() if not has_it}
     expected = WANTED - lacking if has_capabilities else set()

@@ -6,10 +6,11 @@ import itertools
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -60,13 +61,14 @@ class ExecutorProcess:
 
     worker: Worker
     listen: str = "127.0.0.1:0"
+    weights_dirs: Sequence[Path] = ()
     address: str = ""
     server: GrpcServer = field(init=False)
     servicer: ExecutionServicer = field(init=False)
 
     async def start(self) -> None:
         """Serve `worker` as a process that has just started; its instance is new only if the worker is."""
-        self.servicer = ExecutionServicer()
+        self.servicer = ExecutionServicer(weights_dirs=self.weights_dirs)
         await self.servicer.load(lambda: self.worker)
         await self._serve()
 
@@ -164,6 +166,7 @@ async def running_stack(
     membership: Membership | None = None,
     ready: bool = True,
     loses_soon: bool = False,
+    weights_dirs: Sequence[Path] = (),
     **settings: object,
 ) -> AsyncIterator[Stack]:
     """Run the scheduler and an executor for each worker; none or None: a fake one.
@@ -172,6 +175,7 @@ async def running_stack(
         workers: What executes steps.
         membership: Which executors the scheduler looks for; None: all of these.
         ready: Wait until every executor is attached; with a `membership`, until any is.
+        weights_dirs: Where executors find other weights.
         loses_soon: Whether an executor that is killed is lost at once; else it may come back.
         settings: The scheduler's.
     """
@@ -179,7 +183,9 @@ async def running_stack(
     gc.collect()
     async with AsyncExitStack() as stack:
         stack.enter_context(losing_soon(is_so=loses_soon))
-        executors = [ExecutorProcess(worker or FakeWorker()) for worker in workers or (None,)]
+        executors = [
+            ExecutorProcess(worker or FakeWorker(), weights_dirs=weights_dirs) for worker in workers or (None,)
+        ]
         for executor in executors:
             await executor.start()
             stack.push_async_callback(executor.kill)

@@ -114,6 +114,8 @@ class _RequestEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Requ
     """It ended with an error."""
     REQUEST_EVENT_KIND_DROPPED: _RequestEventKind.ValueType  # 11
     """Its blocks in the host pool were given up, for others or for itself: it will be recomputed."""
+    REQUEST_EVENT_KIND_WEIGHTS_CHANGED: _RequestEventKind.ValueType  # 12
+    """It goes on with other weights, and with its blocks as they are."""
 
 class RequestEventKind(_RequestEventKind, metaclass=_RequestEventKindEnumTypeWrapper):
     """RequestEventKind is what happened to a request."""
@@ -142,6 +144,8 @@ REQUEST_EVENT_KIND_FAILED: RequestEventKind.ValueType  # 10
 """It ended with an error."""
 REQUEST_EVENT_KIND_DROPPED: RequestEventKind.ValueType  # 11
 """Its blocks in the host pool were given up, for others or for itself: it will be recomputed."""
+REQUEST_EVENT_KIND_WEIGHTS_CHANGED: RequestEventKind.ValueType  # 12
+"""It goes on with other weights, and with its blocks as they are."""
 Global___RequestEventKind: _TypeAlias = RequestEventKind  # noqa: Y015
 
 class _SequenceStatus:

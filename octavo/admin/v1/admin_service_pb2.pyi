@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from octavo.admin.v1 import admin_pb2 as _admin_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,42 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _PauseMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PauseModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PauseMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PAUSE_MODE_UNSPECIFIED: _PauseMode.ValueType  # 0
+    """As PAUSE_MODE_RECOMPUTE."""
+    PAUSE_MODE_ABORT: _PauseMode.ValueType  # 1
+    """They end with an error."""
+    PAUSE_MODE_WAIT: _PauseMode.ValueType  # 2
+    """They run to their ends first, while new ones wait."""
+    PAUSE_MODE_KEEP: _PauseMode.ValueType  # 3
+    """They stop. If the weights change, those in a batch go on with their keys and values as they are: what they give then
+    equals no other output, and spans say so. All others are computed again.
+    """
+    PAUSE_MODE_RECOMPUTE: _PauseMode.ValueType  # 4
+    """They stop. If the weights change, they are computed again from their tokens by the new ones."""
+
+class PauseMode(_PauseMode, metaclass=_PauseModeEnumTypeWrapper):
+    """PauseMode is what becomes of live requests at a pause."""
+
+PAUSE_MODE_UNSPECIFIED: PauseMode.ValueType  # 0
+"""As PAUSE_MODE_RECOMPUTE."""
+PAUSE_MODE_ABORT: PauseMode.ValueType  # 1
+"""They end with an error."""
+PAUSE_MODE_WAIT: PauseMode.ValueType  # 2
+"""They run to their ends first, while new ones wait."""
+PAUSE_MODE_KEEP: PauseMode.ValueType  # 3
+"""They stop. If the weights change, those in a batch go on with their keys and values as they are: what they give then
+equals no other output, and spans say so. All others are computed again.
+"""
+PAUSE_MODE_RECOMPUTE: PauseMode.ValueType  # 4
+"""They stop. If the weights change, they are computed again from their tokens by the new ones."""
+Global___PauseMode: _TypeAlias = PauseMode  # noqa: Y015
 
 @_typing.final
 class GetSchedulerStateRequest(_message.Message):
@@ -977,3 +1014,316 @@ class Adapter(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
+
+@_typing.final
+class PauseRequest(_message.Message):
+    """PauseRequest says how to pause."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    mode: Global___PauseMode.ValueType
+    """What becomes of live requests."""
+    def __init__(
+        self,
+        *,
+        mode: Global___PauseMode.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseRequest: _TypeAlias = PauseRequest  # noqa: Y015
+
+@_typing.final
+class PauseResponse(_message.Message):
+    """PauseResponse confirms that nothing is computed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseResponse: _TypeAlias = PauseResponse  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
+    """ResumeRequest is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
+
+@_typing.final
+class ResumeResponse(_message.Message):
+    """ResumeResponse is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeResponse: _TypeAlias = ResumeResponse  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsRequest(_message.Message):
+    """UpdateWeightsRequest is one message of an update."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    BEGINS_FILE_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
+    STAYS_OPEN_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """In the first message: a folder in --weights-dir of every executor, with safetensors files, and config.json if that
+    is to count in the digest. Empty: the files follow.
+    """
+    weights_digest: _builtins.str
+    """In the first message: the digest that they must have, 64 hexadecimal digits. Empty: any."""
+    content: _builtins.bytes
+    """The next bytes of a file, at most 2 MiB."""
+    begins_file: _builtins.bool
+    """Whether they are the first ones of a file."""
+    is_last: _builtins.bool
+    """Without a source, in the last message, which may have content: everything has come. An update without it was cut,
+    and changes nothing.
+    """
+    stays_open: _builtins.bool
+    """In the first message: the next call goes on with this update, and the first one without this makes it. After 10
+    minutes without a call, or at Resume, it is given up.
+    """
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        weights_digest: _builtins.str = ...,
+        content: _builtins.bytes = ...,
+        begins_file: _builtins.bool = ...,
+        is_last: _builtins.bool = ...,
+        stays_open: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_file", b"begins_file", "content", b"content", "is_last", b"is_last", "source", b"source", "stays_open", b"stays_open", "weights_digest", b"weights_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsRequest: _TypeAlias = UpdateWeightsRequest  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsResponse(_message.Message):
+    """UpdateWeightsResponse says which weights are served now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    weights_digest: _builtins.str
+    """Their digest: that of executors which were started with these files."""
+    def __init__(
+        self,
+        *,
+        weights_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["weights_digest", b"weights_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsResponse: _TypeAlias = UpdateWeightsResponse  # noqa: Y015
+
+@_typing.final
+class GetWeightVersionRequest(_message.Message):
+    """GetWeightVersionRequest is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetWeightVersionRequest: _TypeAlias = GetWeightVersionRequest  # noqa: Y015
+
+@_typing.final
+class GetWeightVersionResponse(_message.Message):
+    """GetWeightVersionResponse says which weights are served."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    NUM_UPDATES_FIELD_NUMBER: _builtins.int
+    IS_PAUSED_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
+    WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    HAS_OPEN_UPDATE_FIELD_NUMBER: _builtins.int
+    weights_digest: _builtins.str
+    """Their digest. Empty: it is not known."""
+    num_updates: _builtins.int
+    """Updates since the scheduler started."""
+    is_paused: _builtins.bool
+    """Whether no step is in flight, and none is decided."""
+    mode: Global___PauseMode.ValueType
+    """Of the pause; PAUSE_MODE_UNSPECIFIED: the fleet runs."""
+    sleep_level: _builtins.int
+    """As of Sleep; 0: the executors are awake."""
+    world_size: _builtins.int
+    """Ranks of all attached executors."""
+    has_open_update: _builtins.bool
+    """Whether an update has begun that comes in several calls."""
+    def __init__(
+        self,
+        *,
+        weights_digest: _builtins.str = ...,
+        num_updates: _builtins.int = ...,
+        is_paused: _builtins.bool = ...,
+        mode: Global___PauseMode.ValueType = ...,
+        sleep_level: _builtins.int = ...,
+        world_size: _builtins.int = ...,
+        has_open_update: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_open_update", b"has_open_update", "is_paused", b"is_paused", "mode", b"mode", "num_updates", b"num_updates", "sleep_level", b"sleep_level", "weights_digest", b"weights_digest", "world_size", b"world_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetWeightVersionResponse: _TypeAlias = GetWeightVersionResponse  # noqa: Y015
+
+@_typing.final
+class ResetPrefixCacheRequest(_message.Message):
+    """ResetPrefixCacheRequest is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetPrefixCacheRequest: _TypeAlias = ResetPrefixCacheRequest  # noqa: Y015
+
+@_typing.final
+class ResetPrefixCacheResponse(_message.Message):
+    """ResetPrefixCacheResponse is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetPrefixCacheResponse: _TypeAlias = ResetPrefixCacheResponse  # noqa: Y015
+
+@_typing.final
+class SleepRequest(_message.Message):
+    """SleepRequest says what to give back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """1: the cache, and on GPUs the weights, which the host keeps. 2: the weights altogether. 0: as 1."""
+    def __init__(
+        self,
+        *,
+        level: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepRequest: _TypeAlias = SleepRequest  # noqa: Y015
+
+@_typing.final
+class SleepResponse(_message.Message):
+    """SleepResponse is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepResponse: _TypeAlias = SleepResponse  # noqa: Y015
+
+@_typing.final
+class WakeUpRequest(_message.Message):
+    """WakeUpRequest is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeUpRequest: _TypeAlias = WakeUpRequest  # noqa: Y015
+
+@_typing.final
+class WakeUpResponse(_message.Message):
+    """WakeUpResponse is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeUpResponse: _TypeAlias = WakeUpResponse  # noqa: Y015

@@ -110,6 +110,41 @@ class AdminServiceStub(object):
                 request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListAdaptersRequest.SerializeToString,
                 response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListAdaptersResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/Pause',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.PauseRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/Resume',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.UpdateWeights = channel.stream_unary(
+                '/octavo.admin.v1.AdminService/UpdateWeights',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
+        self.GetWeightVersion = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/GetWeightVersion',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetWeightVersionRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetWeightVersionResponse.FromString,
+                _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/ResetPrefixCache',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ResetPrefixCacheResponse.FromString,
+                _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/Sleep',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.SleepRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.WakeUp = channel.unary_unary(
+                '/octavo.admin.v1.AdminService/WakeUp',
+                request_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.WakeUpRequest.SerializeToString,
+                response_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.WakeUpResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -261,6 +296,74 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Pause lets the fleet compute nothing, and answers when no step is in flight on any executor. Requests wait. A pause
+        lasts until Resume, also if the call is cancelled.
+
+        FAILED_PRECONDITION: the weights are being changed, or the fleet was resumed meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Resume ends a pause; without one nothing happens.
+
+        FAILED_PRECONDITION: the weights are being changed, or the executors sleep.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWeights(self, request_iterator, context):
+        """UpdateWeights puts other weights of the same model in place on all executors of a paused fleet. The first message
+        has `source`, or else the next ones have safetensors files. What becomes of live requests, the mode of the pause
+        says. Cached prefixes are not found again.
+
+        Until everything has come, a call that is cut changes nothing; then the update is made in any case. An executor that
+        fails leaves the fleet, and its requests go to others.
+
+        FAILED_PRECONDITION: the fleet is not paused, or another update is under way. INVALID_ARGUMENT: no executor takes
+        them, and all go on with the weights that they have; the message says why. UNAVAILABLE: no executor is attached, or
+        none is left.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetWeightVersion(self, request, context):
+        """GetWeightVersion says which weights are served, and whether the fleet is paused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetPrefixCache(self, request, context):
+        """ResetPrefixCache lets no block be found again that is cached now. Running requests go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sleep(self, request, context):
+        """Sleep lets all executors give memory back until WakeUp. A fleet that runs is paused until then.
+
+        INVALID_ARGUMENT: the level is not 1 or 2, or an executor cannot sleep. FAILED_PRECONDITION: they sleep already, or
+        the weights are being changed. UNAVAILABLE: no executor is attached.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeUp(self, request, context):
+        """WakeUp ends Sleep.
+
+        FAILED_PRECONDITION: they do not sleep, or have no weights, as after level 2: UpdateWeights comes first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -338,6 +441,41 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListAdapters,
                     request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListAdaptersRequest.FromString,
                     response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListAdaptersResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.PauseRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ResumeRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ResumeResponse.SerializeToString,
+            ),
+            'UpdateWeights': grpc.stream_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.UpdateWeightsResponse.SerializeToString,
+            ),
+            'GetWeightVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWeightVersion,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetWeightVersionRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetWeightVersionResponse.SerializeToString,
+            ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.SleepRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.SleepResponse.SerializeToString,
+            ),
+            'WakeUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeUp,
+                    request_deserializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.WakeUpRequest.FromString,
+                    response_serializer=octavo_dot_admin_dot_v1_dot_admin__service__pb2.WakeUpResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -746,6 +884,195 @@ class AdminService(object):
             '/octavo.admin.v1.AdminService/ListAdapters',
             octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListAdaptersRequest.SerializeToString,
             octavo_dot_admin_dot_v1_dot_admin__service__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/Pause',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.PauseRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/Resume',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ResumeRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/octavo.admin.v1.AdminService/UpdateWeights',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.UpdateWeightsRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.UpdateWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWeightVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/GetWeightVersion',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetWeightVersionRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.GetWeightVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/ResetPrefixCache',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ResetPrefixCacheRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/Sleep',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.SleepRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.admin.v1.AdminService/WakeUp',
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.WakeUpRequest.SerializeToString,
+            octavo_dot_admin_dot_v1_dot_admin__service__pb2.WakeUpResponse.FromString,
             options,
             channel_credentials,
             insecure,

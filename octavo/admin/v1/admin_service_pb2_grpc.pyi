@@ -115,6 +115,44 @@ class AdminServiceStub:
     """
     ListAdapters: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListAdaptersRequest, _admin_service_pb2.ListAdaptersResponse]
     """ListAdapters gives the adapters that requests may name, by name."""
+    Pause: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.PauseRequest, _admin_service_pb2.PauseResponse]
+    """Pause lets the fleet compute nothing, and answers when no step is in flight on any executor. Requests wait. A pause
+    lasts until Resume, also if the call is cancelled.
+
+    FAILED_PRECONDITION: the weights are being changed, or the fleet was resumed meanwhile.
+    """
+    Resume: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ResumeRequest, _admin_service_pb2.ResumeResponse]
+    """Resume ends a pause; without one nothing happens.
+
+    FAILED_PRECONDITION: the weights are being changed, or the executors sleep.
+    """
+    UpdateWeights: _grpc.StreamUnaryMultiCallable[_admin_service_pb2.UpdateWeightsRequest, _admin_service_pb2.UpdateWeightsResponse]
+    """UpdateWeights puts other weights of the same model in place on all executors of a paused fleet. The first message
+    has `source`, or else the next ones have safetensors files. What becomes of live requests, the mode of the pause
+    says. Cached prefixes are not found again.
+
+    Until everything has come, a call that is cut changes nothing; then the update is made in any case. An executor that
+    fails leaves the fleet, and its requests go to others.
+
+    FAILED_PRECONDITION: the fleet is not paused, or another update is under way. INVALID_ARGUMENT: no executor takes
+    them, and all go on with the weights that they have; the message says why. UNAVAILABLE: no executor is attached, or
+    none is left.
+    """
+    GetWeightVersion: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetWeightVersionRequest, _admin_service_pb2.GetWeightVersionResponse]
+    """GetWeightVersion says which weights are served, and whether the fleet is paused."""
+    ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ResetPrefixCacheRequest, _admin_service_pb2.ResetPrefixCacheResponse]
+    """ResetPrefixCache lets no block be found again that is cached now. Running requests go on."""
+    Sleep: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.SleepRequest, _admin_service_pb2.SleepResponse]
+    """Sleep lets all executors give memory back until WakeUp. A fleet that runs is paused until then.
+
+    INVALID_ARGUMENT: the level is not 1 or 2, or an executor cannot sleep. FAILED_PRECONDITION: they sleep already, or
+    the weights are being changed. UNAVAILABLE: no executor is attached.
+    """
+    WakeUp: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.WakeUpRequest, _admin_service_pb2.WakeUpResponse]
+    """WakeUp ends Sleep.
+
+    FAILED_PRECONDITION: they do not sleep, or have no weights, as after level 2: UpdateWeights comes first.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -203,6 +241,44 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     ListAdapters: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListAdaptersRequest, _admin_service_pb2.ListAdaptersResponse]  # type: ignore[assignment]
     """ListAdapters gives the adapters that requests may name, by name."""
+    Pause: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.PauseRequest, _admin_service_pb2.PauseResponse]  # type: ignore[assignment]
+    """Pause lets the fleet compute nothing, and answers when no step is in flight on any executor. Requests wait. A pause
+    lasts until Resume, also if the call is cancelled.
+
+    FAILED_PRECONDITION: the weights are being changed, or the fleet was resumed meanwhile.
+    """
+    Resume: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ResumeRequest, _admin_service_pb2.ResumeResponse]  # type: ignore[assignment]
+    """Resume ends a pause; without one nothing happens.
+
+    FAILED_PRECONDITION: the weights are being changed, or the executors sleep.
+    """
+    UpdateWeights: _aio.StreamUnaryMultiCallable[_admin_service_pb2.UpdateWeightsRequest, _admin_service_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
+    """UpdateWeights puts other weights of the same model in place on all executors of a paused fleet. The first message
+    has `source`, or else the next ones have safetensors files. What becomes of live requests, the mode of the pause
+    says. Cached prefixes are not found again.
+
+    Until everything has come, a call that is cut changes nothing; then the update is made in any case. An executor that
+    fails leaves the fleet, and its requests go to others.
+
+    FAILED_PRECONDITION: the fleet is not paused, or another update is under way. INVALID_ARGUMENT: no executor takes
+    them, and all go on with the weights that they have; the message says why. UNAVAILABLE: no executor is attached, or
+    none is left.
+    """
+    GetWeightVersion: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetWeightVersionRequest, _admin_service_pb2.GetWeightVersionResponse]  # type: ignore[assignment]
+    """GetWeightVersion says which weights are served, and whether the fleet is paused."""
+    ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ResetPrefixCacheRequest, _admin_service_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
+    """ResetPrefixCache lets no block be found again that is cached now. Running requests go on."""
+    Sleep: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.SleepRequest, _admin_service_pb2.SleepResponse]  # type: ignore[assignment]
+    """Sleep lets all executors give memory back until WakeUp. A fleet that runs is paused until then.
+
+    INVALID_ARGUMENT: the level is not 1 or 2, or an executor cannot sleep. FAILED_PRECONDITION: they sleep already, or
+    the weights are being changed. UNAVAILABLE: no executor is attached.
+    """
+    WakeUp: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.WakeUpRequest, _admin_service_pb2.WakeUpResponse]  # type: ignore[assignment]
+    """WakeUp ends Sleep.
+
+    FAILED_PRECONDITION: they do not sleep, or have no weights, as after level 2: UpdateWeights comes first.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """AdminService shows operators what the scheduler does. Pictures are taken between steps."""
@@ -378,5 +454,85 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListAdaptersResponse, _abc.Awaitable[_admin_service_pb2.ListAdaptersResponse]]:
         """ListAdapters gives the adapters that requests may name, by name."""
+
+    @_abc_1.abstractmethod
+    def Pause(
+        self,
+        request: _admin_service_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.PauseResponse, _abc.Awaitable[_admin_service_pb2.PauseResponse]]:
+        """Pause lets the fleet compute nothing, and answers when no step is in flight on any executor. Requests wait. A pause
+        lasts until Resume, also if the call is cancelled.
+
+        FAILED_PRECONDITION: the weights are being changed, or the fleet was resumed meanwhile.
+        """
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _admin_service_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ResumeResponse, _abc.Awaitable[_admin_service_pb2.ResumeResponse]]:
+        """Resume ends a pause; without one nothing happens.
+
+        FAILED_PRECONDITION: the weights are being changed, or the executors sleep.
+        """
+
+    @_abc_1.abstractmethod
+    def UpdateWeights(
+        self,
+        request_iterator: _MaybeAsyncIterator[_admin_service_pb2.UpdateWeightsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.UpdateWeightsResponse, _abc.Awaitable[_admin_service_pb2.UpdateWeightsResponse]]:
+        """UpdateWeights puts other weights of the same model in place on all executors of a paused fleet. The first message
+        has `source`, or else the next ones have safetensors files. What becomes of live requests, the mode of the pause
+        says. Cached prefixes are not found again.
+
+        Until everything has come, a call that is cut changes nothing; then the update is made in any case. An executor that
+        fails leaves the fleet, and its requests go to others.
+
+        FAILED_PRECONDITION: the fleet is not paused, or another update is under way. INVALID_ARGUMENT: no executor takes
+        them, and all go on with the weights that they have; the message says why. UNAVAILABLE: no executor is attached, or
+        none is left.
+        """
+
+    @_abc_1.abstractmethod
+    def GetWeightVersion(
+        self,
+        request: _admin_service_pb2.GetWeightVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.GetWeightVersionResponse, _abc.Awaitable[_admin_service_pb2.GetWeightVersionResponse]]:
+        """GetWeightVersion says which weights are served, and whether the fleet is paused."""
+
+    @_abc_1.abstractmethod
+    def ResetPrefixCache(
+        self,
+        request: _admin_service_pb2.ResetPrefixCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ResetPrefixCacheResponse, _abc.Awaitable[_admin_service_pb2.ResetPrefixCacheResponse]]:
+        """ResetPrefixCache lets no block be found again that is cached now. Running requests go on."""
+
+    @_abc_1.abstractmethod
+    def Sleep(
+        self,
+        request: _admin_service_pb2.SleepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.SleepResponse, _abc.Awaitable[_admin_service_pb2.SleepResponse]]:
+        """Sleep lets all executors give memory back until WakeUp. A fleet that runs is paused until then.
+
+        INVALID_ARGUMENT: the level is not 1 or 2, or an executor cannot sleep. FAILED_PRECONDITION: they sleep already, or
+        the weights are being changed. UNAVAILABLE: no executor is attached.
+        """
+
+    @_abc_1.abstractmethod
+    def WakeUp(
+        self,
+        request: _admin_service_pb2.WakeUpRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.WakeUpResponse, _abc.Awaitable[_admin_service_pb2.WakeUpResponse]]:
+        """WakeUp ends Sleep.
+
+        FAILED_PRECONDITION: they do not sleep, or have no weights, as after level 2: UpdateWeights comes first.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -797,6 +797,7 @@ class ServedModel(_message.Message):
     SPECULATES_FIELD_NUMBER: _builtins.int
     SPECULATION_MAY_CHANGE_OUTPUTS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    FORMER_FIELD_NUMBER: _builtins.int
     max_model_len: _builtins.int
     """Longest sequence that is served."""
     max_num_seqs: _builtins.int
@@ -823,6 +824,10 @@ class ServedModel(_message.Message):
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of adapters that requests may have."""
 
+    @_builtins.property
+    def former(self) -> _containers.RepeatedCompositeFieldContainer[Global___FormerWeights]:
+        """The same model with its weights of before: what they have begun goes on with those of now."""
+
     def __init__(
         self,
         *,
@@ -836,14 +841,41 @@ class ServedModel(_message.Message):
         speculates: _builtins.bool = ...,
         speculation_may_change_outputs: _builtins.bool = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
+        former: _abc.Iterable[Global___FormerWeights] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "info", b"info", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "numerics_ids", b"numerics_ids", "served_name", b"served_name", "speculates", b"speculates", "speculation_may_change_outputs", b"speculation_may_change_outputs", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "former", b"former", "info", b"info", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "numerics_ids", b"numerics_ids", "served_name", b"served_name", "speculates", b"speculates", "speculation_may_change_outputs", b"speculation_may_change_outputs", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServedModel: _TypeAlias = ServedModel  # noqa: Y015
+
+@_typing.final
+class FormerWeights(_message.Message):
+    """FormerWeights are weights that the fleet served before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_HASH_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    model_hash: _builtins.str
+    """GetExecutorInfoResponse.model_hash with them."""
+    weights_digest: _builtins.str
+    """Their digest."""
+    def __init__(
+        self,
+        *,
+        model_hash: _builtins.str = ...,
+        weights_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_hash", b"model_hash", "weights_digest", b"weights_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FormerWeights: _TypeAlias = FormerWeights  # noqa: Y015
 
 @_typing.final
 class Tokens(_message.Message):
@@ -1247,6 +1279,7 @@ class ProvenanceSpan(_message.Message):
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     ADAPTER_SOURCE_FIELD_NUMBER: _builtins.int
     ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
+    KEEPS_CACHE_FIELD_NUMBER: _builtins.int
     numerics_id: _builtins.str
     """Of the executors."""
     weights_digest: _builtins.str
@@ -1257,6 +1290,8 @@ class ProvenanceSpan(_message.Message):
     """Where executors find the adapter of the request. Empty: it has none."""
     adapter_digest: _builtins.bytes
     """SHA-256 of that adapter's content, 32 bytes."""
+    keeps_cache: _builtins.bool
+    """Whether the cache of earlier tokens is that of other weights."""
     @_builtins.property
     def num_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that each output had when it began."""
@@ -1270,10 +1305,11 @@ class ProvenanceSpan(_message.Message):
         num_prompt_logprobs: _builtins.int = ...,
         adapter_source: _builtins.str = ...,
         adapter_digest: _builtins.bytes = ...,
+        keeps_cache: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "adapter_source", b"adapter_source", "num_prompt_logprobs", b"num_prompt_logprobs", "num_tokens", b"num_tokens", "numerics_id", b"numerics_id", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "adapter_source", b"adapter_source", "keeps_cache", b"keeps_cache", "num_prompt_logprobs", b"num_prompt_logprobs", "num_tokens", b"num_tokens", "numerics_id", b"numerics_id", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -679,6 +679,228 @@ class StreamStepsResponse(_message.Message):
 Global___StreamStepsResponse: _TypeAlias = StreamStepsResponse  # noqa: Y015
 
 @_typing.final
+class UpdateWeightsRequest(_message.Message):
+    """UpdateWeightsRequest is one message of an update."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def begin(self) -> Global___UpdateWeightsBegin:
+        """First message of every update."""
+
+    @_builtins.property
+    def chunk(self) -> Global___WeightsChunk:
+        """Without a `source`: the next bytes of the weights."""
+
+    def __init__(
+        self,
+        *,
+        begin: Global___UpdateWeightsBegin | None = ...,
+        chunk: Global___WeightsChunk | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "chunk", b"chunk", "message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "chunk", b"chunk", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["begin", "chunk"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___UpdateWeightsRequest: _TypeAlias = UpdateWeightsRequest  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsBegin(_message.Message):
+    """UpdateWeightsBegin says which weights come, and when."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    AFTER_STEP_ID_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch from Attach."""
+    instance_id: _builtins.str
+    """The instance that gave the epoch. Empty: not compared."""
+    after_step_id: _builtins.int
+    """The last step before the update; 0: none."""
+    source: _builtins.str
+    """A folder in --weights-dir of the executor, with safetensors files, and config.json if it is to count in the digest
+    in place of the one that the executor has. Empty: the tensors follow in chunks.
+    """
+    weights_digest: _builtins.str
+    """The digest that the weights must have, 64 hexadecimal digits. Empty: any."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
+        after_step_id: _builtins.int = ...,
+        source: _builtins.str = ...,
+        weights_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step_id", b"after_step_id", "epoch", b"epoch", "instance_id", b"instance_id", "source", b"source", "weights_digest", b"weights_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsBegin: _TypeAlias = UpdateWeightsBegin  # noqa: Y015
+
+@_typing.final
+class WeightsChunk(_message.Message):
+    """WeightsChunk is a part of a safetensors file; the files of an update come one after the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    BEGINS_FILE_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
+    content: _builtins.bytes
+    """At most 2 MiB."""
+    begins_file: _builtins.bool
+    """Whether it is the first part of a file."""
+    is_last: _builtins.bool
+    """Whether it is the last part of the last file. Without it the update was cut, and nothing changes."""
+    def __init__(
+        self,
+        *,
+        content: _builtins.bytes = ...,
+        begins_file: _builtins.bool = ...,
+        is_last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_file", b"begins_file", "content", b"content", "is_last", b"is_last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightsChunk: _TypeAlias = WeightsChunk  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsResponse(_message.Message):
+    """UpdateWeightsResponse says what the executor is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INFO_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def info(self) -> Global___GetExecutorInfoResponse:
+        """As GetExecutorInfo says it, with the new model_hash and weights_digest."""
+
+    def __init__(
+        self,
+        *,
+        info: Global___GetExecutorInfoResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsResponse: _TypeAlias = UpdateWeightsResponse  # noqa: Y015
+
+@_typing.final
+class SleepRequest(_message.Message):
+    """SleepRequest says what to give back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    AFTER_STEP_ID_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch from Attach."""
+    instance_id: _builtins.str
+    """The instance that gave the epoch. Empty: not compared."""
+    after_step_id: _builtins.int
+    """The last step before it; 0: none."""
+    level: _builtins.int
+    """1: the cache, and on a GPU the weights, which the host keeps. 2: the weights altogether: an update has to bring new
+    ones before Wake.
+    """
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
+        after_step_id: _builtins.int = ...,
+        level: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step_id", b"after_step_id", "epoch", b"epoch", "instance_id", b"instance_id", "level", b"level"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepRequest: _TypeAlias = SleepRequest  # noqa: Y015
+
+@_typing.final
+class SleepResponse(_message.Message):
+    """SleepResponse confirms it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepResponse: _TypeAlias = SleepResponse  # noqa: Y015
+
+@_typing.final
+class WakeRequest(_message.Message):
+    """WakeRequest ends a sleep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The epoch from Attach."""
+    instance_id: _builtins.str
+    """The instance that gave the epoch. Empty: not compared."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        instance_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "instance_id", b"instance_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeRequest: _TypeAlias = WakeRequest  # noqa: Y015
+
+@_typing.final
+class WakeResponse(_message.Message):
+    """WakeResponse confirms that steps may come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeResponse: _TypeAlias = WakeResponse  # noqa: Y015
+
+@_typing.final
 class GetTokenizerRequest(_message.Message):
     """GetTokenizerRequest is empty."""
 

@@ -78,6 +78,21 @@ class ExecutionServiceStub(object):
                 request_serializer=octavo_dot_execution_dot_v1_dot_step__pb2.ExecuteModelRequest.SerializeToString,
                 response_deserializer=octavo_dot_execution_dot_v1_dot_step__pb2.ExecuteModelResponse.FromString,
                 _registered_method=True)
+        self.UpdateWeights = channel.stream_unary(
+                '/octavo.execution.v1.ExecutionService/UpdateWeights',
+                request_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/octavo.execution.v1.ExecutionService/Sleep',
+                request_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.SleepRequest.SerializeToString,
+                response_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/octavo.execution.v1.ExecutionService/Wake',
+                request_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.WakeRequest.SerializeToString,
+                response_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.WakeResponse.FromString,
+                _registered_method=True)
         self.GetTokenizer = channel.unary_unary(
                 '/octavo.execution.v1.ExecutionService/GetTokenizer',
                 request_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.GetTokenizerRequest.SerializeToString,
@@ -184,6 +199,38 @@ class ExecutionServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateWeights(self, request_iterator, context):
+        """UpdateWeights puts other weights of the same model in place, between two steps (CAPABILITY_WEIGHT_VERSIONS).
+
+        The first message is `begin`. It answers when the new weights are in place; until then steps wait. All names of
+        blocks are cleared, and all transfers cancelled. The next step has to release every live slot, or has `keeps_live`.
+
+        FAILED_PRECONDITION: the epoch is not the current one, `after_step_id` is not the last step, another update is being
+        received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, or weights that are
+        not of this model. With these the old weights are there as before. INTERNAL: it failed half way, or the digest is
+        another one: the epoch has ended, and the executor is not used until an update succeeds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sleep(self, request, context):
+        """Sleep gives memory back between two steps (CAPABILITY_WEIGHT_VERSIONS): steps are FAILED_PRECONDITION until Wake.
+
+        Names of blocks and contents of the cache are gone; the next step has to release every live slot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wake(self, request, context):
+        """Wake ends Sleep. FAILED_PRECONDITION: the epoch is not the current one, or there are no weights, as after level 2.
+        INTERNAL: there is no memory; the process exits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTokenizer(self, request, context):
         """GetTokenizer returns the tokenizer files of the model, so that a scheduler needs no model files.
 
@@ -239,6 +286,21 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
                     servicer.ExecuteModel,
                     request_deserializer=octavo_dot_execution_dot_v1_dot_step__pb2.ExecuteModelRequest.FromString,
                     response_serializer=octavo_dot_execution_dot_v1_dot_step__pb2.ExecuteModelResponse.SerializeToString,
+            ),
+            'UpdateWeights': grpc.stream_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.UpdateWeightsResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.SleepRequest.FromString,
+                    response_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.SleepResponse.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.WakeRequest.FromString,
+                    response_serializer=octavo_dot_execution_dot_v1_dot_execution__service__pb2.WakeResponse.SerializeToString,
             ),
             'GetTokenizer': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTokenizer,
@@ -448,6 +510,87 @@ class ExecutionService(object):
             '/octavo.execution.v1.ExecutionService/ExecuteModel',
             octavo_dot_execution_dot_v1_dot_step__pb2.ExecuteModelRequest.SerializeToString,
             octavo_dot_execution_dot_v1_dot_step__pb2.ExecuteModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/octavo.execution.v1.ExecutionService/UpdateWeights',
+            octavo_dot_execution_dot_v1_dot_execution__service__pb2.UpdateWeightsRequest.SerializeToString,
+            octavo_dot_execution_dot_v1_dot_execution__service__pb2.UpdateWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.execution.v1.ExecutionService/Sleep',
+            octavo_dot_execution_dot_v1_dot_execution__service__pb2.SleepRequest.SerializeToString,
+            octavo_dot_execution_dot_v1_dot_execution__service__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.execution.v1.ExecutionService/Wake',
+            octavo_dot_execution_dot_v1_dot_execution__service__pb2.WakeRequest.SerializeToString,
+            octavo_dot_execution_dot_v1_dot_execution__service__pb2.WakeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -97,6 +97,26 @@ class ExecutionServiceStub:
     nothing; an older one is OUT_OF_RANGE. The call is refused with FAILED_PRECONDITION while a
     stream is open; other codes are those of StreamSteps.
     """
+    UpdateWeights: _grpc.StreamUnaryMultiCallable[_execution_service_pb2.UpdateWeightsRequest, _execution_service_pb2.UpdateWeightsResponse]
+    """UpdateWeights puts other weights of the same model in place, between two steps (CAPABILITY_WEIGHT_VERSIONS).
+
+    The first message is `begin`. It answers when the new weights are in place; until then steps wait. All names of
+    blocks are cleared, and all transfers cancelled. The next step has to release every live slot, or has `keeps_live`.
+
+    FAILED_PRECONDITION: the epoch is not the current one, `after_step_id` is not the last step, another update is being
+    received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, or weights that are
+    not of this model. With these the old weights are there as before. INTERNAL: it failed half way, or the digest is
+    another one: the epoch has ended, and the executor is not used until an update succeeds.
+    """
+    Sleep: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.SleepRequest, _execution_service_pb2.SleepResponse]
+    """Sleep gives memory back between two steps (CAPABILITY_WEIGHT_VERSIONS): steps are FAILED_PRECONDITION until Wake.
+
+    Names of blocks and contents of the cache are gone; the next step has to release every live slot.
+    """
+    Wake: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.WakeRequest, _execution_service_pb2.WakeResponse]
+    """Wake ends Sleep. FAILED_PRECONDITION: the epoch is not the current one, or there are no weights, as after level 2.
+    INTERNAL: there is no memory; the process exits.
+    """
     GetTokenizer: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.GetTokenizerRequest, _execution_service_pb2.GetTokenizerResponse]
     """GetTokenizer returns the tokenizer files of the model, so that a scheduler needs no model files.
 
@@ -175,6 +195,26 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     A `step_id` that was executed already, one of the last 16, returns the stored response and runs
     nothing; an older one is OUT_OF_RANGE. The call is refused with FAILED_PRECONDITION while a
     stream is open; other codes are those of StreamSteps.
+    """
+    UpdateWeights: _aio.StreamUnaryMultiCallable[_execution_service_pb2.UpdateWeightsRequest, _execution_service_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
+    """UpdateWeights puts other weights of the same model in place, between two steps (CAPABILITY_WEIGHT_VERSIONS).
+
+    The first message is `begin`. It answers when the new weights are in place; until then steps wait. All names of
+    blocks are cleared, and all transfers cancelled. The next step has to release every live slot, or has `keeps_live`.
+
+    FAILED_PRECONDITION: the epoch is not the current one, `after_step_id` is not the last step, another update is being
+    received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, or weights that are
+    not of this model. With these the old weights are there as before. INTERNAL: it failed half way, or the digest is
+    another one: the epoch has ended, and the executor is not used until an update succeeds.
+    """
+    Sleep: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.SleepRequest, _execution_service_pb2.SleepResponse]  # type: ignore[assignment]
+    """Sleep gives memory back between two steps (CAPABILITY_WEIGHT_VERSIONS): steps are FAILED_PRECONDITION until Wake.
+
+    Names of blocks and contents of the cache are gone; the next step has to release every live slot.
+    """
+    Wake: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.WakeRequest, _execution_service_pb2.WakeResponse]  # type: ignore[assignment]
+    """Wake ends Sleep. FAILED_PRECONDITION: the epoch is not the current one, or there are no weights, as after level 2.
+    INTERNAL: there is no memory; the process exits.
     """
     GetTokenizer: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.GetTokenizerRequest, _execution_service_pb2.GetTokenizerResponse]  # type: ignore[assignment]
     """GetTokenizer returns the tokenizer files of the model, so that a scheduler needs no model files.
@@ -293,6 +333,44 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         A `step_id` that was executed already, one of the last 16, returns the stored response and runs
         nothing; an older one is OUT_OF_RANGE. The call is refused with FAILED_PRECONDITION while a
         stream is open; other codes are those of StreamSteps.
+        """
+
+    @_abc_1.abstractmethod
+    def UpdateWeights(
+        self,
+        request_iterator: _MaybeAsyncIterator[_execution_service_pb2.UpdateWeightsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_execution_service_pb2.UpdateWeightsResponse, _abc.Awaitable[_execution_service_pb2.UpdateWeightsResponse]]:
+        """UpdateWeights puts other weights of the same model in place, between two steps (CAPABILITY_WEIGHT_VERSIONS).
+
+        The first message is `begin`. It answers when the new weights are in place; until then steps wait. All names of
+        blocks are cleared, and all transfers cancelled. The next step has to release every live slot, or has `keeps_live`.
+
+        FAILED_PRECONDITION: the epoch is not the current one, `after_step_id` is not the last step, another update is being
+        received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, or weights that are
+        not of this model. With these the old weights are there as before. INTERNAL: it failed half way, or the digest is
+        another one: the epoch has ended, and the executor is not used until an update succeeds.
+        """
+
+    @_abc_1.abstractmethod
+    def Sleep(
+        self,
+        request: _execution_service_pb2.SleepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_execution_service_pb2.SleepResponse, _abc.Awaitable[_execution_service_pb2.SleepResponse]]:
+        """Sleep gives memory back between two steps (CAPABILITY_WEIGHT_VERSIONS): steps are FAILED_PRECONDITION until Wake.
+
+        Names of blocks and contents of the cache are gone; the next step has to release every live slot.
+        """
+
+    @_abc_1.abstractmethod
+    def Wake(
+        self,
+        request: _execution_service_pb2.WakeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_execution_service_pb2.WakeResponse, _abc.Awaitable[_execution_service_pb2.WakeResponse]]:
+        """Wake ends Sleep. FAILED_PRECONDITION: the epoch is not the current one, or there are no weights, as after level 2.
+        INTERNAL: there is no memory; the process exits.
         """
 
     @_abc_1.abstractmethod

@@ -139,6 +139,7 @@ class ExecuteModelRequest(_message.Message):
     DRAFT_COUNTS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     STATES_TO_SAVE_FIELD_NUMBER: _builtins.int
+    KEEPS_LIVE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The epoch from Attach."""
     step_id: _builtins.int
@@ -163,6 +164,10 @@ class ExecuteModelRequest(_message.Message):
     """
     draft_token_ids: _builtins.bytes
     """CAPABILITY_VARIABLE_TOKENS: the drafts, row after row. Little-endian int32."""
+    keeps_live: _builtins.bool
+    """CAPABILITY_WEIGHT_VERSIONS: in the first step behind an update of the weights: live slots go on with what older
+    weights have computed of them. Without it that step releases all of them.
+    """
     @_builtins.property
     def released_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Slots that end here. Their generation rises when they are next given out, in this step or later."""
@@ -318,10 +323,11 @@ class ExecuteModelRequest(_message.Message):
         draft_counts: _builtins.bytes = ...,
         draft_token_ids: _builtins.bytes = ...,
         states_to_save: _abc.Iterable[_builtins.int] | None = ...,
+        keeps_live: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "registered_blocks", b"registered_blocks", "table_digest", b"table_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "activated_slots", b"activated_slots", "adapter_drops", b"adapter_drops", "adapter_loads", b"adapter_loads", "admissions", b"admissions", "allowances", b"allowances", "appended_blocks", b"appended_blocks", "appended_tokens", b"appended_tokens", "beam_forks", b"beam_forks", "blocks_to_copy", b"blocks_to_copy", "blocks_to_receive", b"blocks_to_receive", "blocks_to_send", b"blocks_to_send", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "deactivated_slots", b"deactivated_slots", "draft_counts", b"draft_counts", "draft_token_ids", b"draft_token_ids", "epoch", b"epoch", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "forks", b"forks", "grammar_drops", b"grammar_drops", "grammar_loads", b"grammar_loads", "pooling_inputs", b"pooling_inputs", "prefill_chunks", b"prefill_chunks", "registered_blocks", b"registered_blocks", "released_slots", b"released_slots", "replaced_blocks", b"replaced_blocks", "states_to_save", b"states_to_save", "step_id", b"step_id", "table_digest", b"table_digest", "transfers_to_cancel", b"transfers_to_cancel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version", "_feature_bits", b"_feature_bits", "_table_digest", b"_table_digest", "activated_slots", b"activated_slots", "adapter_drops", b"adapter_drops", "adapter_loads", b"adapter_loads", "admissions", b"admissions", "allowances", b"allowances", "appended_blocks", b"appended_blocks", "appended_tokens", b"appended_tokens", "beam_forks", b"beam_forks", "blocks_to_copy", b"blocks_to_copy", "blocks_to_receive", b"blocks_to_receive", "blocks_to_send", b"blocks_to_send", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "deactivated_slots", b"deactivated_slots", "draft_counts", b"draft_counts", "draft_token_ids", b"draft_token_ids", "epoch", b"epoch", "expected_weights_version", b"expected_weights_version", "feature_bits", b"feature_bits", "forks", b"forks", "grammar_drops", b"grammar_drops", "grammar_loads", b"grammar_loads", "keeps_live", b"keeps_live", "pooling_inputs", b"pooling_inputs", "prefill_chunks", b"prefill_chunks", "registered_blocks", b"registered_blocks", "released_slots", b"released_slots", "replaced_blocks", b"replaced_blocks", "states_to_save", b"states_to_save", "step_id", b"step_id", "table_digest", b"table_digest", "transfers_to_cancel", b"transfers_to_cancel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_weights_version: _TypeAlias = _typing.Literal["expected_weights_version"]  # noqa: Y015
     _WhichOneofArgType__expected_weights_version: _TypeAlias = _typing.Literal["_expected_weights_version", b"_expected_weights_version"]  # noqa: Y015

@@ -553,6 +553,7 @@ class Provenance(_message.Message):
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     ADAPTER_SOURCE_FIELD_NUMBER: _builtins.int
     ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
+    KEEPS_CACHE_FIELD_NUMBER: _builtins.int
     first_token: _builtins.int
     """Index of the first of them in token_ids; the span goes on to the next one, or to the end."""
     numerics_id: _builtins.str
@@ -565,6 +566,10 @@ class Provenance(_message.Message):
     """Where executors found the adapter. Empty: there is none."""
     adapter_digest: _builtins.str
     """SHA-256 of the adapter's content, 64 hexadecimal digits. Empty: there is none."""
+    keeps_cache: _builtins.bool
+    """The weights were changed in the middle of the output, and what they see of the tokens before was computed by other
+    ones: the tokens equal those of no other output.
+    """
     def __init__(
         self,
         *,
@@ -573,10 +578,11 @@ class Provenance(_message.Message):
         weights_digest: _builtins.str = ...,
         adapter_source: _builtins.str = ...,
         adapter_digest: _builtins.str = ...,
+        keeps_cache: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "adapter_source", b"adapter_source", "first_token", b"first_token", "numerics_id", b"numerics_id", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "adapter_source", b"adapter_source", "first_token", b"first_token", "keeps_cache", b"keeps_cache", "numerics_id", b"numerics_id", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

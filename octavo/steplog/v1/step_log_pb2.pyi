@@ -227,6 +227,8 @@ class LogRecord(_message.Message):
     RUNS_ALONE_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     TENANTS_CHANGED_FIELD_NUMBER: _builtins.int
+    WEIGHTS_CHANGED_FIELD_NUMBER: _builtins.int
+    PREFIXES_RESET_FIELD_NUMBER: _builtins.int
     RAISED_FIELD_NUMBER: _builtins.int
     AT_S_FIELD_NUMBER: _builtins.int
     NAMED_BLOCKS_FIELD_NUMBER: _builtins.int
@@ -323,6 +325,14 @@ class LogRecord(_message.Message):
     def tenants_changed(self) -> Global___TenantShares:
         """Tenants have other shares from now on."""
 
+    @_builtins.property
+    def weights_changed(self) -> Global___WeightsChanged:
+        """All executors have other weights from now on."""
+
+    @_builtins.property
+    def prefixes_reset(self) -> Global___PrefixesReset:
+        """No block is found again that was cached before."""
+
     def __init__(
         self,
         *,
@@ -347,15 +357,17 @@ class LogRecord(_message.Message):
         runs_alone: Global___GroupFlag | None = ...,
         draining: Global___CoreFlag | None = ...,
         tenants_changed: Global___TenantShares | None = ...,
+        weights_changed: Global___WeightsChanged | None = ...,
+        prefixes_reset: Global___PrefixesReset | None = ...,
         raised: _builtins.str = ...,
         at_s: _builtins.float = ...,
         named_blocks: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "draining", b"draining", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "probing", b"probing", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups", "tenants_changed", b"tenants_changed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "draining", b"draining", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "prefixes_reset", b"prefixes_reset", "probing", b"probing", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups", "tenants_changed", b"tenants_changed", "weights_changed", b"weights_changed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "draining", b"draining", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "named_blocks", b"named_blocks", "probing", b"probing", "raised", b"raised", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups", "tenants_changed", b"tenants_changed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "blocks_kept", b"blocks_kept", "call", b"call", "core_forgotten", b"core_forgotten", "core_joined", b"core_joined", "core_left", b"core_left", "draining", b"draining", "group_aborted", b"group_aborted", "group_added", b"group_added", "group_added_again", b"group_added_again", "group_withdrawn", b"group_withdrawn", "groups_dispatched", b"groups_dispatched", "hang_noted", b"hang_noted", "loss_forgiven", b"loss_forgiven", "loss_noted", b"loss_noted", "named_blocks", b"named_blocks", "prefixes_reset", b"prefixes_reset", "probing", b"probing", "raised", b"raised", "result_taken", b"result_taken", "runs_alone", b"runs_alone", "sequence_finished", b"sequence_finished", "step_cost", b"step_cost", "step_decided", b"step_decided", "takes_groups", b"takes_groups", "tenants_changed", b"tenants_changed", "weights_changed", b"weights_changed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["core_joined", "blocks_kept", "core_left", "core_forgotten", "takes_groups", "probing", "step_cost", "hang_noted", "group_added", "group_added_again", "group_withdrawn", "group_aborted", "sequence_finished", "loss_noted", "loss_forgiven", "step_decided", "groups_dispatched", "result_taken", "runs_alone", "draining", "tenants_changed"]  # noqa: Y015
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["core_joined", "blocks_kept", "core_left", "core_forgotten", "takes_groups", "probing", "step_cost", "hang_noted", "group_added", "group_added_again", "group_withdrawn", "group_aborted", "sequence_finished", "loss_noted", "loss_forgiven", "step_decided", "groups_dispatched", "result_taken", "runs_alone", "draining", "tenants_changed", "weights_changed", "prefixes_reset"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
 
@@ -408,6 +420,54 @@ class CoreFlag(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CoreFlag: _TypeAlias = CoreFlag  # noqa: Y015
+
+@_typing.final
+class WeightsChanged(_message.Message):
+    """WeightsChanged is an update of the weights of a fleet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    KEEPS_LIVE_FIELD_NUMBER: _builtins.int
+    weights_digest: _builtins.str
+    """Digest of the new weights."""
+    keeps_live: _builtins.bool
+    """Whether running groups go on with their blocks."""
+    def __init__(
+        self,
+        *,
+        weights_digest: _builtins.str = ...,
+        keeps_live: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keeps_live", b"keeps_live", "weights_digest", b"weights_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightsChanged: _TypeAlias = WeightsChanged  # noqa: Y015
+
+@_typing.final
+class PrefixesReset(_message.Message):
+    """PrefixesReset says that no cached block is found again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOSES_BLOCKS_FIELD_NUMBER: _builtins.int
+    loses_blocks: _builtins.bool
+    """Whether the contents of all blocks are gone, so that running groups are computed again too."""
+    def __init__(
+        self,
+        *,
+        loses_blocks: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loses_blocks", b"loses_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixesReset: _TypeAlias = PrefixesReset  # noqa: Y015
 
 @_typing.final
 class BlocksKept(_message.Message):

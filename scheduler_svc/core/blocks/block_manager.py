@@ -135,7 +135,8 @@ class BlockManager:
         nothing: No block of any cache group.
         step_cost: What steps of the executor take.
         num_copied_blocks: That were copied to the host.
-        hasher: Names blocks. The step log gives a planner another one before its first name.
+        hasher: Names blocks; the fleet replaces it.
+        era: Of the hasher: a later one names the same blocks otherwise.
     """
 
     def __init__(self, limits: CoreLimits, prefix_key: bytes = b"", holders: BlockHolders | None = None) -> None:
@@ -159,7 +160,7 @@ class BlockManager:
         self.prefixes = Prefixes(self.groups, self.states)
         self.allocator, self.prefix_cache = self.groups[0].allocator, self.groups[0].prefix_cache
         self.num_watermark_blocks = self.groups[0].num_watermark_blocks
-        self.hasher = BlockHasher(prefix_key, limits.block_size)
+        self.hasher, self.era = BlockHasher(prefix_key, limits.block_size), 0
         self.nothing = (0,) * len(self.groups)
         self._nothing_found: Seq[Found] = (NOTHING_FOUND,) * len(self.groups)
         self.step_cost = StepCost()
@@ -297,10 +298,27 @@ class BlockManager:
         """Return the hashes of all full blocks of a sequence that has no slot; none without a prefix cache."""
         if self.prefix_cache is None:
             return []
-        if sequence.hashed_block_size != self.block_size:  # another executor of the fleet has other blocks
-            sequence.block_hashes, sequence.hashed_block_size = [], self.block_size
+        if sequence.hashed_by != (self.block_size, self.era):  # at another executor, which has other blocks, or before
+            sequence.block_hashes, sequence.hashed_by = [], (self.block_size, self.era)
         self.hasher.extend(sequence.block_hashes, sequence.token_ids, sequence.group.block_salt)
         return sequence.block_hashes
+
+    def name_anew(self, sequence: Sequence, token_ids: Int32Array, tables: Seq[Int32Array]) -> None:
+        """Take the names of a running sequence's blocks away, and name its tokens by the present hasher and salt.
+
+        Args:
+            sequence: The sequence.
+            token_ids: Its tokens that are known.
+            tables: The blocks that it holds, one array a cache group.
+        """
+        if self.prefix_cache is None:
+            return
+        for group, block_ids in zip(self.groups, tables, strict=True):
+            assert group.prefix_cache is not None
+            held = block_ids.astype(np.intp)
+            group.prefix_cache.forget(held[group.prefix_cache.is_registered[held]])
+        sequence.block_hashes, sequence.hashed_by = [], (self.block_size, self.era)
+        self.hasher.extend(sequence.block_hashes, token_ids, sequence.group.block_salt)
 
     def hash_tokens(self, token_ids: Int32Array, cache_salt: int) -> list[bytes]:
         """Return the hashes of the full blocks of `token_ids`."""

@@ -417,6 +417,11 @@ class Dispatcher:
             if inbox.assignments and inbox is not server and inbox.planner.stalled_s(now_s) is not None:
                 self._recall(inbox)
 
+    def recall_all(self) -> None:
+        """Let dispatched groups stand in line again: they are to be placed anew."""
+        for inbox in self.inboxes:
+            self._recall(inbox)
+
     def _recall(self, inbox: Inbox, *, keeps_solo: bool = False) -> None:
         for index in reversed(range(len(inbox.assignments))):
             if not (keeps_solo and inbox.assignments[index].group.runs_alone):

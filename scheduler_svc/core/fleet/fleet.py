@@ -16,6 +16,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Int32Array, StepResult
 from scheduler_svc.core.blocks.block_holders import ALL_PLANNERS
+from scheduler_svc.core.blocks.block_naming import BlockNaming
+from scheduler_svc.core.blocks.prefix_cache import BlockHasher
 from scheduler_svc.core.fleet.capacity import Footprint, is_open_to
 from scheduler_svc.core.fleet.dispatcher import Dispatcher
 from scheduler_svc.core.fleet.inbox import Inbox
@@ -46,6 +48,7 @@ class Fleet:
 
     Attributes:
         dispatcher: Gives waiting groups to planners.
+        naming: What the names of blocks stand for beside tokens.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Fleet:
         self._past_preemptions: Counter[PreemptionMode] = Counter()
         self._policy = policy
         self._prefix_key = prefix_key
+        self.naming = BlockNaming()
 
     def expects_no_executor(self) -> bool:
         """Return what `is_complete` says now."""
@@ -83,9 +87,15 @@ class Fleet:
         planner = inbox.planner = ExecutorPlanner(
             limits, queue, self._policy, epoch, self._prefix_key, self.dispatcher.holders, name, numerics, info
         )
+        if not self.planners:
+            self.naming.follow(numerics.weights_digest)
+        planner.blocks.hasher, planner.blocks.era = self._hasher(limits.block_size), self.naming.era
         self.planners.append(planner)
         self.dispatcher.add(inbox)
         return planner
+
+    def _hasher(self, block_size: int) -> BlockHasher:
+        return BlockHasher(self.naming.key(self._prefix_key), block_size)
 
     def adopt_blocks(self, planner: ExecutorPlanner, block_ids: Int32Array, names: bytes) -> None:
         """Give a planner that has just joined its executor's cached blocks: ids, [n], and names of 16 bytes each."""
@@ -135,6 +145,36 @@ class Fleet:
         for planner in self.planners:
             counts.update(planner.preemption.num_preemptions)
         return {mode: counts[mode] for mode in PreemptionMode}
+
+    def change_weights(self, weights_digest: str, *, keeps_live: bool) -> list[SequenceGroup]:
+        """Let all executors go on with other weights; no step is in flight, and no cached block is found again.
+
+        Returns: with `keeps_live` the running groups, which go on with what older weights have computed of them. All
+            other groups are computed again.
+        """
+        self.naming.follow(weights_digest)
+        return self._change_weights(keeps_live=keeps_live)
+
+    def lose_blocks(self) -> None:
+        """Let all groups be computed again: the contents of all blocks are gone. No step is in flight."""
+        self.naming.reset()
+        self._change_weights(keeps_live=False)
+
+    def _change_weights(self, *, keeps_live: bool) -> list[SequenceGroup]:
+        self.dispatcher.recall_all()
+        weights_digest = self.naming.weights_digest
+        kept: list[SequenceGroup] = []
+        for planner in self.planners:
+            hasher = self._hasher(planner.blocks.block_size)
+            kept += planner.change_weights(weights_digest, hasher, self.naming.era, keeps_live=keeps_live)
+        return kept
+
+    def reset_prefixes(self) -> None:
+        """Let no block be found again that is cached now."""
+        self.naming.reset()
+        self.dispatcher.recall_all()
+        for planner in self.planners:
+            planner.rename_blocks(self._hasher(planner.blocks.block_size), self.naming.era)
 
     def set_tenant_shares(self, shares: TenantShares) -> None:
         """Let tenants have other shares from now on; running groups go on."""

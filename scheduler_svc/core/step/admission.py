@@ -61,7 +61,7 @@ class Admissions:
         self._beam_batch = running.beam_batch
         self._swapped = swapped
         self._groups = groups
-        self._numerics = numerics
+        self.numerics = numerics
         self._things = running.batch.things
         self.text_needs_step = False
 
@@ -208,7 +208,7 @@ class Admissions:
         if not (group.requires_same_numerics or self._things.used_by(group)):
             return False  # as for most groups
         requires = group.requires
-        return bool(self._things.why_never(requires)) or requires.numerics not in (None, self._numerics)
+        return bool(self._things.why_never(requires)) or requires.numerics not in (None, self.numerics)
 
     def judge(self, group: SequenceGroup) -> Demand | Obstacle:
         """Return what the group takes if it can be admitted now, or why it cannot."""
@@ -261,7 +261,7 @@ class Admissions:
         if self.must_not_go_on(group):
             return self._things.why_never(group.requires) or (
                 f"{group.provenance.spans[-1].numerics.described} computed its tokens so far, this one is "
-                f"{self._numerics.described}, and the request requires the same numerics (require_same_numerics)"
+                f"{self.numerics.described}, and the request requires the same numerics (require_same_numerics)"
             )
         accepted_len = group.stop_conditions.accepted_len
         if accepted_len is not None and accepted_len > limits.max_model_len:
@@ -363,7 +363,7 @@ class Admissions:
             group.first_scheduled_at_s = plan.now_s
             group.num_cached_tokens, group.num_brought_tokens = num_cached_tokens, num_brought_tokens
             group.num_pulled_tokens = min(group.num_arrived_tokens, num_cached_tokens)
-        group.provenance.go_on(self._numerics, group.progress, group.adapter)
+        group.provenance.go_on(self.numerics, group.progress, group.adapter)
         causes = [f"{num_brought_tokens} of them from the host cache"] if num_brought_tokens else []
         cause = "; ".join([*causes, *filter(None, [group.pulled])])
         group.pulled, group.num_arrived_tokens, group.pulls_nothing = "", 0, False

@@ -37,6 +37,7 @@ from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import NO_LOGPROBS, BoolArray, Int32Array, next_generation, no_slots
 from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.blocks.group_blocks import GroupBlocks
+from scheduler_svc.core.blocks.prefix_cache import BlockHasher
 from scheduler_svc.core.blocks.saved_states import Save
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -248,6 +249,16 @@ class Batch:
         if save.is_rolling and save in states.saves.get(save.slot, ()):
             self.register_blocks(save.slot)
         states.take(save, self.name_behind)
+
+    def rename_blocks(self, hasher: BlockHasher, era: int) -> None:
+        """Name blocks by another hasher from now on; those that running groups hold have no name any more."""
+        running = list(running_sequences(self.with_slots))
+        for sequence in running:
+            self.register_blocks(sequence.slot)  # else they would get a name later
+        self.blocks.hasher, self.blocks.era = hasher, era
+        for sequence in running:
+            held = [group.held(sequence.slot) for group in self.blocks.groups]
+            self.blocks.name_anew(sequence, self.known_tokens(sequence.slot), held)
 
     def groups_with_prompt_logprobs(self, layout: StepLayout) -> tuple[tuple[int, SequenceGroup], ...]:
         """Return the rows of the newest step that return log-probabilities of prompts, and their groups."""

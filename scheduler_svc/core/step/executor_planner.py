@@ -50,6 +50,7 @@ Pure: no clock, no randomness, no transport. Read next: `decoding.py`, `block_ap
 """
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -58,6 +59,7 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Step, StepResult
 from scheduler_svc.core.blocks.block_holders import BlockHolders
 from scheduler_svc.core.blocks.block_manager import BlockManager
+from scheduler_svc.core.blocks.prefix_cache import BlockHasher
 from scheduler_svc.core.blocks.saved_states import SavedStates
 from scheduler_svc.core.limits import MAX_PREFILL_STEPS, CoreLimits, PrefillMode, Role
 from scheduler_svc.core.sequence import Sequence, SequenceGroup, SequenceStatus
@@ -84,6 +86,7 @@ from scheduler_svc.request.provenance import UNKNOWN, Numerics
 POLL_INTERVAL_S = 0.02
 # Why a group leaves a planner, for people.
 DRAINING = "its executor is draining"
+BLOCKS_ARE_OLD = "the weights have changed, or the cache was given up"
 PROMPT_IS_COMPUTED = "its executor is for prompts, and another one has its blocks"
 
 
@@ -102,6 +105,7 @@ class ExecutorPlanner:
         info: What the executor said of itself, for people; None: it was not asked.
 
     Attributes:
+        numerics: As above; its weights may change.
         is_probing: Whether it is in doubt that the executor works: it has at most one group, until the caller has
             seen a step finish and clears this.
         is_draining: Whether it gives its groups to other planners with room, so that its executor can be ended.
@@ -153,6 +157,8 @@ class ExecutorPlanner:
         self._progress_at_s = 0.0  # the first decision after the last result
         self._was_processed = False
         self._num_prefill_steps = 0  # in a row that kept sequences from decoding
+        self._to_recompute: set[SequenceGroup] = set()
+        self._keeps_live = False  # until the next step
         self.takes_groups = True
         self.last_scheduled_step_id = 0
         self.last_processed_step_id = 0
@@ -168,7 +174,9 @@ class ExecutorPlanner:
             self.batch.things.adapters.retry_failed(now_s)
         limits = self.limits
         plan = StepPlan(limits.max_num_batched_tokens, now_s, limits.max_admitted_bytes, bool(self.in_flight))
-        if self.is_draining or self._hands_over:
+        if self._to_recompute:
+            self._recompute(plan)
+        elif self.is_draining or self._hands_over:
             self._give_away(plan)
         plan.solo = self.solo
         is_mixed = limits.prefill_mode is PrefillMode.CHUNKED
@@ -194,6 +202,51 @@ class ExecutorPlanner:
                 if is_mixed:
                     self.admissions.admit(plan)
         return Decision(self._send(plan, decodes), plan.failures, plan.events)
+
+    def change_weights(
+        self, weights_digest: str, hasher: BlockHasher, era: int, *, keeps_live: bool
+    ) -> list[SequenceGroup]:
+        """Go on with other weights; no step is in flight.
+
+        Args:
+            weights_digest: Of the new weights.
+            hasher: Names blocks from now on.
+            era: Of the hasher; see `BlockManager`.
+            keeps_live: Whether running groups go on with their blocks. Else all groups are computed again.
+
+        Returns: the groups that go on with their blocks.
+        """
+        assert not self.in_flight, "a step in flight has the old weights"
+        self.numerics = self.admissions.numerics = self.numerics._replace(weights_digest=weights_digest)
+        if self.info is not None:
+            self.info = replace(self.info, weights_digest=weights_digest)
+        if not keeps_live:
+            self._to_recompute.update(self.batch.with_slots)
+        kept = [group for group in self.batch.with_slots if group not in self._to_recompute]
+        for group in kept:
+            group.keep_to_itself(era)
+            progress = self.batch.as_waiting(group).progress
+            group.provenance.go_on(self.numerics._replace(keeps_cache=True), progress, group.adapter)
+        self.rename_blocks(hasher, era)
+        self._keeps_live = bool(kept)
+        return kept
+
+    def rename_blocks(self, hasher: BlockHasher, era: int) -> None:
+        """Let no block be found that has a name; see `change_weights`. What is in the host pool is computed again."""
+        self._to_recompute.update(self.swapped.groups)
+        self.batch.rename_blocks(hasher, era)
+
+    def _recompute(self, plan: StepPlan) -> None:
+        """Free the blocks of groups that are to be computed again, as far as no row of them is in flight."""
+        for group in self.movable:
+            if group not in self._to_recompute:
+                continue
+            if group in self.batch:
+                self.preemption.preempt(plan, group, BLOCKS_ARE_OLD)
+            else:
+                self.groups.recompute_swapped(plan, group, BLOCKS_ARE_OLD)
+            self._to_recompute.remove(group)
+        self._to_recompute = {group for group in self._to_recompute if group in self.groups}
 
     def _give_away(self, plan: StepPlan) -> None:
         """Give groups, in order, to other executors with room, which compute what they do not get of them."""
@@ -239,6 +292,7 @@ class ExecutorPlanner:
         if plan.is_empty and not (is_poll_due or self.transfers.has_news):
             return None
         step = plan.to_step(self.epoch, self.last_scheduled_step_id + 1, self.blocks.first_state)
+        step.keeps_live, self._keeps_live = self._keeps_live, False
         if self.transfers.has_news:
             plan.num_admissible_bytes = self.transfers.put_into(step, plan.num_admissible_bytes)
         if self.limits.names_blocks:

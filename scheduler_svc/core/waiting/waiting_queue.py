@@ -125,6 +125,7 @@ class WaitingQueue:
     def add(self, group: SequenceGroup) -> None:
         """Add a group: a new one, or with `has_run` set a group that was preempted or lost its executor."""
         assert group.arrival not in self._places, f"a group with arrival {group.arrival} waits already"
+        group.share_again()
         self.num_texts += group.pooling is not None
         number = self._policy.level(group)
         place = self._places[group.arrival] = _Place(group, number, group.has_run, Work.of(group))

@@ -317,7 +317,7 @@ def check_weights(continuation: pb.Continuation, served: ServedModel) -> None:
     Raises: UnavailableError: another scheduler may serve those weights.
     """
     begun_with, weights = continuation.weights_digest, served.reproducibility.weights_digest
-    if begun_with and weights and begun_with != weights:
+    if not served.goes_on_with("", begun_with):
         raise UnavailableError(
             f"the answer was started with different weights ({begun_with[:12]}…) from those served here "
             f"({weights[:12]}…)"

@@ -6,7 +6,7 @@ unknown. docs/reference/openai-fields.md is made from this and from the tables.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 
 class FailFastList(FailFast):
@@ -290,4 +290,42 @@ class LoadAdapterFields(RequestFields):
     )
     load_inplace: bool | None = Field(
         None, description="Whether the name may stand for another adapter until now. Default: false."
+    )
+
+
+# SamplingParams of vLLM that say how it hands out what it makes.
+_OF_VLLMS_OUTPUTS = ("detokenize", "output_kind", "skip_clone", "flat_logprobs")
+
+
+class GenerateFields(CompletionFields):
+    """Of /inference/v1/generate: those of a completion, with `token_ids` and `sampling_params` in vLLM's shape."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flatten(cls, sent: dict[str, Any]) -> dict[str, Any]:
+        params = sent.get("sampling_params")
+        inner = {name: value for name, value in params.items() if name not in _OF_VLLMS_OUTPUTS} if params else {}
+        outer = {name: value for name, value in sent.items() if name not in ("sampling_params", "token_ids")}
+        return {**inner, **outer, "prompt": sent.get("token_ids"), "return_token_ids": True}
+
+
+class UpdateWeightsFields(RequestFields):
+    """Of /update_weights, if the weights are in a folder."""
+
+    weight_dir: str | None = Field(
+        None, description="A folder in executors' --weights-dir, relative to it or absolute, with safetensors files."
+    )
+    update_info: dict[str, Any] | None = Field(None, description="May have weight_dir.")
+    weight_version: str | None = Field(
+        None,
+        description="The SHA-256 digest that the weights must have, 64 hexadecimal digits. Other names are ignored.",
+    )
+
+
+class WeightTransferFields(RequestFields):
+    """Of /init_weight_transfer_engine and /start_weight_update."""
+
+    init_info: dict[str, Any] | None = Field(None, description="Empty, or backend disk or http.")
+    is_checkpoint_format: bool | None = Field(
+        None, description="True, or unset: tensors have the names of the checkpoint."
     )

@@ -88,7 +88,7 @@ def openai_server(
         **Messages(Answering(models, Reader(unknown, OTHER_FIELDS)), formats).routes(),
         **PoolingRoutes(answering).routes(),
         **ServiceRoutes(models, reader, collect).routes(),
-        **(TrainerRoutes(models, reader).routes() if config.trainer_api == "on" else {}),
+        **(TrainerRoutes(models, reader, answering).routes() if config.trainer_api == "on" else {}),
         **(chat_page_routes() if config.chat_page == "on" else {}),
     }
     tls = http_tls(config)

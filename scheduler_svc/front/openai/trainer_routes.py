@@ -4,7 +4,7 @@ Each route makes a call of AdminService at the engine of the model that `model` 
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from http import HTTPStatus
@@ -12,18 +12,38 @@ from http import HTTPStatus
 from aiohttp import web
 
 from octavo.admin.v1 import admin_service_pb2 as pb
-from octavo_shared.errors import AdapterNotLoadedError, OctavoServiceError
+from octavo_shared.errors import AdapterNotLoadedError, InvalidFieldError, OctavoServiceError
+from octavo_shared.step_wire.executor_info import is_digest
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.models import Models
+from scheduler_svc.front.openai.answering import Answering, answer_id, finish_reason, in_openai_words, usage_of
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.errors import api_error
 from scheduler_svc.front.openai.field_reader import Reader
-from scheduler_svc.front.openai.fields import LoadAdapterFields, UnloadAdapterFields
+from scheduler_svc.front.openai.fields import (
+    GenerateFields,
+    LoadAdapterFields,
+    UnloadAdapterFields,
+    UpdateWeightsFields,
+    WeightTransferFields,
+)
+from scheduler_svc.front.openai.requests import Asked, asked_completion
 from scheduler_svc.front.openai.routing import Access, Route
-from scheduler_svc.front.text.text_model import check_model
+from scheduler_svc.front.output import Output
+from scheduler_svc.front.text.text_model import TextModel, check_model
 
 # vLLM's names of AdminService's fields.
 _NAMES = {"name": "lora_name", "source": "lora_path", "in_place": "load_inplace"}
+
+# By vLLM's mode and clear_cache.
+_MODES: Mapping[tuple[str, bool | None], "pb.PauseMode.ValueType"] = {
+    ("abort", None): pb.PAUSE_MODE_ABORT,
+    ("wait", None): pb.PAUSE_MODE_WAIT,
+    ("keep", False): pb.PAUSE_MODE_KEEP,
+    ("keep", True): pb.PAUSE_MODE_RECOMPUTE,
+}
+_SOURCES = ["disk", "http"]
+_PIECE_BYTES = 2**20
 
 # How long an answer waits until this front has heard of the adapter from its engine, in seconds.
 _HEARING_S = 1
@@ -32,15 +52,30 @@ _HEARING_S = 1
 class TrainerRoutes:
     """Answers these calls."""
 
-    def __init__(self, models: Models, reader: Reader) -> None:
+    def __init__(self, models: Models, reader: Reader, answering: Answering) -> None:
         self._models = models
         self._reader = reader
+        self._answering = answering
 
     def routes(self) -> Mapping[str, Route]:
         """Return the routes by path."""
         return {
             "/v1/load_lora_adapter": Route("POST", self._load_adapter, access=Access.OPERATORS),
             "/v1/unload_lora_adapter": Route("POST", self._unload_adapter, access=Access.OPERATORS),
+            "/pause": Route("POST", self._pause, access=Access.OPERATORS),
+            "/resume": Route("POST", self._resume, access=Access.OPERATORS),
+            "/is_paused": Route("GET", self._is_paused, access=Access.OPERATORS),
+            "/get_world_size": Route("GET", self._world_size, access=Access.OPERATORS),
+            "/init_weight_transfer_engine": Route("POST", self._init_transfer, access=Access.OPERATORS),
+            "/start_weight_update": Route("POST", self._start_update, access=Access.OPERATORS),
+            "/update_weights": Route("POST", self._update, access=Access.OPERATORS),
+            "/finish_weight_update": Route("POST", self._finish_update, access=Access.OPERATORS),
+            "/weight_info": Route("GET", self._weight_info, access=Access.OPERATORS),
+            "/reset_prefix_cache": Route("POST", self._reset_prefix_cache, access=Access.OPERATORS),
+            "/sleep": Route("POST", self._sleep, access=Access.OPERATORS),
+            "/wake_up": Route("POST", self._wake_up, access=Access.OPERATORS),
+            "/is_sleeping": Route("GET", self._is_sleeping, access=Access.OPERATORS),
+            "/inference/v1/generate": Route("POST", self._generate, "completions"),
         }
 
     def _choose(self, call: Call, model: str | None = None) -> Generation:
@@ -73,6 +108,160 @@ class TrainerRoutes:
             request = pb.UnloadAdapterRequest(name=fields.lora_name)
             await self._choose(call, fields.model).engine.admin.UnloadAdapter(request)
         return _told(call, f"Success: LoRA adapter '{fields.lora_name}' removed successfully.")
+
+    # Pauses --------------------------------------------------------------------------------------
+
+    async def _pause(self, call: Call) -> web.Response:
+        """Pause; of vLLM's modes, keep without clear_cache alone keeps keys and values over an update."""
+        mode, clears_cache = call.request.query.get("mode", "abort"), _flag(call, "clear_cache", default=True)
+        if (asked := _MODES.get((mode, clears_cache)) or _MODES.get((mode, None))) is None:
+            raise InvalidFieldError("mode", mode, "abort, wait or keep")
+        admin = self._choose(call).engine.admin
+        await admin.Pause(pb.PauseRequest(mode=asked))
+        if clears_cache:
+            await admin.ResetPrefixCache(pb.ResetPrefixCacheRequest())
+        return call.answer({"status": "paused", "mode": mode})
+
+    async def _resume(self, call: Call) -> web.Response:
+        await self._choose(call).engine.admin.Resume(pb.ResumeRequest())
+        return call.answer({"status": "resumed"})
+
+    async def _is_paused(self, call: Call) -> web.Response:
+        return call.answer({"is_paused": (await self._version(call)).is_paused})
+
+    async def _world_size(self, call: Call) -> web.Response:
+        return call.answer({"world_size": (await self._version(call)).world_size})
+
+    async def _version(self, call: Call) -> pb.GetWeightVersionResponse:
+        return await self._choose(call).engine.admin.GetWeightVersion(pb.GetWeightVersionRequest())
+
+    # Weights -------------------------------------------------------------------------------------
+
+    async def _init_transfer(self, call: Call) -> web.Response:
+        """Say which sources there are. Raises InvalidFieldError: another one was asked for."""
+        fields = await call.read(lambda parsed: self._reader.read(parsed, WeightTransferFields, call.headers))
+        info = fields.init_info or {}
+        backend = str(info.get("backend") or ("nccl" if info else "http"))
+        if backend not in _SOURCES:
+            rule = (
+                "disk (/update_weights with weight_dir) or http (/update_weights with safetensors files): weights over "
+                "NCCL or CUDA IPC are not supported"
+            )
+            raise InvalidFieldError("init_info.backend", backend, rule)
+        return call.answer({"message": "nothing is to be set up", "backends": _SOURCES})
+
+    async def _start_update(self, call: Call) -> web.Response:
+        """Begin an update whose files come in several calls."""
+        fields = await call.read(lambda parsed: self._reader.read(parsed, WeightTransferFields, call.headers))
+        if fields.is_checkpoint_format is False:
+            raise InvalidFieldError("is_checkpoint_format", "false", "true: tensors have the names of the checkpoint")
+        await self._send(call, pb.UpdateWeightsRequest(stays_open=True, is_last=True))
+        return call.answer({"message": "send safetensors files to /update_weights, then call /finish_weight_update"})
+
+    async def _update(self, call: Call) -> web.Response:
+        """Take weights from a folder, or a safetensors file: it is the whole, unless an update was begun."""
+        if call.request.content_type == "application/octet-stream":
+            stays_open = (await self._version(call)).has_open_update
+            return call.answer({"weight_version": await self._send(call, body=call, stays_open=stays_open)})
+        fields = await call.read(lambda parsed: self._reader.read(parsed, UpdateWeightsFields, call.headers))
+        folder = fields.weight_dir or (fields.update_info or {}).get("weight_dir")
+        if not folder:
+            rule = (
+                "set, or the body a safetensors file with Content-Type application/octet-stream: weights over NCCL or "
+                "CUDA IPC are not supported"
+            )
+            raise InvalidFieldError("weight_dir", "absent", rule)
+        digest = fields.weight_version if is_digest(fields.weight_version or "") else ""
+        request = pb.UpdateWeightsRequest(source=str(folder), weights_digest=digest or "")
+        return call.answer({"weight_version": await self._send(call, request)})
+
+    async def _finish_update(self, call: Call) -> web.Response:
+        """Make the update that was begun, unless a folder has ended it."""
+        version = await self._version(call)
+        digest = version.weights_digest
+        if version.has_open_update:
+            digest = await self._send(call, pb.UpdateWeightsRequest(is_last=True))
+        return call.answer({"weight_version": digest})
+
+    async def _send(
+        self, call: Call, *messages: pb.UpdateWeightsRequest, body: Call | None = None, stays_open: bool = False
+    ) -> str:
+        async def sent() -> AsyncIterator[pb.UpdateWeightsRequest]:
+            for message in messages:
+                yield message
+            if body is not None:
+                yield pb.UpdateWeightsRequest(begins_file=True, stays_open=stays_open)
+                async for content in body.request.content.iter_chunked(_PIECE_BYTES):
+                    yield pb.UpdateWeightsRequest(content=content)
+                yield pb.UpdateWeightsRequest(is_last=True)
+
+        return (await self._choose(call).engine.admin.UpdateWeights(sent())).weights_digest
+
+    async def _weight_info(self, call: Call) -> web.Response:
+        version = await self._version(call)
+        return call.answer({"weight_version": version.weights_digest, "num_updates": version.num_updates})
+
+    async def _reset_prefix_cache(self, call: Call) -> web.Response:
+        await self._choose(call).engine.admin.ResetPrefixCache(pb.ResetPrefixCacheRequest())
+        return call.answer({"success": True})
+
+    async def _sleep(self, call: Call) -> web.Response:
+        level = call.request.query.get("level", "1")
+        if level not in ("1", "2"):
+            raise InvalidFieldError("level", level, "1 or 2")
+        await self._choose(call).engine.admin.Sleep(pb.SleepRequest(level=int(level)))
+        return call.answer({"status": "sleeping", "level": int(level)})
+
+    async def _wake_up(self, call: Call) -> web.Response:
+        await self._choose(call).engine.admin.WakeUp(pb.WakeUpRequest())
+        return call.answer({"status": "awake"})
+
+    async def _is_sleeping(self, call: Call) -> web.Response:
+        return call.answer({"is_sleeping": (await self._version(call)).sleep_level > 0})
+
+    # Tokens in, tokens out -----------------------------------------------------------------------
+
+    async def _generate(self, call: Call) -> web.StreamResponse:
+        fields, asked, model = await self._answering.read(call, GenerateFields, asked_completion)
+        if fields.stream:
+            raise InvalidFieldError("stream", "true", "false: /v1/completions streams, with return_token_ids")
+        return await in_openai_words(asked, self._answer(call, fields, asked, model))
+
+    async def _answer(self, call: Call, fields: GenerateFields, asked: Asked, model: TextModel) -> web.Response:
+        identifier = answer_id("gen", call, fields)
+        async with self._answering.running(call, identifier, asked) as responses:
+            for response in responses:
+                await response.wait_until_ended()
+            choices = [_choice(output, fields) for response in responses for output in response.outputs]
+            counts = usage_of(responses, asked.num_copies)
+        return call.answer({"request_id": identifier, "model": model.name, "choices": choices, "usage": counts})
+
+
+def _choice(output: Output, fields: GenerateFields) -> dict[str, object]:
+    logprobs = None
+    if fields.logprobs is not None:
+        pairs = zip(output.token_ids, output.logprobs, strict=True)
+        content = [
+            {"token": f"token_id:{token_id}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+            for token_id, logprob in pairs
+        ]
+        logprobs = {"content": content}
+    return {
+        "index": output.output_index,
+        "token_ids": output.token_ids,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason(output),
+    }
+
+
+def _flag(call: Call, name: str, *, default: bool) -> bool:
+    """Return a flag of the query. Raises InvalidFieldError: it is none."""
+    sent = call.request.query.get(name)
+    if sent is None:
+        return default
+    if (value := {"true": True, "1": True, "false": False, "0": False}.get(sent.lower())) is None:
+        raise InvalidFieldError(name, sent, "true or false")
+    return value
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What an executor says about itself: the model, the cache, the limits. Pure."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -43,6 +44,18 @@ def names_of(numbers: Iterable[int]) -> str:
     """Return capabilities in words, joined by commas; at most 64 of them, whatever a peer sends."""
     return ",".join(name_of(number) for number in sorted(numbers)[:64])
 
+
+def is_digest(text: str) -> bool:
+    """Return whether a text is a SHA-256 in hexadecimal digits."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def version_of(weights_digest: str) -> int:
+    """Return the version that a digest of weights stands for on the wire; 0: the digest is not known."""
+    return int(weights_digest[:16] or "0", 16)
+
+
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 # Longest sequence that is believed of any peer, far above any machine.
 MAX_MODEL_LEN = 2**27
@@ -95,6 +108,7 @@ class ExecutorInfo:
     transfer_address: str = ""  # host:port; ":port": at the host by which the scheduler reaches it
     max_transfers: int = 0  # sent and received, pending at once; 0: it neither sends nor receives blocks
     adapter_names: tuple[str, ...] = ()  # sources that its operator wants served under these names
+    updates_weights: bool = False
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -107,9 +121,15 @@ class ExecutorInfo:
         of_groups = {Capability.CACHE_GROUPS} if self.cache_groups else set()
         of_states = {Capability.STATES} if self.has_states else set()
         of_transfers = {Capability.BLOCK_TRANSFER} if self.max_transfers else set()
-        of_things = of_grammars | of_adapters
+        of_versions = {Capability.WEIGHT_VERSIONS} if self.updates_weights else set()
+        of_things = of_grammars | of_adapters | of_versions
         of_blocks = of_groups | of_states | of_transfers
         return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_things, *of_drafts, *of_pooling, *of_blocks})
+
+    @property
+    def weights_version(self) -> int:
+        """The first 64 bits of the digest of its weights."""
+        return version_of(self.weights_digest)
 
     @property
     def has_states(self) -> bool:

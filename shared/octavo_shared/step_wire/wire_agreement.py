@@ -31,6 +31,7 @@ STEP_FIELDS = {
     "draft_counts": Capability.VARIABLE_TOKENS,
     "draft_token_ids": Capability.VARIABLE_TOKENS,
     "states_to_save": Capability.STATES,
+    "keeps_live": Capability.WEIGHT_VERSIONS,
 }
 ADMISSION_FIELDS = {
     "grammar_slot": Capability.GRAMMARS,
@@ -54,6 +55,7 @@ ANSWER_FIELDS = {
 }
 
 _FEATURE_BITS_OF_STEP = step_pb2.ExecuteModelRequest.DESCRIPTOR.fields_by_name["feature_bits"].number
+_VERSION_OF_STEP = step_pb2.ExecuteModelRequest.DESCRIPTOR.fields_by_name["expected_weights_version"].number
 _FEATURE_BITS_OF_ANSWER = step_pb2.ExecuteModelResponse.DESCRIPTOR.fields_by_name["feature_bits"].number
 
 
@@ -74,9 +76,13 @@ class WireAgreement:
 
         Raises: InvalidStepError: it needs more; nothing of it may be used.
         """
-        # Fields are listed by number. Mostly the last one is `feature_bits`, and 0: nothing is to be looked up.
-        last, value = step.ListFields()[-1]
-        is_plain = last.number == _FEATURE_BITS_OF_STEP and value == 0
+        # Fields are listed by number. Mostly the last one is `feature_bits`, and 0: nothing is to be looked up. Where
+        # weights change, the version stands behind it, with its bit.
+        *_, before, (last, value) = None, *step.ListFields()
+        if last.number == _VERSION_OF_STEP and Capability.WEIGHT_VERSIONS in self.capabilities and before is not None:
+            is_plain = before[0].number == _FEATURE_BITS_OF_STEP and before[1] == 1 << Capability.WEIGHT_VERSIONS
+        else:
+            is_plain = last.number == _FEATURE_BITS_OF_STEP and value == 0
         if is_plain and self.has_feature_bits and not step.admissions:
             return
         fields = list(_capability_fields(step))
@@ -149,8 +155,8 @@ def _capability_fields(step: step_pb2.ExecuteModelRequest) -> Iterator[tuple[str
 def agreed_capabilities(request: pb.AttachRequest, info: ExecutorInfo) -> frozenset[Capability]:
     """Return the capabilities that both have; grammars only with row flags, and with the requested matcher.
 
-    GRAMMARS_READY needs GRAMMARS, STATES needs CACHE_GROUPS, and VARIABLE_TOKENS needs ROW_FLAGS, which say why a row
-    has no token.
+    GRAMMARS_READY needs GRAMMARS, STATES needs CACHE_GROUPS, WEIGHT_VERSIONS needs NUMERICS, and VARIABLE_TOKENS needs
+    ROW_FLAGS, which say why a row has no token.
     """
     agreed = common(request.capabilities, info.capabilities)
     has_matcher = request.capability_parameters.matcher_id in ("", info.matcher_id)
@@ -160,6 +166,8 @@ def agreed_capabilities(request: pb.AttachRequest, info: ExecutorInfo) -> frozen
         agreed -= {Capability.VARIABLE_TOKENS}
     if Capability.CACHE_GROUPS not in agreed:
         agreed -= {Capability.STATES}
+    if Capability.NUMERICS not in agreed:
+        agreed -= {Capability.WEIGHT_VERSIONS}
     return agreed if Capability.GRAMMARS in agreed else agreed - {Capability.GRAMMARS_READY}
 
 

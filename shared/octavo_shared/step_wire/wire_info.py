@@ -20,7 +20,9 @@ _TRANSFER_PARAMETERS = ("transfer_address", "max_transfers")
 _OF_THINGS = (*_GRAMMAR_PARAMETERS, *_ADAPTER_PARAMETERS)
 _PARAMETERS = {*("cache_groups", *_DRAFT_PARAMETERS, *_OF_THINGS, *_POOLING_PARAMETERS, *_TRANSFER_PARAMETERS)}
 _PLAIN_INFO = tuple(
-    name for name in ExecutorInfo.__dataclass_fields__ if name not in {"sampling_defaults", *_PARAMETERS}
+    name
+    for name in ExecutorInfo.__dataclass_fields__
+    if name not in {"sampling_defaults", "updates_weights", *_PARAMETERS}
 )
 _LISTS = ("eos_token_ids", "adapter_names")
 _CACHE_KINDS = frozenset(kind.value for kind in CacheKind)
@@ -44,6 +46,7 @@ def decode_info(message: execution_service_pb2.GetExecutorInfoResponse) -> Execu
     values = {name: getattr(message, name) for name in _PLAIN_INFO}
     values["sampling_defaults"] = decode_sampling_defaults(message.sampling_defaults)
     values.update(decode_parameters(message.capability_parameters))
+    values["updates_weights"] = capability_pb2.CAPABILITY_WEIGHT_VERSIONS in message.capabilities
     lists = {name: tuple(getattr(message, name)) for name in _LISTS}
     return ExecutorInfo(**{**values, **lists})
 

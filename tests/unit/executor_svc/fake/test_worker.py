@@ -22,7 +22,7 @@ from tests.support.fake_runs import Run, admission, continuation, small_worker
 
 def test_hashes_follow_their_definition() -> None:
     table = BatchTable(max_num_seqs=1, max_model_len=8, block_size=4, num_device_blocks=2)
-    histories = Histories(table)
+    histories = Histories(table, np.uint64(1))
     delta = TableDelta(admissions=(admission("abcde", (0, 1), salt=7),), prefill_chunks=pairs((0, 5)))
     histories.follow(table, delta, table.apply(delta))
     expected = SALT_BASE * 15

@@ -31,6 +31,7 @@ EXAMPLES: list[tuple[Exception, grpc.StatusCode]] = [
     (errors.SlowCallerError(60), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.TooManyUntakenError(16_384), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.RequestAbortedError("aborted"), grpc.StatusCode.ABORTED),
+    (errors.WeightsChangedError(), grpc.StatusCode.ABORTED),
     (errors.NotFiniteError("output 0 are not finite at token 17"), grpc.StatusCode.INTERNAL),
     (errors.PooledNotFiniteError("the vector of the text"), grpc.StatusCode.INTERNAL),
     (errors.NothingAllowedError("output 0 at token 17"), grpc.StatusCode.INVALID_ARGUMENT),

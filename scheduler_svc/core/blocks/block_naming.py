@@ -1,0 +1,38 @@
+"""What the names of a fleet's blocks stand for beside tokens and salt: the weights, and the last reset.
+
+The key of all names is made of them. So after a change nobody finds an older block, on any executor, on the host or on
+the way, though each stays where it is until its place is needed; and after a restart blocks of the same weights are
+found again. Pure.
+"""
+
+from hashlib import blake2b
+
+
+class BlockNaming:
+    """Makes the keys of names.
+
+    Attributes:
+        weights_digest: Of the weights that compute blocks; empty: it is not known.
+        num_resets: How often cached blocks were given up.
+        era: How often the key has changed: an era has one key.
+    """
+
+    def __init__(self) -> None:
+        self.weights_digest = ""
+        self.num_resets = 0
+        self.era = 0
+
+    def follow(self, weights_digest: str) -> None:
+        """Let names stand for blocks of these weights."""
+        if weights_digest != self.weights_digest:
+            self.weights_digest = weights_digest
+            self.era += 1
+
+    def reset(self) -> None:
+        """Let no block be found that has a name."""
+        self.num_resets += 1
+        self.era += 1
+
+    def key(self, prefix_key: bytes) -> bytes:
+        """Return the key of names in this era, 64 bytes; `prefix_key`: the scheduler's secret."""
+        return blake2b(f"{self.weights_digest} {self.num_resets}".encode(), key=prefix_key).digest()

@@ -1,0 +1,106 @@
+"""The calls of trainers over HTTP: pauses, new weights, sleep, tokens in and out; in the order of their clients."""
+
+import hashlib
+import io
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.contract.openai.api import Api, Json, running_api
+from tests.contract.test_weights import NEW, NEW_DIGEST, weights, worker
+
+__all__ = ["weights"]
+
+OCTETS = {"Content-Type": "application/octet-stream"}
+
+
+async def post(api: Api, path: str, **body: object) -> Json:
+    answer = await api.send("POST", path, json=body)
+    assert answer.status == 200, answer.text
+    return answer.json
+
+
+async def get(api: Api, path: str) -> Json:
+    return (await api.get(path)).json
+
+
+async def generate(api: Api, num_tokens: int = 8) -> Json:
+    params = {"max_tokens": num_tokens, "temperature": 0, "logprobs": 1, "detokenize": False}
+    return await post(api, "/inference/v1/generate", model="fake", token_ids=[40, 41, 42], sampling_params=params)
+
+
+@pytest.mark.parametrize("fronts", [0, 1])
+async def test_prime_rl_updates_from_a_folder_and_trl_samples_ids(weights: Path, fronts: int) -> None:
+    async with (
+        running_api(worker(), weights_dirs=[weights], trainer_api="on", fronts=fronts) as api,
+        running_api(worker(weights / "new"), trainer_api="on") as fresh,
+    ):
+        old = await generate(api)
+        assert await get(api, "/get_world_size") == {"world_size": 1}
+        for mode, clears, told in (
+            ("keep", "false", 3),
+            ("keep", "true", 4),
+            ("wait", "false", 2),
+            ("abort", "true", 1),
+        ):
+            await post(api, f"/pause?mode={mode}&clear_cache={clears}")
+            assert api.stack.engine.weights.mode is not None
+            assert api.stack.engine.weights.mode.value == ["", "abort", "wait", "keep", "recompute"][told]
+        assert await get(api, "/is_paused") == {"is_paused": True}
+        assert await post(api, "/update_weights", weight_dir=str(weights / "new")) == {"weight_version": NEW_DIGEST}
+        await post(api, "/resume")
+        new, wanted = await generate(api), await generate(fresh)
+        assert new["choices"] == wanted["choices"] != old["choices"]
+        completion = await api.complete(
+            prompt=[40, 41, 42], max_tokens=8, temperature=0, n=1, return_token_ids=True, logprobs=0
+        )
+        choice, own = completion.json["choices"][0], new["choices"][0]
+        assert choice["token_ids"] == own["token_ids"]
+        assert choice["logprobs"]["token_logprobs"] == [entry["logprob"] for entry in own["logprobs"]["content"]]
+        assert (await get(api, "/weight_info"))["weight_version"] == NEW_DIGEST
+        data = (await get(api, "/v1/models"))["data"]
+        assert data[0]["max_model_len"] > 0
+
+
+async def test_weights_come_as_one_body_or_in_several_and_sleeping_waits(weights: Path) -> None:
+    async with running_api(worker(), worker(), weights_dirs=[weights], trainer_api="on") as api:
+        await post(api, "/pause?mode=keep")
+        whole = await api.send("POST", "/update_weights", data=io.BytesIO(NEW), headers=OCTETS)
+        assert whole.json == {"weight_version": NEW_DIGEST}
+        await post(api, "/init_weight_transfer_engine", init_info={})
+        await post(api, "/start_weight_update", is_checkpoint_format=True)
+        content = struct.pack("<Q", 2) + b"{}" + b"x" * 3_000_000
+        for part in (content, b"another file"):
+            assert (await api.send("POST", "/update_weights", data=io.BytesIO(part), headers=OCTETS)).status == 200
+        assert (await get(api, "/weight_info"))["weight_version"] == NEW_DIGEST
+        finished = await post(api, "/finish_weight_update")
+        assert finished == {"weight_version": hashlib.sha256(content + b"another file").hexdigest()}
+        await post(api, "/resume")
+        await post(api, "/sleep?level=1")
+        assert await get(api, "/is_sleeping") == {"is_sleeping": True}
+        await post(api, "/wake_up")
+        await post(api, "/reset_prefix_cache")
+        assert len((await generate(api))["choices"][0]["token_ids"]) == 8
+
+
+# Path, body, and what the error says.
+REFUSED: list[tuple[str, Json, str]] = [
+    ("/pause?mode=later", {}, "mode is later; it must be abort, wait or keep"),
+    ("/init_weight_transfer_engine", {"init_info": {"master_address": "x"}}, "NCCL"),
+    ("/start_weight_update", {"is_checkpoint_format": False}, "is_checkpoint_format is false"),
+    ("/update_weights", {"update_info": {"names": ["x"]}}, "weights over NCCL or CUDA IPC are not supported"),
+    ("/sleep?level=3", {}, "level is 3; it must be 1 or 2"),
+    ("/inference/v1/generate", {"model": "fake", "token_ids": [1], "stream": True}, "stream is true"),
+    ("/inference/v1/generate", {"model": "fake", "sampling_params": {"max_tokens": 1}}, "prompt"),
+]
+
+
+async def test_what_cannot_be_done_is_refused_by_name(weights: Path) -> None:
+    async with running_api(worker(), weights_dirs=[weights], trainer_api="on") as api:
+        not_paused = await api.send("POST", "/update_weights", json={"weight_dir": "new"})
+        assert (not_paused.status, "the fleet is not paused" in not_paused.text) == (409, True)
+        for path, body, words in REFUSED:
+            answer = await api.send("POST", path, json=body)
+            assert (answer.status, words in answer.error["message"]) == (400, True), json.dumps(answer.json)
