@@ -51,8 +51,8 @@ class ServedModel:
     `max_model_len` is the longest sequence that is served, `max_num_seqs` the most sequences that run at once on
     one executor: each the largest over the executors that are attached or expected. `reproducibility` is of these too.
     `speculates`: whether any of them may bring several tokens of an output in a step; `speculation_may_change_outputs`:
-    whether one that does is not invariant. `adapters`: the names that requests may have as `lora_adapter`. `former`: the
-    hashes and digests of the same model with its weights of before, whose requests go on with those of now.
+    whether one that does is not invariant. `adapters`: the names that requests may have as `lora_adapter`. `former`:
+    the hashes and digests of the same model with its weights of before, whose requests go on with those of now.
     """
 
     info: ExecutorInfo
