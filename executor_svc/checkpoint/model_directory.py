@@ -116,7 +116,12 @@ def _check_tokenizer(path: Path, content: bytes) -> None:
 
 def read_json_object(path: Path) -> dict[str, object]:
     """Read a JSON object. Raises: ModelLoadError: the file is missing, unreadable or something else."""
-    value = _parse_json_object(path, _read(path))
+    return json_object(path, _read(path))
+
+
+def json_object(path: Path, content: bytes) -> dict[str, object]:
+    """Return the JSON object of a file with this content. Raises: ModelLoadError: it is something else."""
+    value = _parse_json_object(path, content)
     level: list[object] = [value]
     for _ in range(_MOST_NESTED):
         level = [item for each in level if isinstance(each, dict | list) for item in _items(each)]

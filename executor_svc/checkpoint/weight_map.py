@@ -26,6 +26,23 @@ class WeightTarget(Protocol):
 
 
 @runtime_checkable
+class HasMemory(Protocol):
+    """A place for weights that is no tensor."""
+
+    @property
+    def memory(self) -> Sequence[torch.Tensor]:
+        """What holds the weights."""
+
+
+def memory_of(destination: WeightTarget) -> Sequence[torch.Tensor]:
+    """Return the tensors that hold the weights of a place."""
+    if isinstance(destination, torch.Tensor):
+        return (destination,)
+    assert isinstance(destination, HasMemory), "the others say it"
+    return destination.memory
+
+
+@runtime_checkable
 class BlockTarget(Protocol):
     """A place for weights that keeps the codes of a file as they are."""
 
@@ -195,6 +212,13 @@ class WeightMap:
         self.ignore(name, shape)
         rows = ((0, shape[0]),) if rows is None else tuple(rows)
         self.targets[name].pieces.append(Piece(rows, columns, destination, offset, factor))
+
+    @property
+    def memory(self) -> list[torch.UntypedStorage]:
+        """The memory that holds the weights."""
+        pieces = (piece for target in self.targets.values() for piece in target.pieces)
+        storages = [tensor.untyped_storage() for piece in pieces for tensor in memory_of(piece.destination)]
+        return list({storage.data_ptr(): storage for storage in storages}.values())
 
     def ignore(self, name: str, shape: tuple[int, ...]) -> None:
         """Say that the model has a tensor, whether or not this rank needs a part of it."""

@@ -16,10 +16,10 @@ from typing import Final
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from executor_svc.checkpoint.gguf.rounding import RoundingErrors
-from executor_svc.checkpoint.model_directory import INDEX_FILE, SINGLE_FILE, read_json_object
+from executor_svc.checkpoint.model_directory import json_object, read_json_object
 from executor_svc.checkpoint.mxfp4 import BLOCKS
 from executor_svc.checkpoint.nvfp4 import Fp4Scales, Fp4Source, check_fp4_scales
 from executor_svc.checkpoint.packed_codes import GroupScales, GroupSource, check_groups
@@ -33,6 +33,7 @@ from executor_svc.checkpoint.stacked_experts import (
     stack_layout,
     stack_of,
 )
+from executor_svc.checkpoint.tensor_files import find_tensors, open_tensors
 from executor_svc.checkpoint.text_tower import (
     combined_architecture,
     is_of_another_tower,
@@ -63,22 +64,33 @@ class Checkpoint:
         directory: With config.json.
         allow_requantization: Whether codes are rounded where they are not held.
         restores_codes: Whether weights in MXFP4 become the numbers that they stand for.
+        config_json: Counts as config.json if the directory has none; then files without an index may have any names.
 
     Attributes:
         rounding: What that has changed, once they are loaded.
+        when_checked: Called by `load_into` once nothing is left to refuse, before the first tensor is copied.
         codes: How some weights are stored in codes; None: none are.
 
     Raises: ModelLoadError: a file is missing or damaged, or the index does not fit the shards.
     """
 
-    def __init__(self, directory: Path, *, allow_requantization: bool = False, restores_codes: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        allow_requantization: bool = False,
+        restores_codes: bool = False,
+        config_json: bytes | None = None,
+    ) -> None:
         self._directory = directory
-        self._file_of = self._find_tensors()
+        self._file_of, self._table_of_contents = find_tensors(directory, any_names=config_json is not None)
+        self.when_checked: Callable[[], None] = lambda: None
         self.rounding = RoundingErrors()
         self._allow_requantization = allow_requantization
         self._restores_codes = restores_codes
         path = directory / "config.json"
-        config = read_json_object(path) if path.is_file() else {}
+        self._config_json = None if path.is_file() else config_json  # None: as the directory has it
+        config = read_json_object(path) if path.is_file() else json_object(path, config_json or b"{}")
         of_text = text_config(config)
         self.codes = read_codes(of_text, path)
         self._is_combined = combined_architecture(config) is not None
@@ -112,9 +124,11 @@ class Checkpoint:
         companions = {companion for name in of_codes for companion in self._companions(name)}
         self._check_names(targets, lambda name: name in companions or is_redundant(name))
         scales = self._read_scales(of_codes & targets.keys(), targets)
+        self._check_tensors(targets, scales)
+        self.when_checked()
         with loading(self._directory, targets) as advance:
             for path, names in self._names_by_file():
-                with _open(path) as file:
+                with open_tensors(path) as file:
                     for name in names:
                         if name in targets:
                             self._copy_tensor(file, path, name, targets[name], scales.get(name))
@@ -129,10 +143,10 @@ class Checkpoint:
         shape and the first row enter: all of it would double the time to load. So models that were
         trained apart have different hashes, but files that differ only in later rows do not.
         """
-        hasher = hashlib.sha256((self._directory / "config.json").read_bytes())
+        hasher = hashlib.sha256(self.config_json())
         digests = []
         for path, names in self._names_by_file():
-            with _open(path) as file:
+            with open_tensors(path) as file:
                 digests += [(name, _tensor_digest(file, name)) for name in names]
         for _, digest in sorted(digests):
             hasher.update(digest)
@@ -140,10 +154,13 @@ class Checkpoint:
             hasher.update(quantization.encode())
         return hasher.hexdigest()
 
+    def config_json(self) -> bytes:
+        """Return config.json, byte for byte. Raises: ModelLoadError: it cannot be read."""
+        return read_whole(self._directory / "config.json") if self._config_json is None else self._config_json
+
     def digest(self) -> WeightsDigest:
         """Return what hashes all bytes of the model, in the background."""
-        config = read_whole(self._directory / "config.json")
-        return WeightsDigest(config, tensors_in(self._file_of))
+        return WeightsDigest(self.config_json(), tensors_in(self._file_of))
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of a name."""
@@ -156,7 +173,7 @@ class Checkpoint:
             return False
         if {name, other} & self._names_of_codes():
             return True
-        with _open(self._file_of[name]) as file, _open(self._file_of[other]) as other_file:
+        with open_tensors(self._file_of[name]) as file, open_tensors(self._file_of[other]) as other_file:
             matrix, another = file.get_slice(name), other_file.get_slice(other)  # type: ignore[no-untyped-call]
             if matrix.get_shape() != another.get_shape():
                 return True
@@ -169,17 +186,13 @@ class Checkpoint:
         name = self._stored(name)
         if name not in self._file_of:
             return None
-        with _open(self._file_of[name]) as file:
+        with open_tensors(self._file_of[name]) as file:
             tensor: torch.Tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
             return tensor
 
     def number_formats(self) -> set[str]:
         """Return the number formats in which tensors are stored, as safetensors names them: BF16, F32."""
-        found = set()
-        for path, names in self._names_by_file():
-            with _open(path) as file:
-                found |= {str(file.get_slice(name).get_dtype()) for name in names}  # type: ignore[no-untyped-call]
-        return found
+        return set(self.formats.values())
 
     def format_of(self, name: str) -> str | None:
         """Return the number format of a tensor by the name that the model has for it; None: there is none."""
@@ -187,13 +200,14 @@ class Checkpoint:
             name = f"{stack}{BLOCKS}" if f"{stack}{BLOCKS}" in self._file_of else stack
         names = (name, self._stored(name), self._stored(name.removeprefix("model.")))
         found = next((each for each in names if each in self._file_of), None)
-        return None if found is None else self._formats[found]
+        return None if found is None else self.formats[found]
 
     @cached_property
-    def _formats(self) -> Mapping[str, str]:
+    def formats(self) -> Mapping[str, str]:
+        """The number format of each tensor by its name in the files."""
         found: dict[str, str] = {}
         for path, names in self._names_by_file():
-            with _open(path) as file:
+            with open_tensors(path) as file:
                 found |= {name: str(file.get_slice(name).get_dtype()) for name in names}  # type: ignore[no-untyped-call]
         return found
 
@@ -204,7 +218,7 @@ class Checkpoint:
 
     def _names_of_codes(self) -> set[str]:
         codes = self.codes
-        return set() if codes is None else {name for name, each in self._formats.items() if codes.is_code(name, each)}
+        return set() if codes is None else {name for name, each in self.formats.items() if codes.is_code(name, each)}
 
     def _companions(self, name: str) -> Sequence[str]:
         """Return the names of what lies beside codes."""
@@ -221,7 +235,7 @@ class Checkpoint:
         shapes: dict[str, Sequence[int]] = {}
         read: dict[str, torch.Tensor] = {}
         for path, stored in self._names_by_file():
-            with _open(path) as file:
+            with open_tensors(path) as file:
                 for name in stored:
                     if name in names:
                         shapes[name] = file.get_slice(name).get_shape()  # type: ignore[no-untyped-call]
@@ -244,15 +258,17 @@ class Checkpoint:
             scales[name] = check_scales(told, shape, read.get(scale_name), scale_name, self.codes)
         return scales
 
-    def matrix_formats(self, besides: Iterable[str] = ()) -> set[str]:
-        """Return the number formats in which matrices are stored, except some names; see `number_formats`."""
-        found = set()
+    def matrix_formats(self, besides: Iterable[str] = ()) -> dict[str, str]:
+        """Return the number format of each matrix of floats by file and name, except of some names."""
+        found: dict[str, str] = {}
         besides = {self._stored(name) for name in besides}
         for path, names in self._names_by_file():
-            with _open(path) as file:
-                tensors = [file.get_slice(name) for name in names if name not in besides]  # type: ignore[no-untyped-call]
-                found |= {str(tensor.get_dtype()) for tensor in tensors if len(tensor.get_shape()) > 1}
-        return {name for name in found if name.startswith(("F", "BF"))}  # others are masks and counts
+            with open_tensors(path) as file:
+                for name in names:
+                    is_matrix = name not in besides and len(file.get_slice(name).get_shape()) > 1  # type: ignore[no-untyped-call]
+                    if is_matrix and self.formats[name].startswith(("F", "BF")):  # others are masks and counts
+                        found[f"{path}: the tensor {shown(name)}"] = self.formats[name]
+        return found
 
     def _stored(self, name: str) -> str:
         """Return what the files call a tensor; its own name if it is in none."""
@@ -261,39 +277,41 @@ class Checkpoint:
             names += tuple(each.removesuffix("weight") + self.codes.code_name for each in names if ".weight" in each)
         return next((each for each in names if each in self._file_of), name)
 
-    def _find_tensors(self) -> dict[str, Path]:
-        """Return the file of each tensor. With shards the index says it: what it does not name is not read."""
-        single, index = self._directory / SINGLE_FILE, self._directory / INDEX_FILE
-        self._table_of_contents = single if single.is_file() else index
-        if single.is_file():
-            return dict.fromkeys(_tensor_names(single), single)
-        if not index.is_file():
-            raise ModelLoadError(f"{self._directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
-        weight_map = read_json_object(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(_is_file_name(name) for name in weight_map.values()):
-            raise ModelLoadError(f"{index} has no weight_map of tensor names to file names")
-        held = {path: set(_tensor_names(path)) for path in {self._directory / name for name in weight_map.values()}}
-        file_of = {name: self._directory / file_name for name, file_name in sorted(weight_map.items())}
-        for name, path in file_of.items():
-            if name not in held[path]:
-                raise ModelLoadError(f"{path} does not contain the tensor {shown(name)} that the index lists there")
-        return file_of
+    def _check_tensors(self, targets: Mapping[str, TensorTarget], scales: Mapping[str, AnyScales]) -> None:
+        """Check shapes and number formats of all tensors. Raises: ModelLoadError: see `load_into`."""
+        for path, names in self._names_by_file():
+            with open_tensors(path) as file:
+                for name in filter(targets.__contains__, names):
+                    of_codes = scales.get(name)
+                    stored = file.get_slice(name).get_shape() if of_codes is None else of_codes.shape  # type: ignore[no-untyped-call]
+                    self._check_tensor(path, name, list(stored), targets[name], has_scales=of_codes is not None)
 
-    def _copy_tensor(
-        self, file: safe_open, path: Path, name: str, target: TensorTarget, scales: AnyScales | None
-    ) -> None:
-        tensor = file.get_slice(name)  # type: ignore[no-untyped-call]  # the library has no types
-        shape = list(tensor.get_shape() if scales is None else scales.shape)
+    def _check_tensor(self, path: Path, name: str, shape: list[int], target: TensorTarget, *, has_scales: bool) -> None:
         if shape != list(target.shape):
             raise ModelLoadError(
                 f"{path} contains the tensor {shown(name)} with shape {shape}; config.json requires "
                 f"{list(target.shape)}"
             )
         told = f"{path}: the tensor {shown(name)}"
-        number_format = tensor.get_dtype()
-        is_code = self.codes is not None and self.codes.is_code(name, number_format)
-        if is_code and isinstance(target, StackedTarget):
-            block_scales = self._read_block_scales(name, told, shape[:-1])
+        if self._is_code(name) and isinstance(target, StackedTarget):
+            self._read_block_scales(name, told, shape[:-1])
+        elif not has_scales and self.formats[name] not in _FLOATS:
+            raise ModelLoadError(
+                f"{told} is {self.formats[name]}, and config.json does not say what its codes stand for; it must be "
+                "F32, F16 or BF16"
+            )
+
+    def _is_code(self, name: str) -> bool:
+        return self.codes is not None and self.codes.is_code(name, self.formats[name])
+
+    def _copy_tensor(
+        self, file: safe_open, path: Path, name: str, target: TensorTarget, scales: AnyScales | None
+    ) -> None:
+        """Copy a tensor that is checked."""
+        tensor = file.get_slice(name)  # type: ignore[no-untyped-call]  # the library has no types
+        told = f"{path}: the tensor {shown(name)}"
+        if self._is_code(name) and isinstance(target, StackedTarget):
+            block_scales = self._read_block_scales(name, told, tensor.get_shape()[:-1])
             target.fill(CodedStack(told, tensor, block_scales, is_restored=self._restores_codes))
         elif scales is not None:
             assert self.codes is not None, "it says what has scales"
@@ -304,13 +322,8 @@ class Checkpoint:
                 target.fill(GroupSource(told, tensor, scales, self.codes, rounding))
             else:
                 target.fill(ScaledSource(told, tensor, scales, self.codes, rounding))
-        elif number_format in _FLOATS:
-            target.fill(tensor)
         else:
-            raise ModelLoadError(
-                f"{told} is {number_format}, and config.json does not say what its codes stand for; it must be "
-                "F32, F16 or BF16"
-            )
+            target.fill(tensor)
 
     def _read_block_scales(self, name: str, what: str, shape: Sequence[int]) -> torch.Tensor:
         """Return the scales beside blocks of MXFP4. Raises: ModelLoadError: they are missing or wrong."""
@@ -354,27 +367,6 @@ def _tensor_digest(file: safe_open, name: str) -> bytes:
     if shape:
         hasher.update(tensor[:1].contiguous().view(torch.uint8).numpy().tobytes())
     return hasher.digest()
-
-
-def _is_file_name(value: object) -> bool:
-    """Whether an index names a file in its own directory, and nothing outside of it."""
-    return isinstance(value, str) and Path(value).name == value
-
-
-def _tensor_names(path: Path) -> list[str]:
-    with _open(path) as file:
-        return list(file.keys())  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[safe_open]:
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            yield file
-    except FileNotFoundError as error:
-        raise ModelLoadError(f"{path} is missing") from error
-    except (SafetensorError, OSError) as error:
-        raise ModelLoadError(f"{path} is corrupt: {error}") from error
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from executor_svc.worker.adapter_loads import AdapterLoads
 from executor_svc.worker.adapter_sources import AdapterSources
 from executor_svc.worker.grammar_masks import GrammarMasks, grammar_support
 from executor_svc.worker.interface import (
+    Agree,
     Buffer,
     DoneStep,
     RunningStep,
@@ -286,7 +287,7 @@ class FakeWorker:
         result.execute_duration_us = round((self._clock() - begin_s) * 1e6)
         return result
 
-    def update_weights(self, folder: Path, weights_digest: str) -> None:
+    def update_weights(self, folder: Path, weights_digest: str, agree: Agree = lambda _: None) -> None:
         """Take the files of a folder, of any bytes, as weights; see `Worker`."""
         try:
             content = b"".join(path.read_bytes() for path in sorted(folder.glob("*.safetensors")))
@@ -295,6 +296,7 @@ class FakeWorker:
         if not content:
             raise ModelLoadError(f"{folder.name} has no safetensors files")
         digest = hashlib.sha256(content).hexdigest()
+        agree(digest)
         if weights_digest not in ("", digest):
             raise DeviceLostError(f"the new weights have the digest {digest[:16]}…, not {weights_digest[:16]}…")
         self.info = replace(self.info, weights_digest=digest, model_hash=digest)

@@ -102,6 +102,12 @@ class _CodedPart:
         self.shape = torch.Size((end - begin, weight.num_inputs))
         self.nbytes = weight.nbytes * (end - begin) // max(1, len(weight.codes))
 
+    @property
+    def memory(self) -> Sequence[torch.Tensor]:
+        """Codes and scales."""
+        weight = self._weight
+        return [each for each in (weight.codes, weight.scales, weight.zeros, weight.row_scales) if each is not None]
+
     def copy_(self, source: torch.Tensor, /) -> None:
         """Never called: what is in codes is never rounded to them."""
         raise AssertionError("weights in codes come as codes")
@@ -138,6 +144,11 @@ class RestoredPart:
         self._weight = weight
         self.shape = weight.shape
         self.nbytes = weight.nbytes
+
+    @property
+    def memory(self) -> Sequence[torch.Tensor]:
+        """The weight."""
+        return (self._weight,)
 
     def copy_(self, source: torch.Tensor, /) -> None:
         """Take over numbers, a tensor of this shape."""

@@ -111,6 +111,7 @@ class ChosenModel:
     kv_cache_dtype: torch.dtype | None = None  # None: as activations
     cache_scales: Sequence[tuple[float, float]] = ()  # of keys and values of each layer, for FP8; empty: 1
     has_head: bool = True  # False: it cannot generate
+    keeps_bfloat16: bool = False  # weights are in bfloat16 because they are stored so
 
     @property
     def dtype(self) -> torch.dtype:
@@ -182,9 +183,10 @@ def make_model(
     attention = attention or make_attention(found.library, in_bfloat16=compute_dtype == "bfloat16")
     products: Kernels
     in_c: tuple[str, ...]
+    keeps_bfloat16 = False
     if found.library is not None:
         if quantization == "none" and is_stored_in_bfloat16:
-            quantization, number_format = "bfloat16", NumberFormat.BFLOAT16
+            quantization, number_format, keeps_bfloat16 = "bfloat16", NumberFormat.BFLOAT16, True
         dense: DenseKernels[Any] = NativeDense(found.library, number_format=number_format, group=group)
         in_use, products, in_c, is_invariant = found, "C", (_DENSE,), False
     else:
@@ -213,6 +215,7 @@ def make_model(
         in_use.library,
         stored,
         has_head=config.has_head,
+        keeps_bfloat16=keeps_bfloat16,
     )
 
 

@@ -8,7 +8,14 @@ import numpy as np
 import torch
 
 from executor_svc.checkpoint.gguf.rounding import restore_rows
-from executor_svc.checkpoint.weight_map import BlockTarget, Range, RoundingTarget, WeightMap, WeightTarget
+from executor_svc.checkpoint.weight_map import (
+    BlockTarget,
+    Range,
+    RoundingTarget,
+    WeightMap,
+    WeightTarget,
+    memory_of,
+)
 from executor_svc.models.config import LatentConfig, LayerConfig, ModelConfig
 from executor_svc.models.dense import (
     DenseKernels,
@@ -168,6 +175,11 @@ class _MapRows:
     def nbytes(self) -> int:
         """Size of all maps."""
         return sum(weight.nbytes for weight in self._weights)
+
+    @property
+    def memory(self) -> Sequence[torch.Tensor]:
+        """Of all maps."""
+        return [tensor for weight in self._weights for tensor in memory_of(weight)]
 
     def copy_(self, source: torch.Tensor, /) -> None:
         """Take over the values of a tensor of this shape."""

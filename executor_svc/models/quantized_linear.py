@@ -128,6 +128,10 @@ class _QuantizedRows:
     def nbytes(self) -> int:
         return self.codes.nbytes + self.scales.nbytes + self.minima.nbytes
 
+    @property
+    def memory(self) -> Sequence[torch.Tensor]:
+        return (self.codes, self.scales, self.minima)
+
     def copy_(self, source: torch.Tensor, /) -> None:
         """Quantize `source`, a tensor of this shape."""
         source = source.to(self.codes.device, torch.float32)

@@ -61,9 +61,13 @@ def choose_model(
     chosen, names = _choose_model(directory, config, device, group)
     scales: Sequence[tuple[float, float]] = ()
     if chosen.cache_dtype in FP8 and isinstance(directory, ModelDirectory):
-        attention = names.qkv[0].rpartition(".")[0]
-        scales = read_cache_scales(Checkpoint(directory.path), attention, chosen.model.shape.cached_layers)
+        scales = scales_of_cache(Checkpoint(directory.path), chosen, names)
     return replace(chosen, cache_scales=scales)
+
+
+def scales_of_cache(checkpoint: Checkpoint, chosen: ChosenModel, names: WeightNames) -> Sequence[tuple[float, float]]:
+    """Return the scales that a checkpoint has for an FP8 cache of a model; see `read_cache_scales`."""
+    return read_cache_scales(checkpoint, names.qkv[0].rpartition(".")[0], chosen.model.shape.cached_layers)
 
 
 def _choose_model(
@@ -84,7 +88,7 @@ def _choose_model(
         raise ModelLoadError(f"draft_method is mtp, but {directory.source.parent} has no head for it: {_LOOK_UP}")
     if codes := checkpoint.first_codes():
         return _from_codes(checkpoint, codes, model_config, config, device, group), model_config.names
-    in_bfloat16 = config.quantization == "none" and _is_stored_in_bfloat16(directory, model_config)
+    in_bfloat16 = config.quantization == "none" and set(matrix_formats(checkpoint, model_config).values()) == {"BF16"}
     chosen = choose_decoder(model_config, config, device, group, is_stored_in_bfloat16=in_bfloat16)
     return chosen, model_config.names
 
@@ -165,11 +169,8 @@ def _with_its_own_head(directory: ModelDirectory, model_config: ModelConfig, *, 
 
     Raises: ModelLoadError: a file is missing or damaged.
     """
-    names, checkpoint = model_config.names, Checkpoint(directory.path)
-    embeddings = {names.embedding, names.embedding.removeprefix(names.optional_prefix)}
-    head = f"{names.head}.weight"
-    if not (model_config.tie_word_embeddings and model_config.has_head) or not any(
-        checkpoint.holds_other_values(f"{embedding}.weight", head) for embedding in embeddings
+    if not (model_config.tie_word_embeddings and model_config.has_head) or not has_head_of_its_own(
+        Checkpoint(directory.path), model_config
     ):
         return model_config
     if is_told:
@@ -177,21 +178,29 @@ def _with_its_own_head(directory: ModelDirectory, model_config: ModelConfig, *, 
             Event(
                 "head_is_not_embedding",
                 directory=str(directory.path),
-                tensor=head,
+                tensor=f"{model_config.names.head}.weight",
                 reason="config.json has tie_word_embeddings, but the stored head differs; the stored head is used",
             )
         )
     return replace(model_config, tie_word_embeddings=False)
 
 
-def _is_stored_in_bfloat16(directory: ModelDirectory, model_config: ModelConfig) -> bool:
-    """Return whether all matrices of a checkpoint are in bfloat16; routers are not counted, which are kept in float32.
+def has_head_of_its_own(checkpoint: Checkpoint, model_config: ModelConfig) -> bool:
+    """Return whether a checkpoint has a head that is not the embedding. Raises: ModelLoadError: a file is damaged."""
+    names = model_config.names
+    embeddings = {names.embedding, names.embedding.removeprefix(names.optional_prefix)}
+    head = f"{names.head}.weight"
+    return any(checkpoint.holds_other_values(f"{embedding}.weight", head) for embedding in embeddings)
+
+
+def matrix_formats(checkpoint: Checkpoint, model_config: ModelConfig) -> dict[str, str]:
+    """Return the number formats of matrices, but for routers, which are kept in float32.
 
     Raises: ModelLoadError: a file is missing or damaged.
     """
     layers = range(model_config.num_hidden_layers)
     routers = {f"{model_config.names.router.format(layer=layer)}.weight" for layer in layers}
-    return Checkpoint(directory.path).matrix_formats(besides=routers) == {"BF16"}
+    return checkpoint.matrix_formats(besides=routers)
 
 
 def _with_drafts(model_config: ModelConfig, directory: Model, config: ExecutorConfig) -> ModelConfig:

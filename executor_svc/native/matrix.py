@@ -102,6 +102,10 @@ class _Block:
         )
 
     @property
+    def memory(self) -> Sequence[torch.Tensor]:
+        return (self._panels,) if self._scales is None else (self._panels, self._scales)
+
+    @property
     def num_bytes(self) -> int:
         return self._panels.nbytes + (0 if self._scales is None else self._scales.nbytes)
 
@@ -128,6 +132,11 @@ class PackedPart:
         self._first_row = first_row
         self.shape = torch.Size((num_rows, block.struct.num_inputs))
         self.nbytes = block.num_bytes * num_rows // block.struct.num_outputs
+
+    @property
+    def memory(self) -> Sequence[torch.Tensor]:
+        """The panels, and scales."""
+        return self._block.memory
 
     def copy_(self, source: torch.Tensor, /) -> None:
         """Pack `source`, a tensor of this shape."""

@@ -41,6 +41,21 @@ class FrameKind(enum.IntEnum):
     """The answer: what was read, or nothing."""
     UNDONE = 11
     """The answer if that failed; the payload says why."""
+    UPDATE_WEIGHTS = 12
+    """Among steps: check the weights of the folder in the payload."""
+    WEIGHTS_CHECKED = 13
+    """The answer: nothing is wrong with them; the payload is their model_hash."""
+    WEIGHTS_REFUSED = 14
+    """The answer if they are refused; the payload says why."""
+    LOAD_WEIGHTS = 15
+    """All ranks have checked them: load them."""
+    KEEP_WEIGHTS = 16
+    """A rank refuses them: keep the old ones."""
+    WEIGHTS_LOADED = 17
+    """The answer to LOAD_WEIGHTS."""
+    SLEEP = 18
+    """Among steps, with the level; see `Worker.sleep`."""
+    WAKE = 19
 
 
 Frame = tuple[FrameKind, bytes]

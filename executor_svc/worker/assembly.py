@@ -51,6 +51,7 @@ from executor_svc.worker.largest_step import NUM_DEVICE_BLOCKS, run_largest_step
 from executor_svc.worker.last_tokens import LastTokens
 from executor_svc.worker.model_runner import FollowedRunner, ModelRunner, Runner, adapters_of
 from executor_svc.worker.native_runner import NativeRunner
+from executor_svc.worker.replaceable_weights import ReplaceableWeights
 from executor_svc.worker.step_graphs import GraphPlan, StepGraphs
 from executor_svc.worker.torch_worker import MovesBlocks, TorchWorker
 from executor_svc.worker.warm_up import warm_up
@@ -112,6 +113,7 @@ def assemble_worker(
     device: torch.device,
     group: TensorParallelGroup = SINGLE_RANK,
     local_size: int = 1,
+    weights: ReplaceableWeights | None = None,
 ) -> TorchWorker:
     """Make the cache of a model, as large as configured or as there is room, and all that runs on it.
 
@@ -122,11 +124,14 @@ def assemble_worker(
         device: Of this rank.
         group: The ranks that share the model.
         local_size: How many ranks share the memory of this machine.
+        weights: Those of the model, if others may take their place.
 
     Raises: ModelLoadError: there is no room for a cache.
     """
     if not identity.is_generative:
-        return _Parts(chosen, identity, config, device, group, None).make_worker(BlockCounts(0, 0), has_graphs=False)
+        return _Parts(chosen, identity, config, device, group, None, weights).make_worker(
+            BlockCounts(0, 0), has_graphs=False
+        )
     if chosen.model.shape.states and "max_num_seqs" not in config.model_fields_set:
         config = _with_states_that_fit(config, chosen.model.shape.state_bytes, device, group, local_size)
     capture = graph_capture(device) if config.cuda_graphs == "auto" else None
@@ -141,7 +146,7 @@ def assemble_worker(
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_blocks=-(-identity.max_model_len // chosen.block_size),
         )
-    parts = _Parts(chosen, identity, config, device, group, graphs)
+    parts = _Parts(chosen, identity, config, device, group, graphs, weights)
     shape = chosen.model.shape
     state_bytes = shape.state_bytes * config.max_num_seqs
     if shape.states:
@@ -215,6 +220,7 @@ class _Parts:
     device: torch.device
     group: TensorParallelGroup
     graphs: GraphPlan | None
+    weights: ReplaceableWeights | None
 
     def run_largest_steps(self) -> None:
         shape = cache_shape_of(self.chosen)
@@ -295,6 +301,7 @@ class _Parts:
             num_adapter_slots=0 if slots is None else slots.num_slots,
             max_adapter_rank=0 if slots is None else slots.max_rank,
             adapter_names=sources.names if slots is not None else (),
+            updates_weights=self.weights is not None,
         )
 
         head = None if drafting is None else drafting.mtp
@@ -330,6 +337,7 @@ class _Parts:
             drafting,
             states,
             adapters,
+            self.weights,
         )
 
     def _make_caches(

@@ -24,6 +24,7 @@ from executor_svc.models.weight_format import number_format_of
 from executor_svc.native.compiled_code import code_digest
 from executor_svc.numerics.identity import digest_of
 from executor_svc.worker.encoder_worker import EncoderWorker
+from executor_svc.worker.replaceable_weights import refuse_updates
 from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.executor_info import ExecutorInfo
@@ -64,6 +65,7 @@ def load_encoder_worker(
     Raises: ModelLoadError: the model, or a setting, does not work; the message names the file or the setting.
     """
     refuse_ranks(config, kind)
+    refuse_updates(config, f"{kind.family} is an encoder, whose weights cannot be replaced")
     if config.pooling == "off":
         raise ModelLoadError("pooling is off, but an encoder does nothing else: remove --pooling")
     source = directory.path / "config.json"

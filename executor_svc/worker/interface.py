@@ -5,6 +5,7 @@ Two implementations: `executor_svc.worker.torch_worker.TorchWorker` (the model) 
 one thread only, so a worker needs no locks; but for blocks of transfers, which no step touches.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, Step
 
 # The content of blocks.
 Buffer: TypeAlias = bytes | npt.NDArray[Any]
+
+# Called with the model_hash of new weights before they overwrite the old ones; raises to keep these.
+Agree: TypeAlias = Callable[[str], None]
 
 
 class RunningStep(Protocol):

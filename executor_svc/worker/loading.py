@@ -12,6 +12,7 @@ from executor_svc.checkpoint.model import AnyCheckpoint, Model, open_checkpoint,
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.model_location import find_model_path
 from executor_svc.checkpoint.pooling_modules import PoolingModules
+from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
 from executor_svc.device.selection import find_device
 from executor_svc.models.encoder import encoder_kind
@@ -24,6 +25,7 @@ from executor_svc.parallel.group import SINGLE_RANK, TensorParallelGroup
 from executor_svc.worker.assembly import ModelIdentity, assemble_worker, cache_shape_of
 from executor_svc.worker.encoder_loading import load_encoder_worker, model_id, read_pooling, refuse_ranks
 from executor_svc.worker.interface import Worker
+from executor_svc.worker.replaceable_weights import ReplaceableWeights, refuse_updates, why_not_replaceable
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.process.events import Event
 
@@ -70,6 +72,7 @@ def load_worker(
         if not _is_lack_of_memory(error):
             raise
         raise ModelLoadError(f"out of memory: the model in {directory.source} does not fit") from error
+    refuse_updates(config, why_not_replaceable(directory, chosen))
     if not chosen.has_head:
         _check_embedder(pooling, directory)
     if group.rank == 0:
@@ -120,7 +123,12 @@ def load_worker(
     )
     if not identity.tokenizer_files and group.rank == 0:
         logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))
-    return assemble_worker(chosen, identity, config, device, group, local_size)
+    replaceable = None
+    if config.weights_dir:
+        assert isinstance(directory, ModelDirectory), "the others are refused"
+        assert isinstance(checkpoint, Checkpoint), "as they have"
+        replaceable = ReplaceableWeights(chosen, checkpoint, directory, config, is_hashed=group.rank == 0)
+    return assemble_worker(chosen, identity, config, device, group, local_size, replaceable)
 
 
 def _is_lack_of_memory(error: Exception) -> bool:

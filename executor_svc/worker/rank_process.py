@@ -17,6 +17,7 @@ from executor_svc.parallel.rendezvous import FollowingRank, LeadingRank, end_gro
 from executor_svc.worker.interface import Worker
 from executor_svc.worker.loading import check_model, load_worker
 from executor_svc.worker.rank_worker import LeaderWorker, follow
+from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.errors import ModelLoadError, StepFailedError
 from octavo_shared.process.events import Event, configure_logging
 
@@ -49,6 +50,7 @@ def load_leader(
     local_size = config.tp if assignment is None else _local_size(environ)
     share_cores(config, local_size)
     worker = load_worker(config, leading.group, device, local_size)
+    assert isinstance(worker, TorchWorker), "encoders have one rank"
     return LeaderWorker(worker, leading.steps, leading.blocks, leading.end)
 
 
@@ -63,7 +65,9 @@ def run_following_rank(config: ExecutorConfig, assignment: RankAssignment) -> in
         following = FollowingRank(assignment, device)
         local_size = _local_size(os.environ)
         share_cores(config, local_size)
-        follow(load_worker(config, following.group, device, local_size), following.steps, following.blocks)
+        worker = load_worker(config, following.group, device, local_size)
+        assert isinstance(worker, TorchWorker), "encoders have one rank"
+        follow(worker, following.steps, following.blocks)
     except ModelLoadError as error:
         print(f"octavo executor: rank {assignment.rank}: {error}", file=sys.stderr)
         return 1

@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 from executor_svc.parallel.connection import Connection, FrameKind
 from executor_svc.parallel.rank_channel import RankChannel
 from executor_svc.worker.interface import Buffer, RunningStep, Worker, WorkerAround
 from executor_svc.worker.rank_blocks import GroupBlocks, RankShare
+from executor_svc.worker.rank_weights import RankWorker, update_all, update_share
 from octavo.execution.v1 import step_pb2
-from octavo_shared.errors import InvalidStepError, StepFailedError
+from octavo_shared.errors import InvalidStepError, ModelLoadError, StepFailedError
 from octavo_shared.step_wire.step import Int32Array, Step, StepResult
 from octavo_shared.step_wire.wire import decode_step, encode_step
 
@@ -37,8 +39,9 @@ class LeaderWorker(WorkerAround):
         end_group: For a step that failed here while the others wait for this rank in a collective.
     """
 
-    def __init__(self, worker: Worker, steps: RankChannel, blocks: RankChannel, end_group: EndGroup) -> None:
+    def __init__(self, worker: RankWorker, steps: RankChannel, blocks: RankChannel, end_group: EndGroup) -> None:
         super().__init__(worker)
+        self._share = worker
         self._steps = steps
         self._blocks = GroupBlocks(worker, blocks.connections)
         self._end_group = end_group
@@ -53,6 +56,20 @@ class LeaderWorker(WorkerAround):
         self._steps.send(FrameKind.STEP, encode_step(step).SerializeToString())
         with _ending_group(self._end_group):
             return LeaderStep(self._worker.launch(step), self._end_group)
+
+    def update_weights(self, folder: Path, weights_digest: str) -> None:
+        """Update the weights of every rank, or of none; see `Worker.update_weights`."""
+        update_all(self._share, self._steps.connections, folder, weights_digest)
+
+    def sleep(self, level: int) -> None:
+        """Have every rank sleep; see `Worker.sleep`."""
+        self._steps.send(FrameKind.SLEEP, bytes([level]))
+        super().sleep(level)
+
+    def wake(self) -> None:
+        """Wake every rank; see `Worker.wake`."""
+        self._steps.send(FrameKind.WAKE)
+        super().wake()
 
     @property
     def block_bytes(self) -> tuple[int, ...]:
@@ -105,7 +122,7 @@ def _ending_group(end_group: EndGroup) -> Iterator[None]:
         end_group(f"{error}; a group of several ranks cannot continue after that")
 
 
-def follow(worker: Worker, steps: Connection, blocks: Connection) -> None:
+def follow(worker: RankWorker, steps: Connection, blocks: Connection) -> None:
     """Run what rank 0 sends until it says stop, and serve it blocks.
 
     Raises: StepFailedError: a step failed on this rank alone; rank 0 was told.
@@ -120,6 +137,15 @@ def follow(worker: Worker, steps: Connection, blocks: Connection) -> None:
                 follower.reset(uses_groups=frame[1] == bytes([True]))
             elif frame[0] is FrameKind.BEGIN_TRANSFERS:
                 share.begin()
+            elif frame[0] is FrameKind.UPDATE_WEIGHTS:
+                follower.finish_all()
+                update_share(worker, steps, Path(frame[1].decode()))
+            elif frame[0] is FrameKind.SLEEP:
+                follower.finish_all()
+                worker.sleep(frame[1][0])
+            elif frame[0] is FrameKind.WAKE:
+                with suppress(ModelLoadError):  # rank 0 has no weights either
+                    worker.wake()
             else:
                 follower.launch(decode_step(step_pb2.ExecuteModelRequest.FromString(frame[1])))
     except Exception as error:
@@ -154,9 +180,13 @@ class _Follower:
 
     def reset(self, *, uses_groups: bool) -> None:
         """Empty the batch table, behind the steps that run: rank 0 has finished them."""
+        self.finish_all()
+        self._worker.reset(uses_groups=uses_groups)
+
+    def finish_all(self) -> None:
+        """Finish all steps that run."""
         while self._running:
             self._running.popleft().finish()
-        self._worker.reset(uses_groups=uses_groups)
 
     def launch(self, step: Step) -> None:
         """Launch a step, if every rank can."""

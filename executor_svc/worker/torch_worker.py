@@ -9,8 +9,11 @@ be launched before they have reached the host, feeds them to the model (`LastTok
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Protocol
 
@@ -29,6 +32,7 @@ from executor_svc.sampler.sampler import Sampler
 from executor_svc.states.live_states import LiveStates
 from executor_svc.worker.grammar_masks import FinishMasks, GrammarMasks
 from executor_svc.worker.interface import (
+    Agree,
     Buffer,
     DoneStep,
     RunningStep,
@@ -41,10 +45,11 @@ from executor_svc.worker.last_tokens import MAX_UNKNOWN_TOKENS, LastTokens
 from executor_svc.worker.launched_answer import launch_answer
 from executor_svc.worker.launched_step import LaunchedStep
 from executor_svc.worker.model_runner import Runner, SampleLogits
+from executor_svc.worker.replaceable_weights import ReplaceableWeights
 from executor_svc.worker.step_answer import answer_step, flag_ended_rows, flag_guided_rows, follow_answer, no_answer
 from executor_svc.worker.step_timer import HostTimer, start_timer
 from executor_svc.worker.worker_adapters import WorkerAdapters
-from octavo_shared.errors import DeviceLostError, InvalidStepError, StepFailedError
+from octavo_shared.errors import DeviceLostError, InvalidStepError, ModelLoadError, StepFailedError
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.step import GrammarLoaded, Int32Array, Step, StepResult
@@ -99,11 +104,12 @@ class TorchWorker:
         drafting: Drafting | None = None,
         states: LiveStates | None = None,
         adapters: WorkerAdapters | None = None,
+        weights: ReplaceableWeights | None = None,
     ) -> None:
         self.info = info
-        self._lay_out = lay_out
+        self._make_pools = lay_out
         self._uses_groups = bool(info.cache_groups)  # as a scheduler of this release agrees, so that Attach finds it so
-        self._runner, self._cache_engine = lay_out(self._uses_groups)
+        self._lay_out()
         self._last_tokens = last_tokens
         self._sampler = sampler
         self._tokenizer_files = tokenizer_files
@@ -114,6 +120,8 @@ class TorchWorker:
         self._drafting = drafting  # None: no row gets more than one token
         self._states = states  # None: no layer has a state
         self._adapters = adapters  # None: it computes with the weights alone
+        self._weights = weights  # None: they stay as they are
+        self._is_asleep = False
         self._rows = RowLookup()
         self._unrecorded: deque[LaunchedStep] = deque()  # their tokens are UNKNOWN_TOKEN in the table
         self.reset(uses_groups=self._uses_groups)
@@ -130,12 +138,7 @@ class TorchWorker:
         if (uses_groups and bool(info.cache_groups)) is not self._uses_groups:
             self._uses_groups = not self._uses_groups
             del self._runner, self._cache_engine  # the next ones lie in the same memory
-            try:
-                self._runner, self._cache_engine = self._lay_out(self._uses_groups)
-            except Exception as error:  # as when it loads, no process goes on without pools
-                raise DeviceLostError(
-                    f"laying out the KV cache anew failed: {type(error).__name__}: {error}"
-                ) from error
+            self._lay_out_anew()
         self.table = table_of(info, uses_groups=self._uses_groups)
         if self._grammar_masks is not None:
             self._grammar_masks.reset()
@@ -157,10 +160,43 @@ class TorchWorker:
             # Torch fails with many types (RuntimeError, IndexError, out of memory); all mean the same here.
             raise step_error(step.step_id, error, self._probe) from error
 
-    @property
-    def block_bytes(self) -> tuple[int, ...]:
-        """The bytes of a block in each pool."""
-        return self._cache_engine.block_bytes
+    def _lay_out(self) -> None:
+        self._runner, self._cache_engine = self._make_pools(self._uses_groups)
+        self.block_bytes: tuple[int, ...] = self._cache_engine.block_bytes  # of each pool, also while it sleeps
+
+    def _lay_out_anew(self) -> None:
+        with _losing_device("laying out the KV cache anew"):  # as when it loads, no process goes on without pools
+            self._lay_out()
+
+    def update_weights(self, folder: Path, weights_digest: str, agree: Agree = lambda _: None) -> None:
+        """Put other weights in place; see `Worker.update_weights` and `ReplaceableWeights.replace`."""
+        assert self._weights is not None, "else it does not announce it"
+        model_hash, digest = self._weights.replace(folder, weights_digest, agree)
+        self.info = replace(self.info, model_hash=model_hash, weights_digest=digest)
+
+    def sleep(self, level: int) -> None:
+        """Give memory back; see `Worker.sleep`."""
+        assert self._weights is not None, "else it does not announce it"
+        if not self._is_asleep:
+            del self._runner, self._cache_engine
+        self._is_asleep = True
+        with _losing_device("giving memory back"):
+            if level == 1:
+                self._weights.storage.to_host()
+            else:
+                self._weights.storage.drop()
+
+    def wake(self) -> None:
+        """Take it again; see `Worker.wake`."""
+        assert self._weights is not None, "else it does not announce it"
+        if self._weights.storage.are_lost:
+            raise ModelLoadError("there are no weights: update them first")
+        if not self._is_asleep:
+            return
+        with _losing_device("taking memory again"):
+            self._weights.storage.restore()
+        self._lay_out_anew()
+        self._is_asleep = False
 
     def begin_transfers(self) -> None:
         """See `Worker.begin_transfers`."""
@@ -342,3 +378,12 @@ class TorchWorker:
             first = self._unrecorded.popleft()
             first.is_recorded = True
             self.table.resolve(first.layout, first.token_ids)
+
+
+@contextmanager
+def _losing_device(what: str) -> Iterator[None]:
+    """Raise DeviceLostError for whatever fails in the block."""
+    try:
+        yield
+    except Exception as error:
+        raise DeviceLostError(f"{what} failed: {type(error).__name__}: {error}") from error

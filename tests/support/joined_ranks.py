@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from executor_svc.parallel.rank_channel import RankChannel, accept_ranks, connect
-from executor_svc.worker.interface import Worker
+from executor_svc.worker.rank_weights import RankWorker
 from executor_svc.worker.rank_worker import LeaderWorker, follow
 from tests.support.patience import PATIENCE_S
 
@@ -16,7 +16,7 @@ def never(reason: str) -> NoReturn:
 
 
 @contextmanager
-def joined(workers: Sequence[Worker]) -> Iterator[LeaderWorker]:
+def joined(workers: Sequence[RankWorker]) -> Iterator[LeaderWorker]:
     """Run every rank but the first in a thread; yield rank 0's worker as the service sees it."""
     channels = [RankChannel("127.0.0.1", PATIENCE_S, never) for _ in range(2)]
 

@@ -233,8 +233,10 @@ static void pack_int4_groups(const Matrix *matrix, long row, long num_rows, long
         float codes[LANES];
         vf_store(codes, code_lanes(groups.weights[i], fit.minimum, fit.inverse));
         uint8_t *place = (uint8_t *)matrix->panels + place_of(matrix, row, k + i);
+        // The low halves come first: they replace what older weights have left.
         for (long column = 0; column < num_rows; column++)
-            place[column * 4] |= (uint8_t)((long)codes[column] << (i % 8 < 4 ? 0 : 4));
+            if (i % 8 < 4) place[column * 4] = (uint8_t)(long)codes[column];
+            else place[column * 4] |= (uint8_t)((long)codes[column] << 4);
     }
 }
 
