@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,10 +118,10 @@ class ReplaceableWeights:
         return checkpoint
 
     def _check_config(self, directory: ModelDirectory) -> None:
-        found = read_model_config(directory, self._config)
+        found = replace(read_model_config(directory, self._config), source=self._parsed.source)
         if found != self._parsed:
             names = (name for name in ModelConfig.__dataclass_fields__ if _differ(found, self._parsed, name))
-            raise ModelLoadError(f"{directory.source} is of another model: it differs in {', '.join(names)}")
+            raise ModelLoadError(f"{directory.source} is of another model: it has other {', '.join(sorted(names))}")
 
     def _check_codes(self, folder: Path, checkpoint: Checkpoint) -> None:
         codes = None if checkpoint.first_codes() is None else checkpoint.codes

@@ -3,16 +3,18 @@
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.parallel.rank_channel import RankChannel, accept_ranks, connect
-from executor_svc.worker.interface import RunningStep, execute
+from executor_svc.worker.interface import Agree, RunningStep, execute
 from executor_svc.worker.rank_worker import LeaderWorker, follow
-from octavo_shared.errors import InvalidStepError, StepFailedError
+from octavo_shared.errors import InvalidStepError, ModelLoadError, StepFailedError
 from octavo_shared.step_wire.step import Step, StepResult, TableDelta, pairs
 from tests.support.patience import PATIENCE_S
 from tests.support.steps import StepOnDevice
@@ -201,3 +203,43 @@ def test_rank_0_that_fails_alone_ends_the_group() -> None:
 def test_rank_0_speaks_for_the_group(group: Group) -> None:
     assert group.leader.info is group.workers[0].info
     assert group.leader.tokenizer_files() == group.workers[0].tokenizer_files()
+
+
+class OnOwnDisk(FakeWorker):
+    """Sees another folder than rank 0."""
+
+    def update_weights(self, folder: Path, weights_digest: str, agree: Agree = lambda _: None) -> None:
+        super().update_weights(folder / "rank 1", weights_digest, agree)
+
+
+@pytest.mark.parametrize(
+    ("files", "refusal"),
+    [
+        ((b"new", b"new"), ""),
+        ((b"new", None), "rank 1: rank 1 has no safetensors files"),
+        ((b"new", b"other"), "rank 1 has other files in .* than rank 0"),
+        ((None, b"new"), "has no safetensors files"),
+        ((None, None), "has no safetensors files"),
+    ],
+)
+def test_all_ranks_change_their_weights_or_none(
+    files: tuple[bytes | None, bytes | None], refusal: str, tmp_path: Path
+) -> None:
+    group = Group((small_worker(), OnOwnDisk(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)))
+    (tmp_path / "rank 1").mkdir()
+    for folder, content in zip((tmp_path, tmp_path / "rank 1"), files, strict=True):
+        if content is not None:
+            (folder / "model.safetensors").write_bytes(content)
+    before = [worker.info.model_hash for worker in group.workers]
+
+    with pytest.raises(ModelLoadError, match=refusal) if refusal else nullcontext():
+        group.leader.update_weights(tmp_path, "")
+    group.leader.sleep(1)
+    group.leader.wake()
+    execute(group.leader, first_step())
+
+    group.stop()
+    group.assert_same_tables()
+    changed = [worker.info.model_hash != old for worker, old in zip(group.workers, before, strict=True)]
+    assert changed == [not refusal] * 2
+    assert group.losses.empty()
