@@ -251,6 +251,7 @@ class StepRunner:
         """Give memory back, behind the last step of an epoch; see `Worker.sleep`. Raises: see `update_weights`."""
 
         def sleep(worker: Worker) -> None:
+            self._transfers.cancel_all(Reason.WEIGHTS, "the executor sleeps")  # they read the cache, which goes
             worker.sleep(level)
             self._sleep_level = level
 

@@ -89,6 +89,11 @@ class LiveStates:
     def __init__(self, configs: Iterable[SlotState], max_num_seqs: int, device: torch.device) -> None:
         self.layers = [make_layer_state(config, max_num_seqs, device) for config in configs]
 
+    @property
+    def storages(self) -> list[torch.UntypedStorage]:
+        """The memory of all of them."""
+        return [tensor.untyped_storage() for layer in self.layers for tensor in (layer.conv, layer.recurrent)]
+
     def of_step(self, layout: StepLayout) -> StepStates:
         """Return what a step needs."""
         return StepStates(state_rows(layout), self.layers)

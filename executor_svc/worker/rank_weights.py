@@ -37,21 +37,24 @@ def update_all(worker: RankWorker, connections: Sequence[Connection], folder: Pa
     for connection in connections:
         connection.send(FrameKind.UPDATE_WEIGHTS, str(folder).encode())
     answers: list[Frame] = []
+    are_loading = False
 
     def agree(model_hash: str) -> None:
+        nonlocal are_loading
         answers.extend(awaited(connection) for connection in connections)
         for connection, (kind, payload) in zip(connections, answers, strict=True):
             if kind is not FrameKind.WEIGHTS_CHECKED:
                 raise ModelLoadError(f"{connection.peer}: {payload.decode(errors='replace')}")
             if payload.decode() != model_hash:
                 raise ModelLoadError(f"{connection.peer} has other files in {folder} than rank 0")
+        are_loading = True
         for connection in connections:
             connection.send(FrameKind.LOAD_WEIGHTS)
 
     try:
         worker.update_weights(folder, weights_digest, agree)
-    except ModelLoadError:
-        for connection in connections:
+    except Exception:
+        for connection in () if are_loading else connections:
             if not answers:  # not asked for yet
                 awaited(connection)
             connection.send(FrameKind.KEEP_WEIGHTS)

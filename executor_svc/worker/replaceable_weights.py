@@ -16,7 +16,7 @@ from executor_svc.checkpoint.model import Model
 from executor_svc.checkpoint.model_directory import ModelDirectory
 from executor_svc.checkpoint.scaled_codes import CodesConfig
 from executor_svc.checkpoint.weights import Checkpoint
-from executor_svc.device.weight_storage import WeightStorage
+from executor_svc.device.returnable_memory import ReturnableMemory
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.kernels import ChosenModel
@@ -55,7 +55,7 @@ class ReplaceableWeights:
         self._parsed: ModelConfig = read_model_config(directory, config)
         self._codes: CodesConfig | None = None if checkpoint.first_codes() is None else checkpoint.codes
         self._formats: Mapping[str, str] = {} if self._codes is None else dict(checkpoint.formats)
-        self.storage = WeightStorage(chosen.model.weights.map.memory)
+        self.memory = ReturnableMemory(chosen.model.weights.map.memory)
 
     def replace(self, folder: Path, weights_digest: str, agree: Agree) -> tuple[str, str]:
         """Load the weights of a folder; return their model_hash and their digest, empty where it is not made.
@@ -79,7 +79,7 @@ class ReplaceableWeights:
                     digest = at_end.enter_context(checkpoint.digest())
                 agree(model_hash)
                 has_begun = True
-                self.storage.allocate()
+                self.memory.allocate()
 
             checkpoint.when_checked = begin
             try:
@@ -91,7 +91,7 @@ class ReplaceableWeights:
                 raise DeviceLostError(f"loading new weights failed half way: {error}") from error
         if weights_digest and found and found != weights_digest:
             raise DeviceLostError(f"the new weights have the digest {found}, not {weights_digest} as was asked for")
-        self.storage.are_lost = False
+        self.memory.is_lost = False
         return model_hash, found
 
     def _open(self, folder: Path) -> Checkpoint:

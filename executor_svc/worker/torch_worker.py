@@ -23,6 +23,7 @@ import torch
 
 from executor_svc.attention.interface import LayerCache
 from executor_svc.device.probe import DeviceProbe, step_error
+from executor_svc.device.returnable_memory import ReturnableMemory
 from executor_svc.drafts.drafting import Drafting, without_drafts
 from executor_svc.models.pooling import Pooler
 from executor_svc.parallel.group import TensorParallelGroup
@@ -121,6 +122,7 @@ class TorchWorker:
         self._states = states  # None: no layer has a state
         self._adapters = adapters  # None: it computes with the weights alone
         self._weights = weights  # None: they stay as they are
+        self._state_memory = ReturnableMemory([] if states is None else states.storages)
         self._is_asleep = False
         self._rows = RowLookup()
         self._unrecorded: deque[LaunchedStep] = deque()  # their tokens are UNKNOWN_TOKEN in the table
@@ -182,19 +184,21 @@ class TorchWorker:
         self._is_asleep = True
         with _losing_device("giving memory back"):
             if level == 1:
-                self._weights.storage.to_host()
+                self._weights.memory.to_host()
             else:
-                self._weights.storage.drop()
+                self._weights.memory.drop()
+            self._state_memory.drop()
 
     def wake(self) -> None:
         """Take it again; see `Worker.wake`."""
         assert self._weights is not None, "else it does not announce it"
-        if self._weights.storage.are_lost:
+        if self._weights.memory.is_lost:
             raise ModelLoadError("there are no weights: update them first")
         if not self._is_asleep:
             return
         with _losing_device("taking memory again"):
-            self._weights.storage.restore()
+            self._weights.memory.restore()
+            self._state_memory.restore()
         self._lay_out_anew()
         self._is_asleep = False
 

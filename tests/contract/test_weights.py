@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
+from executor_svc.worker.interface import Agree
 from octavo.admin.v1 import admin_service_pb2 as admin_pb
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
@@ -205,7 +206,7 @@ async def _answer(call: Awaitable[Any]) -> Any:
 
 async def test_an_executor_that_fails_leaves_and_its_requests_go_on_with_the_new_weights(weights: Path) -> None:
     class Failing(FakeWorker):
-        def update_weights(self, folder: Path, weights_digest: str) -> None:
+        def update_weights(self, folder: Path, weights_digest: str, agree: Agree = lambda _: None) -> None:
             raise DeviceLostError("the weights were overwritten half way")
 
     bad = Failing(updates_weights=True, **SLOW)

@@ -139,6 +139,7 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
     "torch": {"cpu_kernels": "torch"},
     "int4 in torch": {"cpu_kernels": "torch", "quantization": "int4"},
     "bfloat16 in torch": {"dtype": "bfloat16"},
+    "cache in FP8": {"kv_cache_dtype": "fp8_e4m3"},
     "2 ranks": {"tp": 2},
     "2 ranks, int4": {"tp": 2, "quantization": "int4"},
     "2 ranks in torch": {"tp": 2, "cpu_kernels": "torch"},
@@ -176,6 +177,15 @@ def test_codes_are_replaced_by_codes(tmp_path: Path, cleanup: ExitStack) -> None
 
     with pytest.raises(ModelLoadError, match="are stored in other formats: unquantized and F8_E4M3"):
         worker.update_weights(tmp_path / "plain", "")
+
+
+def test_scales_of_an_fp8_cache_stay(tmp_path: Path, cleanup: ExitStack) -> None:
+    save_tiny_model(tmp_path / "old")
+    worker = load(tmp_path / "old", cleanup, kv_cache_dtype="fp8_e4m3")
+    weights = trained(tmp_path / "old", tmp_path / "new")
+    edit_tensors(weights, **{"model.layers.1.self_attn.k_proj.k_scale": torch.tensor(0.5)})
+    with pytest.raises(ModelLoadError, match="has other scales of an FP8 cache than the executor"):
+        worker.update_weights(weights, "")
 
 
 # Refusals ----------------------------------------------------------------------------------------
@@ -272,7 +282,7 @@ def test_pieces_without_an_index_are_one_model(tmp_path: Path, cleanup: ExitStac
 
     assert bits_of(worker) == bits_of(expected)
     save_file({names[0]: tensors[names[0]]}, weights / "00003.safetensors")
-    with pytest.raises(ModelLoadError, match="which is in 0000[12].safetensors too"):
+    with pytest.raises(ModelLoadError, match=r"which is in 0000[12]\.safetensors too"):
         worker.update_weights(weights, "")
 
 

@@ -1,4 +1,4 @@
-"""The memory of a model's weights, given back while an executor sleeps, and taken anew at the same places.
+"""Memory of weights and states, given back while an executor sleeps, and taken anew.
 
 On a CPU addresses stay: the system takes the pages, and gives empty ones when they are next written. On a GPU the
 storages shrink to nothing and grow again, maybe elsewhere: what has recorded their addresses has to be made anew.
@@ -11,30 +11,33 @@ from collections.abc import Sequence
 import torch
 
 
-class WeightStorage:
-    """The storages of weights. They can be used unless `are_there` is false.
+class ReturnableMemory:
+    """Storages that tensors lie in.
 
     Args:
-        storages: All of them, each once.
+        storages: Each once.
+
+    Attributes:
+        is_lost: Whether it has been given up, with its content, and nothing is written yet.
     """
 
     def __init__(self, storages: Sequence[torch.UntypedStorage]) -> None:
         self._storages = storages
         self._sizes = [storage.nbytes() for storage in storages]
         self._on_host: list[torch.UntypedStorage] | None = None
-        self._are_away = False
-        self.are_lost = False  # dropped, and nothing has been loaded since
+        self._is_away = False
+        self.is_lost = False
 
     def to_host(self) -> None:
-        """Move weights on a GPU to host memory; those on a CPU are there."""
-        if self.are_lost or self._are_away or not self._is_on_gpu:
+        """Move what is on a GPU to host memory; what is on a CPU is there."""
+        if self.is_lost or self._is_away or not self._is_on_gpu:
             return
         self._on_host = [torch.UntypedStorage(size).copy_(each, False) for each, size in self._pairs]  # type: ignore[no-untyped-call]
         self._shrink()
 
     def drop(self) -> None:
-        """Give the weights up, and their memory back."""
-        self._on_host, self.are_lost = None, True
+        """Give it back, and up what it holds."""
+        self._on_host, self.is_lost = None, True
         if self._is_on_gpu:
             self._shrink()
             return
@@ -42,7 +45,7 @@ class WeightStorage:
             _give_back(storage.data_ptr(), storage.nbytes())
 
     def restore(self) -> None:
-        """Take the memory anew, with the weights that have been moved to the host."""
+        """Take it anew, with what has been moved to the host."""
         moved = self._on_host
         self.allocate()
         if moved is not None:
@@ -50,11 +53,11 @@ class WeightStorage:
                 storage.copy_(on_host, False)
 
     def allocate(self) -> None:
-        """Take the memory anew, for weights to be written."""
-        if self._are_away:
+        """Take it anew, to be written."""
+        if self._is_away:
             for storage, size in self._pairs:
                 storage.resize_(size)
-        self._on_host, self._are_away = None, False
+        self._on_host, self._is_away = None, False
 
     @property
     def _pairs(self) -> list[tuple[torch.UntypedStorage, int]]:
@@ -67,7 +70,7 @@ class WeightStorage:
     def _shrink(self) -> None:
         for storage in self._storages:
             storage.resize_(0)
-        self._are_away = True
+        self._is_away = True
         torch.cuda.empty_cache()
 
 
