@@ -11,6 +11,7 @@ from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
 from executor_svc.device.cpus import read_cpus
 from executor_svc.device.selection import find_device
+from executor_svc.models.kernels import ChosenModel
 from executor_svc.models.selection import choose_model
 from executor_svc.worker.loading import load_worker
 
@@ -36,15 +37,11 @@ async def weights(size: Size) -> Groups:
         name = f"{title(number_format)}: "
         apart = f"{name}digest, then packing"
 
-        def pack() -> None:
-            hash_all(directory)
-            model.load(Checkpoint(directory))
-
         yield [
-            Way(f"{name}plain copy", in_turn(timed, lambda: copy(directory))),
-            Way(f"{name}digest", in_turn(timed, lambda: hash_all(directory))),
-            Way(apart, in_turn(timed, pack)),
-            Way(f"{name}update", in_turn(timed, lambda: worker.update_weights(directory, "")), beside=apart),
+            Way(f"{name}plain copy", in_turn(timed, copy, directory)),
+            Way(f"{name}digest", in_turn(timed, hash_all, directory)),
+            Way(apart, in_turn(timed, hash_and_pack, directory, model)),
+            Way(f"{name}update", in_turn(timed, worker.update_weights, directory, ""), beside=apart),
         ]
 
 
@@ -60,7 +57,13 @@ def hash_all(directory: Path) -> None:
         digest.result()
 
 
-def timed(run: Callable[[], object]) -> Figures:
+def hash_and_pack(directory: Path, model: ChosenModel) -> None:
+    """Do what an update does, one after the other, each on all cores."""
+    hash_all(directory)
+    model.load(Checkpoint(directory))
+
+
+def timed(run: Callable[..., object], *arguments: object) -> Figures:
     began_s = time.perf_counter()
-    run()
+    run(*arguments)
     return {"time, s": time.perf_counter() - began_s}
