@@ -15,8 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
+from executor_svc.device.returnable_memory import ReturnableMemory
 from executor_svc.worker.interface import Worker
 from executor_svc.worker.loading import load_worker
+from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.errors import DeviceLostError, ModelLoadError
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import SamplingRow, TableDelta, pairs
@@ -333,6 +335,26 @@ def test_sleep_gives_memory_back(
     without_weights = resident_bytes()
     assert before - without_cache > 60e6
     assert without_cache - without_weights > 45e6
+    worker.update_weights(tmp_path / "old", "")
+    worker.wake()
+    assert bits_of(worker) == first
+
+
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", "MixtralForCausalLM", "Qwen3_5ForCausalLM"])
+def test_weights_that_leave_their_memory_come_back(
+    family: str, tmp_path: Path, cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: the storages of all weights shrink to nothing."""
+    monkeypatch.setattr(ReturnableMemory, "_is_on_gpu", True)
+    save_tiny_architecture(tmp_path / "old", family, FAMILY_ARCHITECTURES[family])
+    new = trained(tmp_path / "old", tmp_path / "new")
+    worker = check_update(tmp_path / "old", new, cleanup, cpu_kernels="torch")
+    first = bits_of(worker)
+    worker.sleep(1)
+    assert isinstance(worker, TorchWorker)
+    assert worker._weights is not None
+    assert not any(storage.nbytes() for storage in worker._weights.memory._storages)
+    worker.sleep(2)
     worker.update_weights(tmp_path / "old", "")
     worker.wake()
     assert bits_of(worker) == first
