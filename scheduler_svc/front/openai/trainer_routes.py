@@ -241,7 +241,7 @@ def _choice(output: Output, fields: GenerateFields) -> dict[str, object]:
     logprobs = None
     if fields.logprobs is not None:
         pairs = zip(output.token_ids, output.logprobs, strict=True)
-        content = [
+        content: list[dict[str, object]] = [
             {"token": f"token_id:{token_id}", "logprob": logprob, "bytes": None, "top_logprobs": []}
             for token_id, logprob in pairs
         ]
