@@ -117,7 +117,7 @@ class StepDriver:
         return [table.token_ids[slot, len(prompt) : stops[slot]].tolist() for slot, prompt in enumerate(prompts)]
 
 
-MOST_HOST_BLOCKS = 64
+MOST_HOST_BLOCKS = 130
 
 
 class RecordingSampler(Sampler):
