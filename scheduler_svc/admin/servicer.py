@@ -104,7 +104,9 @@ class AdminServicer(WeightCalls):
             step_log_trouble=engine.step_log.trouble if engine.step_log is not None else "",
             fronts=self._fronts(),
             page_port=self._page_port(),
-            status_text=f"not ready: {why_not}" if (why_not := engine.readiness.why_not) else "ready",
+            status_text=f"not ready: {why_not}"
+            if (why_not := engine.readiness.why_not)
+            else engine.weights.why_paused or "ready",
         )
 
     async def Drain(  # noqa: N802

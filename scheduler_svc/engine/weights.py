@@ -15,7 +15,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coro
 from typing import Any, TypeVar
 
 from octavo.execution.v1 import execution_service_pb2
-from octavo_shared.errors import CallerError, FencedError, NoExecutorError, RequestAbortedError, WeightsChangedError
+from octavo_shared.errors import (
+    CallerError,
+    FencedError,
+    NoExecutorError,
+    OctavoServiceError,
+    RequestAbortedError,
+    WeightsChangedError,
+)
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from scheduler_svc.core.fleet.fleet import Fleet
@@ -121,14 +128,14 @@ class FleetWeights:
         self._require_no_change()
         self._num_pauses += 1
         number, self.mode = self._num_pauses, mode
-        if self.is_paused:
-            return
         log.info(Event("pausing", mode=mode.value, requests=len(self._requests)))
         if mode is PauseMode.ABORT:
             for request in list(self._requests.values()):
                 self._requests.abort(request, RequestAbortedError("an operator has paused the fleet, and aborted all"))
-        if mode is PauseMode.WAIT:
+        if mode is PauseMode.WAIT and not self.sleep_level:
             self._requests.hold_new()
+            self.holds_steps = self.is_paused = False
+            self._go_on()
             await self._until(number, lambda: self._requests.num_unheld == 0)
         self.holds_steps = True
         await self._until(number, lambda: not any(planner.in_flight for planner in self._fleet.planners))
@@ -170,7 +177,7 @@ class FleetWeights:
         Raises:
             FencedError: the fleet is not paused, or another change is under way.
             CallerError: no executor takes them; all go on with what they have.
-            NoExecutorError, ExecutorLostError: there is no executor, or none is left.
+            NoExecutorError: there is no executor, or none is left.
         """
         self._require_pause()
         if source:
@@ -260,13 +267,18 @@ class FleetWeights:
         self._require_no_change()
         if self.sleep_level:
             raise FencedError("the executors sleep already")
-        drivers = self._able_drivers()
+        self._able_drivers()
         self._slept_by_itself = self.mode is None
         if self._slept_by_itself:
             await self.pause(PauseMode.RECOMPUTE)
         self._require_pause()
         self._is_changing = True
-        await self._finish(self._sleep(drivers, level))
+        try:
+            await self._finish(self._sleep(self._able_drivers(), level))
+        except OctavoServiceError:
+            if self._slept_by_itself and not self._is_changing:
+                await self.resume()
+            raise
 
     async def _sleep(self, drivers: Sequence[ExecutorDriver], level: int) -> None:
         await self._on_all(drivers, lambda session: session.sleep(level), "it does not sleep")
@@ -312,8 +324,9 @@ class FleetWeights:
     def _note_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         self._is_changing = False
-        if not task.cancelled():
-            task.exception()  # the caller that has left does not ask
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # its caller may have left
+            log.warning(Event("weights_change_failed", cause=f"{type(error).__name__}: {error}"))
 
     def _able_drivers(self) -> list[ExecutorDriver]:
         attached = [driver for driver in self._drivers.values() if driver.session is not None and driver.planner]

@@ -173,8 +173,8 @@ class FleetModel:
         assert self.model is not None, "executors are attached"
         self._former.pop(self.model.info.model_hash, None)
         self._former[self.model.info.model_hash] = self.model.info.weights_digest
-        if len(self._former) > MAX_FORMER:
-            del self._former[next(iter(self._former))]
+        if len(self._former) > MAX_FORMER:  # never the first one, with which executors are started again
+            del self._former[list(self._former)[1]]
         self._source = source
 
         def updated(info: ExecutorInfo) -> ExecutorInfo:

@@ -198,6 +198,8 @@ EXECUTORS = Metric(
     "--max-executors, not connected).",
     ("state",),
 )
+PAUSED = Metric("octavo_paused", "gauge", "1 while the fleet is paused: requests wait until it is resumed.")
+WEIGHT_UPDATES = Metric("octavo_weight_updates_total", "counter", "Updates of the weights that have succeeded.")
 LOSSES = Metric("octavo_executor_losses_total", "counter", "Executors lost while attached.")
 RECOVERED = Metric(
     "octavo_requests_recovered_total",
@@ -354,6 +356,8 @@ def _counted_families(engine: Engine) -> Iterator[Family]:
     yield ERRORS.family(by_label(dict.fromkeys(_ERROR_CODES, 0) | meter.num_errors))
     yield NOT_FINITE.single(meter.num_flagged[RowFlag.NOT_FINITE])
     yield GRAMMAR_FAILURES.family(by_label({reason: meter.num_flagged[flag] for flag, reason in _REASONS.items()}))
+    yield PAUSED.single(int(engine.weights.mode is not None))
+    yield WEIGHT_UPDATES.single(engine.weights.num_updates)
     yield LOSSES.single(meter.num_executor_losses)
     yield RECOVERED.single(meter.num_recovered)
     yield TENANT_REQUESTS.family(by_label(meter.num_requests_of))
