@@ -329,8 +329,8 @@ class StepRunner:
                 return
             if isinstance(step, Exception):
                 raise step
-            if step.expected_weights_version is not None or self._must_release:
-                self._check_version(worker, step)
+            if self.changes_weights:
+                self._check_version(worker, message, step)
             if len(step.registered_blocks):
                 self._names.check(step)
             self._transfers.check(step)
@@ -369,7 +369,7 @@ class StepRunner:
         self._finish_all()
         return self._log.find(message.step_id)
 
-    def _check_version(self, worker: Worker, step: Step) -> None:
+    def _check_version(self, worker: Worker, message: step_pb2.ExecuteModelRequest, step: Step) -> None:
         """Accept a step that is meant for the weights that there are.
 
         Raises: FencedError: it is not, or the executor sleeps. InvalidStepError: it goes on with slots that older
@@ -377,11 +377,12 @@ class StepRunner:
         """
         if self._sleep_level:
             raise FencedError("the executor sleeps; wake it first")
-        if step.expected_weights_version != worker.info.weights_version:
-            expected = step.expected_weights_version
-            told = "no version of the weights" if expected is None else f"version {expected:016x} of the weights"
+        if not message.HasField("expected_weights_version"):
+            raise InvalidStepError(f"step {step.step_id} has no expected_weights_version")
+        if message.expected_weights_version != worker.info.weights_version:
             raise FencedError(
-                f"step {step.step_id} expects {told}; these are version {worker.info.weights_version:016x}"
+                f"step {step.step_id} expects version {message.expected_weights_version:016x} of the weights; these are "
+                f"version {worker.info.weights_version:016x}"
             )
         if self._must_release and not step.keeps_live:
             live = worker.table.live.copy()
@@ -431,9 +432,9 @@ class StepRunner:
                     result.row_flags = None
                 if Capability.GRAMMARS_READY not in self._agreement.capabilities:
                     result.grammars_loaded = ()
-                if finished.message.HasField("expected_weights_version"):  # it was that of the weights
-                    result.weights_version = finished.message.expected_weights_version
                 response = wire.encode_result(result)
+                if self.changes_weights:  # it was that of the weights
+                    response.weights_version = finished.message.expected_weights_version
                 if self._agreement.has_feature_bits:
                     response.feature_bits = finished.message.feature_bits
         except Exception as error:

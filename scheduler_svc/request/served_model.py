@@ -67,7 +67,7 @@ class ServedModel:
 
     def goes_on_with(self, model_hash: str, weights_digest: str) -> bool:
         """Whether what other weights have begun goes on with these, as far as they are known; "": they are not."""
-        is_same = model_hash in ("", self.info.model_hash)
+        is_same = not model_hash or model_hash == self.info.model_hash
         digests = {weights_digest, self.reproducibility.weights_digest} - {""}
         if is_same and len(digests) < 2:
             return True

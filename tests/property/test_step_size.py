@@ -99,7 +99,9 @@ def steps(num: int) -> dict[str, Step]:
     for field in fields(TokenRules):
         full[field.name] = TableDelta(admissions=(admission(1, rules(field.name, num)),))
     large = {"names": Step(1, 1, TableDelta(), registered_blocks=largest(num), block_names=b"\xff" * 16 * num)}
-    large |= {name: Step(2**64 - 1, 2**64 - 1, delta, table_digest=2**64 - 1) for name, delta in full.items()}
+    large |= {
+        name: Step(2**64 - 1, 2**64 - 1, delta, table_digest=2**64 - 1, keeps_live=True) for name, delta in full.items()
+    }
     texts = tuple(PoolingInput(2**32 - 1, largest(3), b"\xff" * 3, PoolingTask.SCORE) for _ in range(num))
     large["pooling_inputs"] = Step(1, 1, TableDelta(), pooling_inputs=texts)
     pairs = np.stack((largest(2 * num)[:num], largest(2 * num)[num:]), axis=1)
@@ -134,7 +136,8 @@ def test_all_fields_of_a_step_are_filled_once() -> None:
     assert {*steps(1)} >= filled
     names = {"registered_blocks", "block_names", "pooling_inputs", "states_to_save"}
     of_replays = {"draft_counts", "draft_token_ids"}  # no scheduler sends them
-    known = {"epoch", "step_id", "delta", *MOVES, *TRANSFERS, "table_digest", *names, *of_replays}
+    numbers = {"epoch", "step_id", "table_digest", "keeps_live"}
+    known = {*numbers, "delta", *MOVES, *TRANSFERS, *names, *of_replays}
     assert {field.name for field in fields(Step)} == known
     assert no_pairs().size == 0
 

@@ -299,7 +299,6 @@ class Step:
     blocks_to_send: tuple[BlockSend, ...] = ()
     blocks_to_receive: tuple[BlockReceive, ...] = ()
     transfers_to_cancel: tuple[int, ...] = ()  # those that have ended already are left alone
-    expected_weights_version: int | None = None  # None: weights do not change
     keeps_live: bool = False  # behind an update of the weights: live slots go on with their cache
 
     def __post_init__(self) -> None:
@@ -365,7 +364,6 @@ class StepResult:
     arrived_transfers: tuple[int, ...] = ()  # transfers that have ended since the last answer
     sent_transfers: tuple[int, ...] = ()
     cancelled_transfers: tuple[int, ...] = ()
-    weights_version: int | None = None  # that computed it; None: weights do not change
 
     @property
     def num_rows(self) -> int:

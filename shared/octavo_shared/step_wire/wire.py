@@ -98,7 +98,6 @@ def encode_step(step: Step, feature_bits: int | None = None) -> step_pb2.Execute
         blocks_to_send=[encode_send(send) for send in step.blocks_to_send] if step.blocks_to_send else (),
         blocks_to_receive=[encode_receive(begun) for begun in step.blocks_to_receive] if step.blocks_to_receive else (),
         transfers_to_cancel=step.transfers_to_cancel,
-        expected_weights_version=step.expected_weights_version,
         keeps_live=step.keeps_live,
     )
 
@@ -137,9 +136,6 @@ def decode_step(message: step_pb2.ExecuteModelRequest) -> Step:
         blocks_to_send=tuple(decode_send(send) for send in message.blocks_to_send),
         blocks_to_receive=tuple(decode_receive(receive) for receive in message.blocks_to_receive),
         transfers_to_cancel=tuple(message.transfers_to_cancel),
-        expected_weights_version=message.expected_weights_version
-        if message.HasField("expected_weights_version")
-        else None,
         keeps_live=message.keeps_live,
     )
 
@@ -174,7 +170,7 @@ def feature_bits_of(step: Step) -> int:
         bits |= 1 << Capability.POOLING
     if step.blocks_to_send or step.blocks_to_receive or step.transfers_to_cancel:
         bits |= 1 << Capability.BLOCK_TRANSFER
-    if step.expected_weights_version is not None:
+    if step.keeps_live:
         bits |= 1 << Capability.WEIGHT_VERSIONS
     return bits
 
@@ -260,7 +256,6 @@ def encode_result(result: StepResult) -> step_pb2.ExecuteModelResponse:
         arrived_transfers=result.arrived_transfers,
         sent_transfers=result.sent_transfers,
         cancelled_transfers=result.cancelled_transfers,
-        weights_version=result.weights_version,
     )
 
 
@@ -299,7 +294,6 @@ def decode_result(message: step_pb2.ExecuteModelResponse) -> StepResult:
         arrived_transfers=tuple(message.arrived_transfers),
         sent_transfers=tuple(message.sent_transfers),
         cancelled_transfers=tuple(message.cancelled_transfers),
-        weights_version=message.weights_version if message.HasField("weights_version") else None,
     )
 
 

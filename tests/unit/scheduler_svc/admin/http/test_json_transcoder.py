@@ -49,6 +49,12 @@ def test_what_looks_is_offered_and_what_acts_or_streams_is_not() -> None:
         "DrainExecutor",
         "LoadAdapter",
         "UnloadAdapter",
+        "Pause",
+        "Resume",
+        "UpdateWeights",
+        "ResetPrefixCache",
+        "Sleep",
+        "WakeUp",
     ]
     generation = generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"]
     assert {method.name for method in generation.methods if is_offered(method)} == {"GetModel"}
