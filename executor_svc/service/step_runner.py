@@ -381,7 +381,7 @@ class StepRunner:
             raise InvalidStepError(f"step {step.step_id} has no expected_weights_version")
         if message.expected_weights_version != worker.info.weights_version:
             raise FencedError(
-                f"step {step.step_id} expects version {message.expected_weights_version:016x} of the weights; these are "
+                f"step {step.step_id} expects version {message.expected_weights_version:016x} of the weights; there is "
                 f"version {worker.info.weights_version:016x}"
             )
         if self._must_release and not step.keeps_live:

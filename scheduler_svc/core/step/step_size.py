@@ -26,8 +26,8 @@ _ADMISSION = _HEADER + 8 * _FIELD + 2 * _HEADER + _SAMPLING + 9
 # `00-<32 hexadecimal digits>-<16>-01`, with room for a later version of W3C Trace Context.
 MAX_TRACEPARENT_BYTES = 256
 
-# Epoch, step id, digest, feature bits and version of the weights, the headers of all lists, and what is around a step on
-# the stream.
+# Epoch, step id, digest, feature bits and version of the weights, the headers of all lists, and what is around a step
+# on the stream.
 _STEP = 2 * 11 + 11 + 12 + 13 + 26 * (_HEADER + 1)
 
 
