@@ -3,8 +3,10 @@
 Answers are the messages of octavo/admin/v1, which protos/ explains. Errors: octavo/errors.py and the two below.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -14,8 +16,9 @@ from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.answer_reading import message_of
 from octavo.calls.scheduler_channel import Endpoint, SchedulerChannel
 from octavo.calls.tls import TlsOptions
+from octavo.calls.weight_files import WeightFile, update_messages
 from octavo.client import DEFAULT_ADMIN_ADDRESS
-from octavo.errors import OctavoError, UnavailableError
+from octavo.errors import InvalidRequestError, OctavoError, UnavailableError
 
 if TYPE_CHECKING:  # only the type stub of the generated module has it
     _Stub = admin_service_pb2_grpc.AdminServiceAsyncStub
@@ -31,6 +34,11 @@ CALL_TIMEOUT_S = 5.0
 
 # An adapter is read from a disk, and computes a token behind the requests that wait.
 LOAD_TIMEOUT_S = 300.0
+
+# A pause may wait for the ends of live requests, and an update for the disks of all executors.
+CHANGE_TIMEOUT_S = 3600.0
+
+PauseMode: TypeAlias = Literal["abort", "wait", "keep", "recompute"]
 
 
 class NotFoundError(OctavoError):
@@ -56,8 +64,8 @@ class AdminClient(SchedulerChannel):
     """Asks one scheduler; use it as `async with AdminClient(address) as client`.
 
     It belongs to the event loop in which it is opened. Every method raises `OctavoError`: UnavailableError if nothing
-    answers, or not within CALL_TIMEOUT_S (LOAD_TIMEOUT_S of a load); AdminPortError at another port;
-    UnauthenticatedError and PermissionDeniedError if the token may not do this.
+    answers, or not within CALL_TIMEOUT_S (LOAD_TIMEOUT_S of a load, CHANGE_TIMEOUT_S of what changes a fleet);
+    AdminPortError at another port; UnauthenticatedError and PermissionDeniedError if the token may not do this.
 
     Args:
         address: HOST:PORT of the scheduler's admin port, or any gRPC target.
@@ -167,6 +175,78 @@ class AdminClient(SchedulerChannel):
         """Return the adapters that requests may name, by name."""
         return list((await self._call(lambda stub: stub.ListAdapters, pb.ListAdaptersRequest())).adapters)
 
+    async def pause(self, mode: PauseMode = "recompute") -> None:
+        """Let the fleet compute nothing until `resume`; return when no step is in flight.
+
+        Args:
+            mode: What becomes of live requests. "abort": they end with an error. "wait": they run to their ends. "keep"
+                and "recompute": they stop, and after an update go on with their keys and values as they are, or are
+                computed again from their tokens.
+
+        Raises: InvalidRequestError: the weights are being changed, or the fleet was resumed meanwhile.
+        """
+        name = f"PAUSE_MODE_{mode.upper()}"
+        if name not in pb.PauseMode.keys() or name == "PAUSE_MODE_UNSPECIFIED":  # noqa: SIM118  # no mapping
+            raise InvalidRequestError(f"mode is {mode}; it must be abort, wait, keep or recompute", field="mode")
+        await self._call(lambda stub: stub.Pause, pb.PauseRequest(mode=pb.PauseMode.Value(name)), CHANGE_TIMEOUT_S)
+
+    async def resume(self) -> None:
+        """End a pause; without one nothing happens. Raises InvalidRequestError: the executors sleep, or change."""
+        await self._call(lambda stub: stub.Resume, pb.ResumeRequest())
+
+    async def update_weights(
+        self, source: str = "", *, files: Sequence[WeightFile] = (), weights_digest: str = ""
+    ) -> str:
+        """Put other weights of the same model in place on all executors of a paused fleet; return their digest.
+
+        Args:
+            source: A folder with safetensors files that every executor finds in its --weights-dir.
+            files: Or else safetensors files to send: paths, bytes, or iterables of bytes, which threads read.
+            weights_digest: That they must have; "": any.
+
+        Raises:
+            InvalidRequestError: the fleet is not paused, a file cannot be read, or no executor takes the weights: all
+                go on with those that they have.
+            UnavailableError: no executor is attached, or none is left.
+        """
+        if bool(source) == bool(files):
+            raise InvalidRequestError("give either source, a folder, or files", field="source")
+        endpoint = self._endpoint()
+        stub: _Stub = admin_service_pb2_grpc.AdminServiceStub(endpoint.channel)
+        call = stub.UpdateWeights(timeout=CHANGE_TIMEOUT_S, metadata=self._metadata)
+        messages = _one_message(source, weights_digest) if source else update_messages(files, weights_digest)
+        try:
+            async with aclosing(messages):
+                await _write_all(call, messages)
+            return message_of(await call).weights_digest
+        except grpc.aio.AioRpcError as error:
+            raise self._to_octavo_error(error, endpoint) from error
+        finally:
+            call.cancel()  # does nothing to a call that has ended; one that is cut changes nothing
+
+    async def weight_version(self) -> pb.GetWeightVersionResponse:
+        """Return which weights are served, and whether the fleet is paused."""
+        return await self._call(lambda stub: stub.GetWeightVersion, pb.GetWeightVersionRequest())
+
+    async def reset_prefix_cache(self) -> None:
+        """Let no block be found again that is cached now; running requests go on."""
+        await self._call(lambda stub: stub.ResetPrefixCache, pb.ResetPrefixCacheRequest())
+
+    async def sleep(self, level: int = 1) -> None:
+        """Let all executors give memory back until `wake_up`; a fleet that runs is paused until then.
+
+        Args:
+            level: 1, the cache, and on GPUs the weights, which the host keeps; 2, the weights altogether: then
+                `update_weights` comes before `wake_up`.
+
+        Raises: InvalidRequestError: they cannot, sleep already, or are being changed.
+        """
+        await self._call(lambda stub: stub.Sleep, pb.SleepRequest(level=level), CHANGE_TIMEOUT_S)
+
+    async def wake_up(self) -> None:
+        """End `sleep`. Raises InvalidRequestError: they do not sleep, or have no weights."""
+        await self._call(lambda stub: stub.WakeUp, pb.WakeUpRequest(), CHANGE_TIMEOUT_S)
+
     async def _call(
         self,
         method: "Callable[[_Stub], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]]",
@@ -194,3 +274,20 @@ class AdminClient(SchedulerChannel):
 
     def _not_grpc(self, endpoint: Endpoint) -> OctavoError:
         return AdminPortError(endpoint.address)
+
+
+async def _one_message(source: str, weights_digest: str) -> AsyncGenerator[pb.UpdateWeightsRequest, None]:
+    yield pb.UpdateWeightsRequest(source=source, weights_digest=weights_digest)
+
+
+async def _write_all(
+    call: "grpc.aio.StreamUnaryCall[pb.UpdateWeightsRequest, pb.UpdateWeightsResponse]",
+    messages: AsyncIterator[pb.UpdateWeightsRequest],
+) -> None:
+    """Write messages until there are no more, or the call has ended; its answer says why."""
+    async for message in messages:
+        try:
+            await call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return
+    await call.done_writing()
