@@ -7,7 +7,7 @@ goes to each other address once, and again and again if a scheduler that had ans
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -16,12 +16,12 @@ import grpc
 import grpc.aio
 
 from octavo.answer_reading import reading_answers
-from octavo.calls.generation_calls import grpc_timeout, now_s
-from octavo.calls.many_requests import ManyRequests
+from octavo.calls.generation_calls import grpc_timeout, nothing_to_check, now_s
 from octavo.calls.pooling_calls import PoolingCalls
 from octavo.calls.request_stream import RequestStream
 from octavo.calls.resumption import DEFAULT_RESUME_TIMEOUT_S
-from octavo.calls.scheduler_channel import Endpoint, is_elsewhere_better
+from octavo.calls.rollouts import IsEnough, RolloutGroup, Rollouts
+from octavo.calls.scheduler_channel import Endpoint
 from octavo.calls.tls import TlsOptions
 from octavo.errors import (
     DeadlineError,
@@ -47,10 +47,6 @@ from octavo.values.sampling_params import SamplingParams, list_params, one_for_e
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
-
-
-async def nothing_to_check() -> None:
-    """Do nothing."""
 
 
 class Client(PoolingCalls):
@@ -253,6 +249,67 @@ class Client(PoolingCalls):
             async for index, event in events:
                 yield index, event
 
+    async def rollouts(
+        self,
+        prompts: Iterable[Prompt],
+        n: int,
+        sampling_params: SamplingParams | None = None,
+        *,
+        max_groups: int = 32,
+        is_enough: IsEnough | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str = "",
+        lora_adapter: str = "",
+        include_text: bool = True,
+        **keywords: Any,
+    ) -> AsyncGenerator[RolloutGroup, None]:
+        """Yield a group of n outputs for each prompt, for trainers; groups come in the order in which they end.
+
+        Outputs go on while the loop's body runs, and over updates of the weights; an event loop that stands still for a
+        minute loses its stream. Leaving the loop aborts what has not ended: use `contextlib.aclosing`.
+
+        Args:
+            prompts: As for `stream`; the next one is taken as soon as there is room for its group.
+            n: Outputs of a group.
+            sampling_params: Of all outputs. Their seeds are drawn from its seed, or by chance; log-probabilities come
+                in any case.
+            max_groups: Most groups that have begun, and were not yielded.
+            is_enough: Called with a group whenever an output has ended; when it returns true, the rest is aborted.
+            priority: A lower number is served first.
+            tenant: The tenant that the requests run for.
+            cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
+            lora_adapter: Name of the adapter of all of them; "": none.
+            include_text: Whether outputs have text; without it they have token ids, which costs least.
+            keywords: Fields of SamplingParams; they win over `sampling_params`.
+
+        Raises:
+            InvalidRequestError: an argument is wrong.
+            OctavoError: the stream broke. What fails for one output is in `RolloutGroup.errors`.
+        """
+
+        def make_request(prompt: Prompt, params: SamplingParams, name: str) -> generation_service_pb2.GenerateRequest:
+            message = generate_request(
+                prompt,
+                params,
+                priority=priority,
+                tenant=tenant,
+                cache_salt=cache_salt,
+                lora_adapter=lora_adapter,
+                model=self.model,
+                name=name,
+            )
+            message.include_provenance = True
+            self._ask_for_what_is_known(message)
+            return message
+
+        params = with_keywords(sampling_params, keywords, function="rollouts")
+        many = self._many_requests(max_in_flight=max_groups * n, include_text=include_text, shows_provenance=True)
+        runner = Rollouts(many, prompts, n, params, make_request, max_groups=max_groups, is_enough=is_enough)
+        async with aclosing(runner.run(self._run_many(many))) as groups:
+            async for group in groups:
+                yield group
+
     async def run_requests(
         self,
         requests: Sequence[tuple[Prompt, generation_service_pb2.GenerateRequest]],
@@ -262,29 +319,14 @@ class Client(PoolingCalls):
         on_loss: Callable[[], Awaitable[None]] = nothing_to_check,
     ) -> AsyncGenerator[tuple[int, Event | FailedRequest], None]:
         """As `stream_many`, for messages that were made; `on_loss` is called when the stream broke."""
-        for _, message in requests:
+        many = self._many_requests(max_in_flight=max_in_flight, include_text=include_text)
+        for prompt, message in requests:
             self._ask_for_what_is_known(message)
-        many = ManyRequests(
-            requests,
-            self._resume_window,
-            max_in_flight=max_in_flight,
-            include_text=include_text,
-            has_other_addresses=len(self.addresses) > 1,
-        )
-        while True:
-            endpoint = self._endpoint()
-            try:
-                async with self._request_stream(endpoint) as stream, aclosing(many.run(stream)) as events:
-                    async for index, event in events:
-                        yield index, event
-                return
-            except UnavailableError as error:
-                if not is_elsewhere_better(error):
-                    raise
-                await on_loss()
-                pause_s = many.window.pause_s(error, now_s())
-                self._move_on(endpoint)
-            await asyncio.sleep(pause_s)
+            many.add(prompt, message)
+        many.close()
+        async with aclosing(self._run_many(many, on_loss)) as events:
+            async for index, event in events:
+                yield index, event
 
     def request_stream(self) -> RequestStream:
         """Return a stream for any number of requests, used as `async with`: for callers with many of them.

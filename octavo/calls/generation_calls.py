@@ -6,7 +6,7 @@ Next: octavo/calls/resumption.py, which says when and how an answer goes on, and
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.answer_reading import message_of, reading_answers
+from octavo.calls.many_requests import ManyRequests
 from octavo.calls.request_stream import RequestStream
 from octavo.calls.resumption import ResumableRequest, ResumeWindow
 from octavo.calls.scheduler_channel import Endpoint, SchedulerChannel, is_elsewhere_better
@@ -33,7 +34,7 @@ from octavo.errors import (
 )
 from octavo.generation.v1 import generation_service_pb2, generation_service_pb2_grpc
 from octavo.values.output_messages import event_from_proto
-from octavo.values.outputs import Accepted, Event, Finished
+from octavo.values.outputs import Accepted, Event, FailedRequest, Finished
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response")
@@ -62,6 +63,10 @@ _END_WITHIN_S = 1.0
 
 # Pause before a watch of the readiness that ended is opened again.
 _WATCH_AGAIN_S = 0.2
+
+
+async def nothing_to_check() -> None:
+    """Do nothing."""
 
 
 @dataclass(slots=True)
@@ -233,6 +238,34 @@ class GenerationCalls(SchedulerChannel):
             lambda error: self._failed(error, endpoint),
             self.model,
         )
+
+    def _many_requests(self, *, max_in_flight: int, include_text: bool, shows_provenance: bool = False) -> ManyRequests:
+        return ManyRequests(
+            self._resume_window,
+            max_in_flight=max_in_flight,
+            include_text=include_text,
+            has_other_addresses=len(self.addresses) > 1,
+            shows_provenance=shows_provenance,
+        )
+
+    async def _run_many(
+        self, many: ManyRequests, on_loss: Callable[[], Awaitable[None]] = nothing_to_check
+    ) -> AsyncGenerator[tuple[int, Event | FailedRequest], None]:
+        """Run requests on as many streams as it takes; `on_loss` is called when one broke."""
+        while True:
+            endpoint = self._endpoint()
+            try:
+                async with self._request_stream(endpoint) as stream, aclosing(many.run(stream)) as events:
+                    async for index, event in events:
+                        yield index, event
+                return
+            except UnavailableError as error:
+                if not is_elsewhere_better(error):
+                    raise
+                await on_loss()
+                pause_s = many.window.pause_s(error, now_s())
+                self._move_on(endpoint)
+            await asyncio.sleep(pause_s)
 
     async def _wait_at(self, endpoint: Endpoint, troubles: dict[Endpoint, str]) -> Endpoint:
         """Return an endpoint once the scheduler there is ready; `troubles` is told what may be wrong with TLS."""
