@@ -63,7 +63,7 @@ napoleon_use_rtype = False
 # Types that no page of the site describes: those of Python and of the libraries.
 nitpick_ignore_regex = [
     ("py:.*", r"(asyncio|collections|contextlib|google|grpc|os|pathlib|typing)\..*"),
-    ("py:.*", r"octavo\.generation\..*"),  # generated from the protos; reference/api.md has them
+    ("py:.*", r"octavo\.(admin|generation)\..*"),  # generated from the protos; reference/api.md has them
     ("py:.*", r"octavo\.calls\.streamed_answer\..*"),  # for the package's own modules
     ("py:.*", r"tuple\[str"),  # of "tuple[str, ...]", cut at its comma
     ("py:.*", r"(bool|bytes|float|int|object|str|tuple|list|dict|None|Exception|RuntimeError|ValueError)"),

@@ -39,6 +39,7 @@ EXCUSES = (
         r"python -m executor_svc .*|grpcurl .*LoadAdapter",
         "needs an adapter of the demo model; tests/contract/test_adapters.py calls LoadAdapter",
     ),
+    Excuse("docs/rollouts.md", r"python -m examples.grpo", "tests/e2e/test_examples.py runs it"),
     Excuse(".*", r"octavo drain .*", "needs that executor; tests/contract/test_drain_executor.py runs the command"),
     Excuse(".*", r"octavo generate .*", "the words are the model's; tests/unit/octavo/test_cli.py runs the command"),
     Excuse(".*", r"echo '\{.*\}' > \w+\.json", "writes the schema of the next command"),
