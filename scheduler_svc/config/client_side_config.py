@@ -108,9 +108,9 @@ class ClientSideConfig(ServiceConfig):
     trainer_api: Literal["on", "off"] = Field(
         "off",
         description=(
-            "Whether the port of --openai-listen lets trainers and tools change what is served, as in vLLM: "
-            "/v1/load_lora_adapter and /v1/unload_lora_adapter. With --tokens-file they need a token of tenant *; "
-            "without it everybody who reaches the port may call them."
+            "Whether the port of --openai-listen lets trainers and tools change what is served, as in vLLM: adapters, "
+            "weights, pauses and sleep. With --tokens-file they need an operator's token; without it everybody who "
+            "reaches the port may call them."
         ),
     )
     openai_unknown_fields: Literal["refuse", "ignore"] = Field(

@@ -122,11 +122,11 @@ class TokenLogprobs:
 
     def __init__(self, texts: TokenTexts, *, shows_ids: bool) -> None:
         self.texts = texts
-        self._shows_ids = shows_ids
+        self.shows_ids = shows_ids
 
     def name(self, token_id: int) -> str:
         """Return the name of a token."""
-        return f"token_id:{token_id}" if self._shows_ids else self.texts.text(token_id)
+        return f"token_id:{token_id}" if self.shows_ids else self.texts.text(token_id)
 
     def chat(
         self, token_ids: Sequence[int], logprobs: Sequence[float], alternatives: Alternatives, number: int
@@ -208,7 +208,8 @@ class CompletionLogprobs:
         return {
             "tokens": [name(token_id) for token_id in token_ids],
             "token_logprobs": [max(logprob, _LEAST) for logprob in logprobs],
-            "top_logprobs": tops if self._number else None,
+            # Without alternatives OpenAI has null, and vLLM, whose clients ask for ids, the token itself.
+            "top_logprobs": tops if self._number or self._tokens.shows_ids else None,
             "text_offset": [self._advance(token_id) for token_id in token_ids],
         }
 

@@ -65,6 +65,7 @@ class TrainerRoutes:
             "/pause": Route("POST", self._pause, access=Access.OPERATORS),
             "/resume": Route("POST", self._resume, access=Access.OPERATORS),
             "/is_paused": Route("GET", self._is_paused, access=Access.OPERATORS),
+            "/server_info": Route("GET", self._server_info, access=Access.OPERATORS),
             "/get_world_size": Route("GET", self._world_size, access=Access.OPERATORS),
             "/init_weight_transfer_engine": Route("POST", self._init_transfer, access=Access.OPERATORS),
             "/start_weight_update": Route("POST", self._start_update, access=Access.OPERATORS),
@@ -128,6 +129,12 @@ class TrainerRoutes:
 
     async def _is_paused(self, call: Call) -> web.Response:
         return call.answer({"is_paused": (await self._version(call)).is_paused})
+
+    async def _server_info(self, call: Call) -> web.Response:
+        """Say of vLLM's configuration what TRL asks for: the number format, and that no engine transfers weights."""
+        served = self._choose(call).engine.model
+        dtype = None if served is None else f"torch.{served.info.dtype}"
+        return call.answer({"vllm_config": {"model_config": {"dtype": dtype}, "weight_transfer_config": None}})
 
     async def _world_size(self, call: Call) -> web.Response:
         return call.answer({"world_size": (await self._version(call)).world_size})

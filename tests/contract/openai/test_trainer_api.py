@@ -54,11 +54,23 @@ async def test_prime_rl_updates_from_a_folder_and_trl_samples_ids(weights: Path,
         new, wanted = await generate(api), await generate(fresh)
         assert new["choices"] == wanted["choices"] != old["choices"]
         completion = await api.complete(
-            prompt=[40, 41, 42], max_tokens=8, temperature=0, n=1, return_token_ids=True, logprobs=0
+            prompt=[40, 41, 42],
+            max_tokens=8,
+            temperature=0,
+            n=1,
+            return_token_ids=True,
+            logprobs=0,
+            return_tokens_as_token_ids=True,
         )
         choice, own = completion.json["choices"][0], new["choices"][0]
         assert choice["token_ids"] == own["token_ids"]
         assert choice["logprobs"]["token_logprobs"] == [entry["logprob"] for entry in own["logprobs"]["content"]]
+        assert [list(top.values()) for top in choice["logprobs"]["top_logprobs"]] == [
+            [logprob] for logprob in choice["logprobs"]["token_logprobs"]
+        ]
+        assert await get(api, "/server_info?config_format=json") == {
+            "vllm_config": {"model_config": {"dtype": "torch.float32"}, "weight_transfer_config": None}
+        }
         assert (await get(api, "/weight_info"))["weight_version"] == NEW_DIGEST
         data = (await get(api, "/v1/models"))["data"]
         assert data[0]["max_model_len"] > 0
