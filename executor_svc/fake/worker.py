@@ -40,7 +40,7 @@ from executor_svc.worker.interface import (
     num_pooled_tokens,
     table_of,
 )
-from octavo_shared.errors import DeviceLostError, ModelLoadError
+from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, firsts_of, split_moves
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
@@ -296,9 +296,9 @@ class FakeWorker:
         if not content:
             raise ModelLoadError(f"{folder.name} has no safetensors files")
         digest = hashlib.sha256(content).hexdigest()
-        agree(digest)
         if weights_digest not in ("", digest):
-            raise DeviceLostError(f"the new weights have the digest {digest[:16]}…, not {weights_digest[:16]}…")
+            raise ModelLoadError(f"{folder.name} has the digest {digest}, not {weights_digest} as was asked for")
+        agree(digest)
         self.info = replace(self.info, weights_digest=digest, model_hash=digest)
         self._weights, self._has_weights = np.uint64(int(digest[:16], 16) | 1), True
         self._histories.weights = self._weights

@@ -75,7 +75,9 @@ class ReplaceableWeights:
 
             def begin() -> None:
                 nonlocal digest, has_begun
-                if self._is_hashed:
+                if self._is_hashed and weights_digest:
+                    _require_digest(checkpoint, folder, weights_digest)
+                elif self._is_hashed:
                     digest = at_end.enter_context(checkpoint.digest())
                 agree(model_hash)
                 has_begun = True
@@ -84,13 +86,11 @@ class ReplaceableWeights:
             checkpoint.when_checked = begin
             try:
                 self._chosen.load(checkpoint)
-                found = "" if digest is None else digest.result()
+                found = weights_digest if digest is None else digest.result()
             except Exception as error:  # whatever it is, some tensors are old and some new
                 if not has_begun:
                     raise
                 raise DeviceLostError(f"loading new weights failed half way: {error}") from error
-        if weights_digest and found and found != weights_digest:
-            raise DeviceLostError(f"the new weights have the digest {found}, not {weights_digest} as was asked for")
         self.memory.is_lost = False
         return model_hash, found
 
@@ -139,6 +139,13 @@ class ReplaceableWeights:
                     raise ModelLoadError(
                         f"{told} is {number_format}, but the executor keeps matrices in bfloat16, as it has found them"
                     )
+
+
+def _require_digest(checkpoint: Checkpoint, folder: Path, weights_digest: str) -> None:
+    """Raise ModelLoadError if files have another digest than was asked for; all of them are read once for that."""
+    with checkpoint.digest() as digest:
+        if (found := digest.result()) != weights_digest:
+            raise ModelLoadError(f"{folder} has the digest {found}, not {weights_digest} as was asked for")
 
 
 def _differ(one: object, other: object, name: str) -> bool:

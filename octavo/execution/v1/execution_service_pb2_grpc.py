@@ -206,9 +206,9 @@ class ExecutionServiceServicer(object):
         blocks are cleared, and all transfers cancelled. The next step has to release every live slot, or has `keeps_live`.
 
         FAILED_PRECONDITION: the epoch is not the current one, `after_step_id` is not the last step, another update is being
-        received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, or weights that are
-        not of this model. With these the old weights are there as before. INTERNAL: it failed half way, or the digest is
-        another one: the epoch has ended, and the executor is not used until an update succeeds.
+        received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, weights that are not
+        of this model, or another digest. With these the old weights are there as before. INTERNAL: it failed half way, and
+        the process ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

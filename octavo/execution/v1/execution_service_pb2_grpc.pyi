@@ -104,9 +104,9 @@ class ExecutionServiceStub:
     blocks are cleared, and all transfers cancelled. The next step has to release every live slot, or has `keeps_live`.
 
     FAILED_PRECONDITION: the epoch is not the current one, `after_step_id` is not the last step, another update is being
-    received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, or weights that are
-    not of this model. With these the old weights are there as before. INTERNAL: it failed half way, or the digest is
-    another one: the epoch has ended, and the executor is not used until an update succeeds.
+    received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, weights that are not
+    of this model, or another digest. With these the old weights are there as before. INTERNAL: it failed half way, and
+    the process ends.
     """
     Sleep: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.SleepRequest, _execution_service_pb2.SleepResponse]
     """Sleep gives memory back between two steps (CAPABILITY_WEIGHT_VERSIONS): steps are FAILED_PRECONDITION until Wake.
@@ -203,9 +203,9 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     blocks are cleared, and all transfers cancelled. The next step has to release every live slot, or has `keeps_live`.
 
     FAILED_PRECONDITION: the epoch is not the current one, `after_step_id` is not the last step, another update is being
-    received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, or weights that are
-    not of this model. With these the old weights are there as before. INTERNAL: it failed half way, or the digest is
-    another one: the epoch has ended, and the executor is not used until an update succeeds.
+    received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, weights that are not
+    of this model, or another digest. With these the old weights are there as before. INTERNAL: it failed half way, and
+    the process ends.
     """
     Sleep: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.SleepRequest, _execution_service_pb2.SleepResponse]  # type: ignore[assignment]
     """Sleep gives memory back between two steps (CAPABILITY_WEIGHT_VERSIONS): steps are FAILED_PRECONDITION until Wake.
@@ -347,9 +347,9 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         blocks are cleared, and all transfers cancelled. The next step has to release every live slot, or has `keeps_live`.
 
         FAILED_PRECONDITION: the epoch is not the current one, `after_step_id` is not the last step, another update is being
-        received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, or weights that are
-        not of this model. With these the old weights are there as before. INTERNAL: it failed half way, or the digest is
-        another one: the epoch has ended, and the executor is not used until an update succeeds.
+        received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, weights that are not
+        of this model, or another digest. With these the old weights are there as before. INTERNAL: it failed half way, and
+        the process ends.
         """
 
     @_abc_1.abstractmethod
