@@ -30,7 +30,7 @@ from tests.simulation.alone import answer_alone
 from tests.simulation.engine_checks import COUNTED_OUT, EngineChecks
 from tests.simulation.link_checks import LinkChecks
 from tests.simulation.loop import SimulationLoop
-from tests.simulation.plan import Plan, RequestPlan
+from tests.simulation.plan import WEIGHT_FAULTS, Plan, RequestPlan
 from tests.simulation.processes import PROCESS, SimulatedProcess
 from tests.simulation.shapes import MAX_MODEL_LEN, POISON, Shape, shape
 from tests.simulation.watching import Watcher
@@ -44,7 +44,11 @@ _BUGS = frozenset(("engine_failed", "rpc_failed", "step_thread_failed", "deliver
 # Why an executor was lost that no fault brings about: one of our own sessions did not keep to the order of steps.
 _MISTAKES = re.compile(
     r"came instead of|is missing$|was not executed in this epoch|is no longer kept|no step is in flight"
+    r"|expects (no )?version|was computed with version"
 )
+
+# What a request is told that an operator ends to pause the fleet.
+_PAUSED = "an operator has paused the fleet"
 
 # Why a client ends at once what it could have gone on with: the scheduler refuses the continuation for good.
 _CANNOT_GO_ON = re.compile(r"cannot be resumed: ")
@@ -211,7 +215,9 @@ class Checks:
             InvalidRequestError: record.shape.refused_as is InvalidRequestError or "shrink_executor" in kinds,
             InternalError: record.shape.refused_as is InternalError and "are not finite at token" in str(error),
             DeadlineError: plan.timeout_s is not None,
-            RequestAbortedError: record.was_aborted or has_namesakes,
+            RequestAbortedError: record.was_aborted
+            or has_namesakes
+            or (_PAUSED in str(error) and not kinds.isdisjoint(WEIGHT_FAULTS)),
             RequestExistsError: has_namesakes,
             OverloadedError: (record.events == 0 or (GAVE_WAY in str(error) and not any(record.token_ids.values())))
             and (not self.is_quiet or self.is_poisoned)
@@ -301,7 +307,7 @@ class Checks:
         queued, parked = set(engine.queue), {request.group for request in engine.requests.suspects.parked}
         for request in engine.requests.values():
             num_places = sum(request.group in planner.groups for planner in engine.fleet.planners)
-            num_places += (request.group in queued) + (request.group in parked)
+            num_places += (request.group in queued) + (request.group in parked) + (request in engine.requests._held)
             # What has ended is in the last step's results, and about to be delivered.
             if num_places != bool(request.group.live_sequences):
                 self.break_promise(f"{request.request_id} is in {num_places} places")

@@ -28,6 +28,7 @@ from tests.simulation.plan import (
     SEAMLESS_FAULTS,
     TRANSFER_FAULTS,
     TRANSFER_MOMENTS,
+    WEIGHT_FAULTS,
     WHILE_DRAINED,
     WHILE_RESUMED,
     ExecutorPlan,
@@ -135,6 +136,10 @@ _HOST_BLOCKS = (3, 6, 12, 24)
 # Of the seeds have schedulers that do without prefixes on the host, and without transfers.
 _SWITCHED_OFF_SHARE = 0.1
 
+# Of the seeds have a fleet whose weights change, where one scheduler has all executors; in place of so many faults.
+_WEIGHTS_SHARE = 0.4
+_CHANGES_SHARE = 0.35
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -222,7 +227,9 @@ def draw_plan(seed: int, mode: str) -> Plan:
     plan = _with_groups(plan, groups) if groups.random() < _GROUPS_SHARE else plan
     states = random.Random(f"states {seed}")
     plan = _with_states(plan, states) if states.random() < _STATES_SHARE else plan
-    return _with_tiers(plan, transfers, has_transfers=has_transfers)
+    plan = _with_tiers(plan, transfers, has_transfers=has_transfers)
+    weights = random.Random(f"weights {seed} {mode}")
+    return _with_weights(plan, weights) if weights.random() < _WEIGHTS_SHARE else plan
 
 
 def _draw_executors(draw: random.Random, load: Load) -> tuple[ExecutorPlan, ...]:
@@ -285,6 +292,19 @@ def _with_tiers(plan: Plan, draw: random.Random, *, has_transfers: bool) -> Plan
     settings["prefix_caching"] = plan.settings["prefix_caching"] or has_transfers
     is_cheap = draw.random() < _CHEAP_SHARE
     return replace(plan, executors=executors, settings={**plan.settings, **settings}, is_sending_cheap=is_cheap)
+
+
+def _with_weights(plan: Plan, draw: random.Random) -> Plan:
+    """Return a plan in which an operator changes weights, unless it has several schedulers, or may tell no client."""
+    if plan.num_schedulers > 1 or plan.is_seamless:
+        return plan
+    faults = tuple(
+        replace(fault, kind=draw.choice((WEIGHT_FAULTS[0], *WEIGHT_FAULTS)))
+        if draw.random() < _CHANGES_SHARE
+        else fault
+        for fault in plan.faults
+    )
+    return replace(plan, faults=faults, updates_weights=True)
 
 
 def _with_groups(plan: Plan, draw: random.Random) -> Plan:

@@ -1,5 +1,6 @@
 """What is looked at inside a scheduler, beside the invariants of its cores: promises that no client can see broken.
 
+- All executors of a fleet compute with the weights that are served, and none while it is paused.
 - A core computes for live requests alone: whoever was aborted costs nothing any more.
 - Every token that is computed is charged to a tenant.
 - A request that no attached executor can hold waits `orphan_timeout_s` at most.
@@ -64,6 +65,7 @@ class EngineChecks:
         def count(*arguments: object) -> StepInFlight | None:
             sent = schedule(*arguments)  # type: ignore[arg-type]
             if sent is not None:
+                self._look_at_weights(str(arguments[1]))
                 layout = sent.layout
                 num_drafts = int(layout.lengths[: layout.num_decodes].sum()) - layout.num_decodes
                 self._num_computed_tokens += sent.workload.num_tokens - num_drafts
@@ -110,6 +112,13 @@ class EngineChecks:
         self._look_at_orphans()
         self._look_at_leases()
         self._look_at_transfers()
+
+    def _look_at_weights(self, address: str) -> None:
+        session, weights = self.engine.drivers[address].session, self.engine.weights
+        if session is not None and session.info.weights_digest != weights.version:
+            self.accuse(f"{address} is sent a step, and has other weights than those that are served")
+        if weights.is_paused:
+            self.accuse(f"{address} is sent a step, and the fleet is paused")
 
     def _look_at_groups(self) -> None:
         requests = self.engine.requests

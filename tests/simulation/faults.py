@@ -7,6 +7,7 @@ from dataclasses import replace
 from tests.simulation.machines import NUMERICS, ExecutorMachine, FrontMachine, Machine, SchedulerMachine
 from tests.simulation.moments import wait_for_moment
 from tests.simulation.plan import BROKEN_AT_LEAST_S, FAULTS, FaultPlan
+from tests.simulation.weights import change_fleet
 from tests.simulation.world import World
 
 # Before the name of a fault, where it is counted.
@@ -373,5 +374,7 @@ async def _forget_engine(world: World, plan: FaultPlan) -> bool:
         world.core_addresses[address] = None
     return True
 
+
+_update_weights = _pause_fleet = _sleep_fleet = change_fleet
 
 _TABLE: dict[str, Fault] = {kind: globals()[f"_{kind}"] for kind in FAULTS}

@@ -147,6 +147,12 @@ class ExecutorMachine(Machine):
         self.plan = plan
         self.numerics_id = NUMERICS[0]
         self.executor: SimulatedExecutor | None = None
+        self._supervisor = SimulatedProcess(f"supervisor of {self.name}", world.loop)
+
+    @property
+    def is_reading_weights(self) -> bool:
+        """Whether it has begun an update of its weights."""
+        return self.servicer is not None and self.servicer._weight_updates._is_busy
 
     @property
     def worker(self) -> SimulatedWorker | None:
@@ -176,8 +182,19 @@ class ExecutorMachine(Machine):
             self._make_worker,
             self.wall_clock(self.name),
             self._watch,
+            self._end,
         )
         self.executor.start(self.plan.load_s)
+
+    def _end(self) -> None:
+        """Its device computes nothing any more: the process ends, and is started again."""
+        process = self.process
+        self.kill()
+        self._world.loop.call_later(STARTS_AGAIN_S, self._start_again, process, context=self._supervisor.context())
+
+    def _start_again(self, process: SimulatedProcess) -> None:
+        if self.process is process:
+            self.start()
 
     def _watch(self, servicer: ExecutionServicer) -> None:
         watch_attachment(servicer._attachment, self.name, self._world.checks.break_promise)
@@ -202,6 +219,7 @@ class ExecutorMachine(Machine):
             world.checks.break_promise,
             world.note_step,
             world.contents,
+            updates_weights=world.plan.updates_weights,
         )
         world.workers.append(worker)
         return worker

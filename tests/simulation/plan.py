@@ -43,6 +43,8 @@ FRONT_FAULTS = (
 TRANSFER_FAULTS = ("empty_executor", "cut_executors", "reset_executors")
 # Where the fronts find the schedulers of a cell by a name: it has not the address of one that lives.
 CELL_FAULTS = ("forget_engine",)
+# What an operator does with the weights of a fleet (`weights.py`).
+WEIGHT_FAULTS = ("update_weights", "pause_fleet", "sleep_fleet")
 # Of which no client learns whose request was accepted: fronts and executors live, and their core is there again soon.
 SEAMLESS_FAULTS = ("kill_engine", "stall_scheduler", "stall_front", "slow_front", "reset_front")
 FAULTS = (
@@ -54,6 +56,7 @@ FAULTS = (
     *FRONT_FAULTS,
     *CELL_FAULTS,
     *TRANSFER_FAULTS,
+    *WEIGHT_FAULTS,
 )
 
 # How the fronts of a cell find its schedulers: each front joins all of them. NO_CELL: each has a scheduler of its own.
@@ -188,6 +191,7 @@ class Plan:
         cell: NO_CELL, BY_LIST or BY_NAME.
         has_states: Whether the model keeps a state of each sequence, beside what it caches.
         num_resuming: So many of the clients, the first ones, go on with an answer whose call was cut.
+        updates_weights: Whether executors take other weights.
         is_sending_cheap: Whether schedulers learn nothing of what transfers take, and expect little.
         num_open: No request is sent while clients wait for so many others.
         is_fair: Whether what has been ready for longest runs first.
@@ -214,6 +218,7 @@ class Plan:
     faults: tuple[FaultPlan, ...] = field(repr=False)
     has_states: bool = False
     is_sending_cheap: bool = False
+    updates_weights: bool = False
 
     @property
     def is_seamless(self) -> bool:

@@ -1,14 +1,15 @@
 """Rare things in the life of a request, as a scheduler tells it at its end.
 
 A life is a word, one letter for each event: A admitted, P preempted, O swapped out, I swapped in, D dropped from the
-host pool, L executor lost, K parked, T first token. The last letter is its end: F finished, C another call aborted it,
-G its client was gone, X its deadline had passed, U unavailable, R too large, E another error.
+host pool, L executor lost, K parked, W weights changed, T first token. The last letter is its end: F finished, C
+another call aborted it, G its client was gone, X its deadline had passed, U unavailable, R too large, E another error.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scheduler_svc.core.step.executor_planner import BLOCKS_ARE_OLD
 from scheduler_svc.request.life import EndedRequest, EventKind
 from tests.simulation.engine_checks import COUNTED_OUT
 from tests.simulation.rare import Rare
@@ -21,6 +22,7 @@ _LETTERS = {
     EventKind.DROPPED: "D",
     EventKind.EXECUTOR_LOST: "L",
     EventKind.PARKED: "K",
+    EventKind.WEIGHTS_CHANGED: "W",
 }
 # In place of a kind of shape.
 TEXT = "text"
@@ -88,6 +90,10 @@ def _hit_after_loss(life: Life) -> bool:
     return was_lost and any(event.num_computed_tokens > 0 for event in events if event.kind is EventKind.ADMITTED)
 
 
+def _was_computed_again(life: Life) -> bool:
+    return life.word[-1] == "F" and any(event.cause == BLOCKS_ARE_OLD for event in life.ended.events)
+
+
 RARE_LIVES: tuple[Rare[Life], ...] = (
     Rare("lost, finished", "a request lost its executor, and finished", _is("L.*F$")),
     Rare("lost before its first token", "an executor was lost in the middle of a prompt", _is("A[^TL]*L")),
@@ -110,5 +116,9 @@ RARE_LIVES: tuple[Rare[Life], ...] = (
     Rare("ended by a shutdown", "a scheduler ended, and a request with it", _says("the scheduler shut down")),
     Rare("moved after a loss", "another executor went on", lambda life: _moved(life, EventKind.EXECUTOR_LOST)),
     Rare("prefix hit after a loss", "what was to be computed again was in the cache", _hit_after_loss),
+    Rare("kept", "weights changed, and a request went on with its blocks, and finished", _is("W.*F$")),
+    Rare("lost after it was kept", "it lost its executor, and finished", _is("W.*L.*F$")),
+    Rare("swapped after it was kept", "it made room, and finished", _is("W.*O.*F$")),
+    Rare("computed again", "weights changed, and a request was computed again, and finished", _was_computed_again),
     Rare("mixed numerics", "two kinds of executors made one answer", lambda life: len(life.ended.provenance.spans) > 1),
 )

@@ -204,6 +204,18 @@ RARE_LINES: tuple[tuple[str, Rare[Event]], ...] = (
     ),
     ("step_failed", Rare("step failed", "an executor failed a step", _any)),
     ("no_executor", Rare("nonsense answered", "a result did not fit its step", _says("sampled|result|rows|tokens"))),
+    (
+        "no_executor",
+        Rare(
+            "update failed",
+            "one executor of a fleet did not take new weights",
+            _says("did not take the new weights|UpdateWeights"),
+        ),
+    ),
+    (
+        "no_executor",
+        Rare("other weights refused", "an executor had other weights than the fleet", _says("their digest is")),
+    ),
     ("engine_not_used", Rare("two engines of one id", "a front had joined the former engine of a scheduler too", _any)),
     ("probe_succeeded", Rare("probe succeeded", "an executor in doubt worked", _any)),
     ("requests_wait_for_a_larger_executor", Rare("too large for those here", "requests waited for a larger one", _any)),

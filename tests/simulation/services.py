@@ -51,6 +51,7 @@ from tests.simulation.network.link import Network
 from tests.simulation.network.server import SimulatedServer
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.step_thread import SimulatedStepThread
+from tests.simulation.weights import FOLDER, SlowUpdates
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 CLIENT_KEEPALIVE_S = 50.0  # as octavo.Client asks for it
@@ -82,6 +83,7 @@ class SimulatedExecutor:
     make_worker: MakeWorker
     unix_s: Callable[[], float]
     on_servicer: Callable[[ExecutionServicer], None] = lambda _: None
+    on_device_lost: Callable[[], None] = lambda: None
     worker: FakeWorker = field(init=False)
     thread: SimulatedStepThread = field(init=False)
     servicer: ExecutionServicer = field(init=False)
@@ -95,6 +97,7 @@ class SimulatedExecutor:
         self.thread = SimulatedStepThread(self.process.loop)
         self.worker = self.make_worker(self.thread, self.process.name)
         self.servicer = ExecutionServicer(thread=self.thread, unix_s=self.unix_s, dial=self._dial)
+        self.servicer._weight_updates = SlowUpdates([FOLDER])
         self.servicer.transfer_address = self.address
         self.on_servicer(self.servicer)
         self.server = SimulatedServer(self.process, self.address, [StatusInterceptor()])
@@ -104,6 +107,9 @@ class SimulatedExecutor:
         self.network.listen(self.server)
         await asyncio.sleep(load_s)
         await self.servicer.load(lambda: self.worker)
+        if self.worker.info.updates_weights:
+            await self.servicer.device_lost()
+            self.on_device_lost()
 
     def _dial(self, address: str) -> Any:
         return SimulatedChannel(self.network, address)

@@ -30,6 +30,7 @@ from tests.simulation.rare_steps import (
 )
 from tests.simulation.transfer_watch import RARE_TRANSFERS
 from tests.simulation.watching import Watcher
+from tests.simulation.weights import RARE_CHANGES
 from tests.simulation.world import World
 
 PREFIX = "sometimes: "
@@ -56,6 +57,7 @@ RARE: dict[str, str] = (
     | _OTHERS
     | RARE_ON_THE_LINK
     | RARE_TRANSFERS
+    | RARE_CHANGES
 )
 
 
@@ -157,6 +159,10 @@ class Sometimes(Watcher):
             and any(sequence.slot in sent.layout.slots for sent in planner.in_flight)
         ):
             self.count("stop string behind a surplus token")
+
+    def changed_weights(self, process: str, name: str) -> None:
+        """See `Watcher`."""
+        self.count(name)
 
     def linked(self, process: str, name: str) -> None:
         """See `Watcher`."""

@@ -70,6 +70,9 @@ class Watcher:
     def transferred(self, process: str, name: str) -> None:
         """Something rare was seen in a transfer of blocks (`transfer_watch.py`)."""
 
+    def changed_weights(self, process: str, name: str) -> None:
+        """Something rare was seen when an operator changed weights (`weights.py`)."""
+
     def broken(self, what: str) -> None:
         """The first promise is broken."""
 

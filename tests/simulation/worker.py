@@ -4,22 +4,24 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.sampler.sample_rows import SampleRows
-from executor_svc.worker.interface import DoneStep, RunningStep
-from octavo_shared.errors import StepFailedError
+from executor_svc.worker.interface import Agree, DoneStep, RunningStep
+from octavo_shared.errors import ModelLoadError, StepFailedError
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, split_moves
-from octavo_shared.step_wire.step import Step, StepResult, TokenCounts
+from octavo_shared.step_wire.step import Step, StepResult, TokenCounts, no_slots
 from tests.simulation.alone import EOS_PROBABILITY
 from tests.simulation.block_checks import BlockChecks
 from tests.simulation.plan import ExecutorPlan
 from tests.simulation.remembered import keys_of, remember, remembered
 from tests.simulation.shapes import MAX_MODEL_LEN, NAN_TOKEN, NUM_GRAMMAR_SLOTS, POISON_TOKEN, POISONED
 from tests.simulation.step_thread import SimulatedStepThread
+from tests.simulation.weights import SpokenHistories
 
 # What a step leaves in blocks that failed while it wrote them: no history has it.
 GARBAGE = 1
@@ -37,12 +39,15 @@ class SimulatedWorker(FakeWorker):
         accuse: Told of a step that no scheduler may send.
         on_step: Called after each step.
         contents: What each name of a block stands for, at any executor.
+        updates_weights: Whether it takes other weights.
 
     Attributes:
         is_broken: Whether every step fails.
         num_failing, num_hanging, num_nonsense: How many of the next steps fail, hang, or are answered with nonsense.
         slowness: How many times longer its steps take than they should.
         num_steps: How many have run.
+        num_refusing: How many of the next updates it refuses.
+        first_digest: Of the weights of its start.
     """
 
     def __init__(
@@ -56,6 +61,8 @@ class SimulatedWorker(FakeWorker):
         accuse: Callable[[str], None],
         on_step: Callable[[], None],
         contents: dict[bytes, bytes],
+        *,
+        updates_weights: bool = False,
     ) -> None:
         self._contents = contents
         super().__init__(
@@ -83,9 +90,12 @@ class SimulatedWorker(FakeWorker):
             clock=thread.clock,
             instance_id=instance_id,
             max_transfers=plan.max_transfers,
+            updates_weights=updates_weights,
         )
         self.is_broken = False
-        self.num_failing = self.num_hanging = self.num_nonsense = self.num_steps = 0
+        self.num_failing = self.num_hanging = self.num_nonsense = self.num_steps = self.num_refusing = 0
+        self._has_slept = False
+        self.first_digest = self.info.weights_digest
         self.slowness = 1.0
         self._thread = thread
         self._has_device = plan.has_device
@@ -102,6 +112,7 @@ class SimulatedWorker(FakeWorker):
             raise StepFailedError(POISONED)
         self._launched = step
         try:
+            self._check_version(step)
             self._checks.before_step(step)
             running = super().launch(step)
             self._checks.after_step(step, self._layout)
@@ -123,7 +134,36 @@ class SimulatedWorker(FakeWorker):
     def reset(self, *, uses_groups: bool = False) -> None:
         """See `FakeWorker`."""
         super().reset(uses_groups=uses_groups)
+        self._histories = self._both = SpokenHistories(self.table, self._weights)
+        self._older = no_slots()
+        self._watch_blocks()
+
+    def _watch_blocks(self) -> None:
         self._checks = BlockChecks(self.table, self._histories, self._caches, self._states, self._contents)
+
+    def update_weights(self, folder: Path, weights_digest: str, agree: Agree = lambda _: None) -> None:
+        """See `FakeWorker`; it refuses some."""
+        if self.num_refusing:
+            self.num_refusing -= 1
+            raise ModelLoadError("a fault of the simulation")
+        self._both.split()
+        super().update_weights(folder, weights_digest, agree)
+        self._older = self.table.live.nonzero()[0].astype(np.int32)
+
+    def sleep(self, level: int) -> None:
+        """See `FakeWorker`; what slots see is gone."""
+        super().sleep(level)
+        self._has_slept = True
+        self._older = self.table.live.nonzero()[0].astype(np.int32)
+        self._watch_blocks()
+
+    def _check_version(self, step: Step) -> None:
+        """Raise StepFailedError: a step is meant for other weights, or goes on with slots of older ones unasked."""
+        if self.info.updates_weights and step.expected_weights_version != self.info.weights_version:
+            raise StepFailedError("it expects other weights")
+        if len(left := np.setdiff1d(self._older, step.delta.released_slots)) and not step.keeps_live:
+            raise StepFailedError(f"it goes on with slot {left[0]}, which older weights have computed")
+        self._older = no_slots()
 
     def has_on_host(self, pool: int, block: int, name: bytes) -> bool:
         """Return whether a host block of a pool has the content that a name stands for."""
@@ -132,6 +172,8 @@ class SimulatedWorker(FakeWorker):
         else:
             assert self._states is not None
             content = self._states._host["history"][block].tobytes()
+        if self._has_slept and not any(content):
+            return True  # nobody looks for the name any more
         known = self._contents.get(name, content)
         num_bytes = min(len(content), len(known))
         return content[len(content) - num_bytes :] == known[len(known) - num_bytes :]
@@ -169,6 +211,13 @@ class SimulatedWorker(FakeWorker):
         self.slowness = 1.0
 
     def _answer(self, step: Step, layout: StepLayout) -> StepResult:
+        checked, self._histories = self._histories, self._both.spoken
+        try:
+            return self._answer_once(step, layout)
+        finally:
+            self._histories = checked
+
+    def _answer_once(self, step: Step, layout: StepLayout) -> StepResult:
         if layout.num_prompt_logprobs is not None:
             return super()._answer(step, layout)
         keys = keys_of(self.table, layout, self._histories)

@@ -19,6 +19,7 @@ from tests.simulation.processes import SimulatedProcess
 from tests.simulation.services import SimulatedClient
 from tests.simulation.shared_stream import SharedStream
 from tests.simulation.texts import Text, ask_for_texts, has_texts
+from tests.simulation.weights import end_those_apart
 from tests.simulation.worker import SimulatedWorker
 
 RETRY_S, LONGEST_RETRY_S = 1.0, 16.0
@@ -234,6 +235,7 @@ class World:
             machine.kill_formers()
             if machine.is_leaving:
                 machine.kill()
+        end_those_apart(self)
         for executor, plan in zip(self.executors, self.plan.executors, strict=True):
             if executor.plan != plan or (executor.worker is not None and executor.worker.is_hung):
                 executor.kill()

@@ -5,7 +5,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable
+from contextlib import suppress
 from typing import Any, Self
 
 import grpc
@@ -175,7 +176,10 @@ class MultiCallable:
         if self._channel.is_closed:
             raise grpc.aio.UsageError("Channel is closed.")
         call = self._kind(self._channel, self._method, *self._coders, timeout, metadata)
-        if request is not None:
+        if isinstance(request, AsyncIterable):
+            assert isinstance(call, StreamCall)
+            call.send_all(request)
+        elif request is not None:
             call.send(request)
             call.half_close()
         return call
@@ -221,6 +225,7 @@ class ClientCall:
         self._start = Start(method, tuple(metadata or ()), deadline_s)
         channel.add(self)
         self._beginning: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
         if channel.link is not None:
             self._begin(channel.link)
         else:
@@ -273,6 +278,8 @@ class ClientCall:
             self._deadline.cancel()
         if self._beginning is not None and self._beginning is not asyncio.current_task(self._loop):
             self._beginning.cancel()
+        if self._sending is not None and self._sending is not asyncio.current_task(self._loop):
+            self._sending.cancel()
         self._channel.remove(self)
         if self._link is not None:
             self._link.remove(self)
@@ -407,6 +414,16 @@ class StreamCall(ClientCall):
                 self.cancel()
                 raise
         self._raise_if_ended()
+
+    def send_all(self, requests: AsyncIterable[Any]) -> None:
+        """Send messages as they come, and that none follows."""
+        self._sending = self._loop.create_task(self._send_all(requests))
+
+    async def _send_all(self, requests: AsyncIterable[Any]) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            async for request in requests:
+                await self.write(request)
+            await self.done_writing()
 
     def _raise_if_ended(self) -> None:
         if self._status is not None:
