@@ -479,5 +479,7 @@ class Engine:
         return decision.in_flight
 
     def dispatch(self) -> None:
-        """Give the first groups in line to planners with room, and wake their drivers."""
+        """Give the first groups in line to planners with room, and wake their drivers; not while no step is decided."""
+        if self.weights.holds_steps:
+            return
         self.drivers.wake_those_of(self.fleet.dispatch(monotonic_s()))

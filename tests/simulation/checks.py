@@ -44,7 +44,7 @@ _BUGS = frozenset(("engine_failed", "rpc_failed", "step_thread_failed", "deliver
 # Why an executor was lost that no fault brings about: one of our own sessions did not keep to the order of steps.
 _MISTAKES = re.compile(
     r"came instead of|is missing$|was not executed in this epoch|is no longer kept|no step is in flight"
-    r"|expects (no )?version|was computed with version"
+    r"|has no expected_weights_version|expects version|was computed with version"
 )
 
 # What a request is told that an operator ends to pause the fleet.

@@ -26,6 +26,7 @@ from tests.simulation.services import SimulatedExecutor, SimulatedFront, Simulat
 from tests.simulation.step_thread import SimulatedStepThread
 from tests.simulation.transfer_watch import pending_of, watch_transfers, watch_transfers_of
 from tests.simulation.watching import watch
+from tests.simulation.weights import watch_versions
 from tests.simulation.worker import SimulatedWorker
 
 if TYPE_CHECKING:
@@ -199,6 +200,7 @@ class ExecutorMachine(Machine):
     def _watch(self, servicer: ExecutionServicer) -> None:
         watch_attachment(servicer._attachment, self.name, self._world.checks.break_promise)
         watch_transfers_of(servicer, self._world.note_progress)
+        watch_versions(servicer)
 
     async def drain(self) -> None:
         """End the process in order."""

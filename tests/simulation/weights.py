@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from executor_svc.fake.cache import Histories
+from executor_svc.service.servicer import ExecutionServicer
 from executor_svc.service.weight_updates import WeightUpdates
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo_shared.errors import CallerError, FencedError, NoExecutorError
@@ -70,6 +71,20 @@ class SlowUpdates(WeightUpdates):
         async with super().receiving(begin, messages) as folder:
             await asyncio.sleep(READ_S)
             yield folder
+
+
+def watch_versions(servicer: ExecutionServicer) -> None:
+    """Let a worker know for which weights each step is meant that it is given."""
+    runner = servicer._runner
+    launch = runner._launch
+
+    def noting(worker: Any, arrived: Any) -> None:
+        message = arrived.message
+        has_version = message.HasField("expected_weights_version")
+        worker.expected_version = message.expected_weights_version if has_version else None
+        launch(worker, arrived)
+
+    runner._launch = noting  # type: ignore[method-assign]
 
 
 class SpokenHistories(Histories):

@@ -47,6 +47,7 @@ class SimulatedWorker(FakeWorker):
         slowness: How many times longer its steps take than they should.
         num_steps: How many have run.
         num_refusing: How many of the next updates it refuses.
+        expected_version: Of the weights that the next step is meant for; None: of any.
         first_digest: Of the weights of its start.
     """
 
@@ -95,6 +96,7 @@ class SimulatedWorker(FakeWorker):
         self.is_broken = False
         self.num_failing = self.num_hanging = self.num_nonsense = self.num_steps = self.num_refusing = 0
         self._has_slept = False
+        self.expected_version: int | None = None
         self.first_digest = self.info.weights_digest
         self.slowness = 1.0
         self._thread = thread
@@ -159,7 +161,7 @@ class SimulatedWorker(FakeWorker):
 
     def _check_version(self, step: Step) -> None:
         """Raise StepFailedError: a step is meant for other weights, or goes on with slots of older ones unasked."""
-        if self.info.updates_weights and step.expected_weights_version != self.info.weights_version:
+        if self.info.updates_weights and self.expected_version != self.info.weights_version:
             raise StepFailedError("it expects other weights")
         if len(left := np.setdiff1d(self._older, step.delta.released_slots)) and not step.keeps_live:
             raise StepFailedError(f"it goes on with slot {left[0]}, which older weights have computed")

@@ -303,6 +303,13 @@ class BlockManager:
         self.hasher.extend(sequence.block_hashes, sequence.token_ids, sequence.group.block_salt)
         return sequence.block_hashes
 
+    def name_by(self, hasher: BlockHasher, era: int) -> None:
+        """Name blocks by another hasher from now on; names that the executor has not been told it never is."""
+        self.hasher, self.era = hasher, era
+        for group in self.pools:
+            if group.prefix_cache is not None:
+                group.prefix_cache.drop_unsent_names()
+
     def name_anew(self, sequence: Sequence, token_ids: Int32Array, tables: Seq[Int32Array]) -> None:
         """Take the names of a running sequence's blocks away, and name its tokens by the present hasher and salt.
 

@@ -217,6 +217,11 @@ class PrefixCache:
         names = b"".join([self._unsent.pop(block_id) for block_id in block_ids])
         return np.array(block_ids, np.int32), names
 
+    def drop_unsent_names(self) -> None:
+        """Tell the executor no name of before: what its blocks hold may have changed."""
+        if self._unsent:
+            self._unsent.clear()
+
     def leave(self) -> None:
         """Leave the fleet's index with both places: the executor is gone."""
         self._holders.leave(self.bit, list(self._names_of_both))

@@ -255,7 +255,7 @@ class Batch:
         running = list(running_sequences(self.with_slots))
         for sequence in running:
             self.register_blocks(sequence.slot)  # else they would get a name later
-        self.blocks.hasher, self.blocks.era = hasher, era
+        self.blocks.name_by(hasher, era)
         for sequence in running:
             held = [group.held(sequence.slot) for group in self.blocks.groups]
             self.blocks.name_anew(sequence, self.known_tokens(sequence.slot), held)
