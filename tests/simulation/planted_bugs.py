@@ -234,6 +234,49 @@ BUGS = (
         "            self.of_group.pop(group, None)\n            group.pulls_nothing = True\n",
         "            group.pulls_nothing = True\n",
     ),
+    # Weights
+    Bug(
+        "the names of blocks leave out the weights",
+        f"{CORE}/blocks/block_naming.py",
+        'f"{self.weights_digest} {self.num_resets}"',
+        'f"{self.num_resets}"',
+    ),
+    Bug(
+        "an executor that did not take new weights is used all the same",
+        f"{ENGINE}/weights.py",
+        '                    update.session.give_up(f"it did not take the new weights: {outcome}")\n',
+        "                    staying.add(update.session)\n",
+    ),
+    Bug(
+        "steps are sent for the weights of before an update",
+        f"{EXECUTORS}/session.py",
+        "        self._weights_version = self.info.weights_version\n",
+        "",
+    ),
+    Bug(
+        "blocks that several weights have written have names that others look for",
+        f"{CORE}/sequence.py",
+        '        self.block_salt = int.from_bytes(salt, "little")\n',
+        "",
+    ),
+    Bug(
+        "swapped groups come back with what older weights have computed",
+        f"{CORE}/step/executor_planner.py",
+        "        self._to_recompute.update(self.swapped.groups)\n",
+        "",
+    ),
+    Bug(
+        "an executor keeps the names of blocks while it sleeps",
+        f"{SERVICE}/step_runner.py",
+        "            self._names.clear()\n",
+        "",
+    ),
+    Bug(
+        "names of before a sleep are told after it",
+        f"{CORE}/blocks/block_manager.py",
+        "                group.prefix_cache.drop_unsent_names()\n",
+        "                pass\n",
+    ),
     # Grammars
     Bug(
         "a grammar that a sequence follows is dropped",

@@ -43,7 +43,7 @@ PATIENCE_S = 10.0
 _LOOK_INTERVAL_S = 0.02
 _RETRY_S = 0.1
 
-_MODES = (PauseMode.KEEP, PauseMode.KEEP, PauseMode.RECOMPUTE, PauseMode.RECOMPUTE, PauseMode.WAIT, PauseMode.ABORT)
+_MODES = (*[PauseMode.KEEP] * 5, *[PauseMode.RECOMPUTE] * 3, PauseMode.WAIT, PauseMode.ABORT)
 # Of the updates one executor is killed in the middle, or refuses the weights.
 _KILL_SHARE, _REFUSE_SHARE = 0.25, 0.15
 # Of the updates have a digest that the weights do not have: no executor can be used afterwards.
