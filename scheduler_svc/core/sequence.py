@@ -182,7 +182,7 @@ class SequenceGroup:
         assert self.beam_search is None or self.num_sequences == 1, "a search chooses its own sequences"
         assert self.beam_search is None or self.grammar is None, "beams follow no grammar"
         assert self.pooling is None or self.num_sequences == 1, "a text has one answer"
-        self.share_again()
+        self.block_salt = self._shared_salt()
         self.order = 0, self.arrival
         self.sequences = [Sequence(self, index, self.prompt_token_ids) for index in range(self.num_sequences)]
         if self.continuation is not None:
@@ -195,7 +195,13 @@ class SequenceGroup:
 
     def share_again(self) -> None:
         """Give its blocks the usual names: it is computed from its first token on."""
-        self.block_salt = self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter)
+        if self.block_salt != (salt := self._shared_salt()):
+            self.block_salt = salt
+            for sequence in self.sequences:
+                sequence.block_hashes, sequence.hashed_by = [], (0, 0)
+
+    def _shared_salt(self) -> int:
+        return self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter)
 
     @property
     def num_prompt_tokens(self) -> int:
