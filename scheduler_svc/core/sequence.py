@@ -193,10 +193,15 @@ class SequenceGroup:
         salt = hashlib.blake2b(b"%d %d %d" % (self.block_salt, era, self.arrival), digest_size=8).digest()
         self.block_salt = int.from_bytes(salt, "little")
 
+    @property
+    def is_kept_to_itself(self) -> bool:
+        """Whether several weights have computed its blocks."""
+        return self.block_salt != self._shared_salt()
+
     def share_again(self) -> None:
         """Give its blocks the usual names: it is computed from its first token on."""
-        if self.block_salt != (salt := self._shared_salt()):
-            self.block_salt = salt
+        if self.is_kept_to_itself:
+            self.block_salt = self._shared_salt()
             for sequence in self.sequences:
                 sequence.block_hashes, sequence.hashed_by = [], (0, 0)
 

@@ -118,7 +118,7 @@ RARE_LIVES: tuple[Rare[Life], ...] = (
     Rare("prefix hit after a loss", "what was to be computed again was in the cache", _hit_after_loss),
     Rare("kept", "weights changed, and a request went on with its blocks, and finished", _is("W.*F$")),
     Rare("lost after it was kept", "it lost its executor, and finished", _is("W.*L.*F$")),
-    Rare("swapped after it was kept", "it made room, and finished", _is("W.*O.*F$")),
+    Rare("preempted after it was kept", "it made room, and finished", _is("W.*P.*F$")),
     Rare("computed again", "weights changed, and a request was computed again, and finished", _was_computed_again),
     Rare("mixed numerics", "two kinds of executors made one answer", lambda life: len(life.ended.provenance.spans) > 1),
 )

@@ -259,6 +259,10 @@ class Batch:
         for sequence in running:
             held = [group.held(sequence.slot) for group in self.blocks.groups]
             self.blocks.name_anew(sequence, self.known_tokens(sequence.slot), held)
+        for group in self.with_slots:
+            for sequence in group.sequences:
+                if not sequence.has_slot:  # a beam that forks with the next step
+                    sequence.block_hashes = []
 
     def groups_with_prompt_logprobs(self, layout: StepLayout) -> tuple[tuple[int, SequenceGroup], ...]:
         """Return the rows of the newest step that return log-probabilities of prompts, and their groups."""

@@ -97,8 +97,12 @@ class Preemption:
         self.num_preemptions[PreemptionMode.SWAP if is_swapped else PreemptionMode.RECOMPUTE] += 1
 
     def _mode_for(self, group: SequenceGroup) -> PreemptionMode:
-        """Return the mode to try first: a group that has not caught up has little to save."""
-        if not self._swapped.is_possible or self._running.prefills.is_running(group):
+        """Return the mode to try first: a group that has not caught up has little to save.
+
+        What several weights have computed is computed again.
+        """
+        has_little = self._running.prefills.is_running(group)
+        if not self._swapped.is_possible or has_little or group.is_kept_to_itself:
             return PreemptionMode.RECOMPUTE
         if self._mode is not None:
             return self._mode
