@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import grpc
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
+from executor_svc.service.weight_updates import WeightUpdates
 from executor_svc.worker.interface import Agree
 from octavo.admin.v1 import admin_service_pb2 as admin_pb
+from octavo.execution.v1 import capability_pb2, step_pb2
+from octavo.execution.v1 import execution_service_pb2 as pb2
 from octavo.generation.v1 import generation_pb2
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import DeviceLostError
+from tests.contract.execution_harness import Executor, decode_step, first_step, refusal
 from tests.support.stack import Answer, Stack, collect, running_stack, token_request, until
 from tests.support.step_logs import check_replay
 
@@ -326,3 +331,44 @@ async def test_executors_without_the_setting_take_no_weights() -> None:
         )
         await resume(stack)
         assert len((await collect(stack, asking(1))).token_ids) == 60
+
+
+async def test_an_executor_runs_no_step_that_is_meant_for_other_weights_or_goes_on_with_slots_of_older_ones_unasked(
+    loading_executor: Executor, weights: Path
+) -> None:
+    executor = loading_executor
+    executor.worker.info = replace(executor.worker.info, updates_weights=True)
+    executor.servicer._weight_updates = WeightUpdates([weights])
+    await executor.load()
+    offer = pb2.AttachRequest(scheduler_id="a", lease_ms=10_000, min_wire_version=2, max_wire_version=2)
+    offer.capabilities.extend([capability_pb2.CAPABILITY_NUMERICS, capability_pb2.CAPABILITY_WEIGHT_VERSIONS])
+    epoch = (await executor.stub.Attach(offer)).epoch
+    stream = await executor.open_stream(epoch)
+    old = executor.worker.info.weights_version
+    await stream.run(_meant_for(first_step(epoch), old))
+
+    begin = pb2.UpdateWeightsBegin(
+        epoch=epoch, instance_id=executor.worker.info.instance_id, after_step_id=1, source="new"
+    )
+
+    async def messages() -> AsyncIterator[pb2.UpdateWeightsRequest]:
+        yield pb2.UpdateWeightsRequest(begin=begin)
+
+    await executor.stub.UpdateWeights(messages())
+    new = executor.worker.info.weights_version
+    assert new != old
+    for version, keeps_live, words in ((old, True, "expects version"), (new, False, "older weights have computed")):
+        step = _meant_for(decode_step(epoch, 2), version)
+        step.keeps_live = keeps_live
+        code, details = await refusal(stream.run(step))
+        assert words in details, code
+        stream = await executor.open_stream(epoch, 1)
+    kept = _meant_for(decode_step(epoch, 2), new)
+    kept.keeps_live = True
+    assert (await stream.run(kept)).weights_version == new
+
+
+def _meant_for(step: step_pb2.ExecuteModelRequest, version: int) -> step_pb2.ExecuteModelRequest:
+    step.expected_weights_version = version
+    step.feature_bits |= 1 << capability_pb2.CAPABILITY_WEIGHT_VERSIONS
+    return step

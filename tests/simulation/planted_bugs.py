@@ -277,6 +277,18 @@ BUGS = (
         "                group.prefix_cache.drop_unsent_names()\n",
         "                pass\n",
     ),
+    Bug(
+        "a group that is computed again by new weights keeps the names of its blocks",
+        f"{CORE}/sequence.py",
+        "                sequence.block_hashes, sequence.hashed_by = [], (0, 0)\n",
+        "                pass\n",
+    ),
+    Bug(
+        "a beam that forks after an update names its blocks as before",
+        f"{CORE}/step/batch.py",
+        "                    sequence.block_hashes = []\n",
+        "                    pass\n",
+    ),
     # Grammars
     Bug(
         "a grammar that a sequence follows is dropped",
