@@ -266,12 +266,6 @@ BUGS = (
         "",
     ),
     Bug(
-        "an executor keeps the names of blocks while it sleeps",
-        f"{SERVICE}/step_runner.py",
-        "            self._names.clear()\n",
-        "",
-    ),
-    Bug(
         "names of before a sleep are told after it",
         f"{CORE}/blocks/block_manager.py",
         "                group.prefix_cache.drop_unsent_names()\n",
