@@ -54,9 +54,12 @@ class WeightCalls(admin_service_pb2_grpc.AdminServiceServicer):
             raise CallerError("an update needs a source, or files")
         if begin.source and begin.content:
             raise InvalidFieldError("content", "set", "empty with a source")
+        if begin.source and begin.stays_open:
+            raise InvalidFieldError("stays_open", "true", "false with a source, which is a whole update")
+        begins_anew = begin.stays_open and begin.is_last and not (begin.content or begin.begins_file)
         chunks = _chunks(begin, messages)
         digest = await self._engine.weights.update(
-            begin.source, begin.weights_digest, chunks, stays_open=begin.stays_open
+            begin.source, begin.weights_digest, chunks, stays_open=begin.stays_open, begins_anew=begins_anew
         )
         return pb.UpdateWeightsResponse(weights_digest=digest)
 

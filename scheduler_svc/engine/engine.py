@@ -142,7 +142,9 @@ class Engine:
         self.readiness = Readiness(self.fleet, lambda: self.last_trouble, set_ready)
         self.orphans = Orphans(self.fleet, self._waiting_requests, self._end_orphan, settings.orphan_timeout_s)
         self.estimate = LoadEstimate(self.fleet, self.queue, self.requests, self.meter)
-        self.waiting = WaitingLimits(self.queue, self.requests.suspects, settings, self.estimate.retry_after_s)
+        self.waiting = WaitingLimits(
+            self.queue, self.requests.suspects, self.requests.held, settings, self.estimate.retry_after_s
+        )
         self.recovery = Recovery(self.fleet, self.requests, settings.max_losses)
         self.adapters = Adapters(self.fleet, self._submit_own, self.fleet_model.name_adapters)
         self.weights = FleetWeights(self.fleet, self.drivers, self.requests, self.fleet_model, self._go_on)

@@ -28,6 +28,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.step.step_plan import GroupEvent, GroupFailure
 from scheduler_svc.core.step.step_updates import StepUpdates
+from scheduler_svc.engine.held_requests import HeldRequests
 from scheduler_svc.engine.live_request import LiveRequest
 from scheduler_svc.engine.suspects import Suspects, is_suspect
 from scheduler_svc.engine.tenants import Tenants
@@ -65,6 +66,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
 
     Attributes:
         latest_lengths: Mean tokens of an output of the last requests that finished.
+        held: New requests that wait outside the queue.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         self._on_room = on_room
         self._token_quotas = token_quotas or TokenQuotas(Tenants())
         self._requests: dict[RequestKey, LiveRequest] = {}
-        self._held: dict[LiveRequest, None] = {}  # new ones that wait outside the queue
+        self.held = HeldRequests()
         self._holds_new = False
         self._tenants_of: dict[str, dict[str, None]] = {}  # by id, in order of arrival
         self._all_ended = asyncio.Event()
@@ -146,8 +148,8 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
 
     def enqueue(self, request: LiveRequest) -> None:
         """Queue a live request, or park it if it is a suspect behind other suspects."""
-        if self._holds_new and not request.group.has_run:
-            self._held[request] = None
+        if self._holds_new and not request.group.has_run and request.group.continuation is None:
+            self.held.add(request)
             return
         request.tell_losses()
         self._set_runs_alone(request)
@@ -164,14 +166,13 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
     def release_held(self) -> None:
         """Queue the requests that wait outside the queue, and those that come from now on."""
         self._holds_new = False
-        held, self._held = self._held, {}
-        for request in held:
+        for request in self.held.take():
             self.enqueue(request)
 
     @property
     def num_unheld(self) -> int:
         """Live requests but those that wait outside the queue."""
-        return len(self._requests) - len(self._held)
+        return len(self._requests) - len(self.held)
 
     def count_losses(self, executor: str) -> list[LiveRequest]:
         """Count unclear losses of an executor that works against the requests that suffered them; return these.
@@ -214,7 +215,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
     def abort(self, request: LiveRequest, error: OctavoServiceError) -> None:
         """End a request with an error, and its group; nothing happens if it has ended."""
         if self._live(request.group) is not None:
-            is_held = request in self._held
+            is_held = request in self.held
             self.fail(request, error)
             if is_held:  # the fleet does not know it
                 request.group.end()
@@ -262,7 +263,7 @@ class LiveRequests(Mapping[RequestKey, LiveRequest]):
         """Remove a request that has ended, and tell its sink and the observers."""
         tenant, request_id = request.group.tenant, request.request_id
         del self._requests[tenant, request_id]
-        self._held.pop(request, None)
+        self.held.discard(request)
         tenants = self._tenants_of[request_id]
         del tenants[tenant]
         if not tenants:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from octavo_shared.errors import QueueFullError
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
+from scheduler_svc.engine.held_requests import HeldRequests
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.suspects import Suspects
 
@@ -48,6 +49,7 @@ class WaitingLimits:
     Args:
         queue: Requests that wait for a place in a batch, or for an executor.
         suspects: Requests that are parked.
+        held: Requests that wait outside the queue while the fleet is paused.
         settings: The limits.
         retry_after_s: Returns when refused clients are to try again, in seconds.
 
@@ -57,30 +59,38 @@ class WaitingLimits:
     """
 
     def __init__(
-        self, queue: WaitingQueue, suspects: Suspects, settings: EngineSettings, retry_after_s: Callable[[], float]
+        self,
+        queue: WaitingQueue,
+        suspects: Suspects,
+        held: HeldRequests,
+        settings: EngineSettings,
+        retry_after_s: Callable[[], float],
     ) -> None:
         self.settings = settings
         self.tenants = settings.tenants
         self.num_refused = 0
         self._queue = queue
         self._suspects = suspects
+        self._held = held
         self._retry_after_s = retry_after_s
         self._num_checked_of: Counter[str] = Counter()  # by tenant
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a place in a batch, an executor, or their check; parked ones count."""
-        return len(self._queue) + len(self._suspects.parked) + self._num_checked_of.total()
+        """Requests that wait for a place in a batch, an executor, or their check; parked and held ones count."""
+        return len(self._queue) + len(self._suspects.parked) + len(self._held) + self._num_checked_of.total()
 
     def num_waiting_of(self, tenant: str) -> int:
         """Return how many of them are a tenant's."""
         num_parked = sum(parked.group.tenant == tenant for parked in self._suspects.parked)
-        return self._queue.num_waiting_of(tenant) + num_parked + self._num_checked_of[tenant]
+        num_outside = num_parked + self._held.num_of[tenant] + self._num_checked_of[tenant]
+        return self._queue.num_waiting_of(tenant) + num_outside
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompts that wait; those of parked requests count."""
-        return self._queue.num_prompt_tokens + sum(_num_tokens(parked.group) for parked in self._suspects.parked)
+        """Tokens of the prompts that wait; those of parked and held requests count."""
+        num_parked_tokens = sum(_num_tokens(parked.group) for parked in self._suspects.parked)
+        return self._queue.num_prompt_tokens + num_parked_tokens + self._held.num_tokens_of.total()
 
     @property
     def most_of_a_tenant(self) -> int:
@@ -177,7 +187,8 @@ class WaitingLimits:
         return {name: unit * weight for name, weight in weights.items()}
 
     def _requests(self) -> _Limit:
-        num_of = self._num_checked_of + Counter(parked.group.tenant for parked in self._suspects.parked)
+        parked = Counter(parked.group.tenant for parked in self._suspects.parked)
+        num_of = self._num_checked_of + parked + self._held.num_of
         num_of.update({name: work.num_groups for name, work in self._queue.work.by_tenant().items()})
         return _Limit(self.settings.max_waiting_requests, num_of, self._num_checked_of, lambda _: 1)
 
@@ -188,6 +199,7 @@ class WaitingLimits:
         num_of = Counter({name: work.num_prompt_tokens for name, work in self._queue.work.by_tenant().items()})
         for parked in self._suspects.parked:
             num_of[parked.group.tenant] += _num_tokens(parked.group)
+        num_of.update(self._held.num_tokens_of)
         return _Limit(most, num_of, {}, _num_tokens)
 
     @contextmanager

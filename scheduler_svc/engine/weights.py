@@ -12,6 +12,7 @@ import enum
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from octavo.execution.v1 import execution_service_pb2
@@ -41,8 +42,9 @@ log = logging.getLogger(__name__)
 
 # How often it is looked whether the last step has been answered.
 LOOK_INTERVAL_S = 0.002
-# How long an update that comes in several calls waits for the next one.
+# How long an update that comes in several calls waits for the next one, and a call for the next piece.
 _LONGEST_GAP_S = 600.0
+_LONGEST_STALL_S = 30.0
 # Chunks that wait for one executor: the slowest one sets the pace.
 _MAX_WAITING_CHUNKS = 2
 
@@ -95,7 +97,8 @@ class FleetWeights:
         self._is_changing = False
         self._num_pauses = 0
         self._slept_by_itself = False
-        self._open: Sequence[_Update] = ()
+        self._open: Sequence[_Update] = ()  # an update that has begun, and gets more
+        self._is_receiving = False
         self._gap: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -123,8 +126,13 @@ class FleetWeights:
     async def pause(self, mode: PauseMode) -> None:
         """Let no step be decided, and return when none is in flight; another pause takes the place of this one.
 
+        It goes on even if its caller leaves.
+
         Raises: FencedError: the weights are changing, or the fleet was resumed meanwhile.
         """
+        await self._run(self._pause(mode))
+
+    async def _pause(self, mode: PauseMode) -> None:
         self._require_no_change()
         self._num_pauses += 1
         number, self.mode = self._num_pauses, mode
@@ -142,8 +150,11 @@ class FleetWeights:
         self.is_paused = True
 
     async def resume(self) -> None:
-        """End a pause; nothing happens without one. Raises FencedError: the weights are changing, or are not there."""
-        self._require_no_change()
+        """End a pause; nothing happens without one. An update that has not all of its files is given up.
+
+        Raises: FencedError: the weights are changing, or are not there.
+        """
+        self._require_no_change(but_receiving=True)
         if self.sleep_level:
             raise FencedError("the executors sleep; wake them first (WakeUp)")
         if self.mode is None:
@@ -163,41 +174,49 @@ class FleetWeights:
 
     # Changes -------------------------------------------------------------------------------------
 
-    async def update(self, source: str, weights_digest: str, chunks: Chunks, *, stays_open: bool = False) -> str:
+    async def update(
+        self, source: str, weights_digest: str, chunks: Chunks, *, stays_open: bool = False, begins_anew: bool = False
+    ) -> str:
         """Put other weights in place on all executors; return the digest of those that are served then.
 
         Once everything has been sent to the executors, the update goes on even if its caller leaves.
 
         Args:
             source: A folder that every executor finds in its --weights-dir; empty: `chunks` has safetensors files.
-            weights_digest: That they must have; empty: any.
+            weights_digest: That they must have; empty: any. The first call of an update says it.
             chunks: As above.
-            stays_open: Whether the next call goes on with this update; the last one makes it.
+            stays_open: Whether the next call goes on with this update; the last one makes it. Not with a source.
+            begins_anew: Whether an update that is open is given up.
 
         Raises:
-            FencedError: the fleet is not paused, or another change is under way.
-            CallerError: no executor takes them; all go on with what they have.
+            FencedError: the fleet is not paused, another change is under way, or this one was given up meanwhile.
+            CallerError: no executor takes them, or no piece came for long; all go on with what they have.
             NoExecutorError: there is no executor, or none is left.
         """
         self._require_pause()
-        if source:
+        if source or begins_anew:
             self._cancel_open()
+        if self._open and weights_digest:
+            raise FencedError("an update is open, and its first call says which weights_digest it has; end it first")
         drivers = self._able_drivers()
         updates = self._open or [_Update(driver, source, weights_digest) for driver in drivers]
-        self._open, self._is_changing = updates, True
+        self._open, self._is_receiving = updates, True
         try:
             if not source:
                 await _send_to_all(chunks, updates)
+            if self._open is not updates:
+                raise FencedError("the update was given up: the fleet was resumed before all of it had come")
         except BaseException:
-            self._is_changing = False
-            self._cancel_open()
+            if self._open is updates:
+                self._cancel_open()
             raise
+        self._is_receiving = False
         if stays_open:
-            self._is_changing = False
             self._wait_for_more()
             return self.version
         self._open = ()
-        return await self._finish(self._apply(updates, source))
+        self._is_changing = True  # at once: the task begins later
+        return await self._run(self._apply(updates, source))
 
     def _wait_for_more(self) -> None:
         if self._gap is not None:
@@ -205,17 +224,17 @@ class FleetWeights:
         self._gap = asyncio.get_running_loop().call_later(_LONGEST_GAP_S, self._end_gap)
 
     def _end_gap(self) -> None:
-        if not self._is_changing:
+        if not self._is_receiving:
             self._cancel_open()
 
     def _cancel_open(self) -> None:
         """Give up an update that has not been made: all executors go on with what they have."""
         for update in self._open:
             update.cancel()
-        self._open = ()
+        self._open, self._is_receiving = (), False
 
     async def _apply(self, updates: Sequence["_Update"], source: str) -> str:
-        async with self._fleet_model.changing_weights():
+        async with self._changing():
             outcomes = await asyncio.gather(*(update.finish() for update in updates), return_exceptions=True)
             served = _most_frequent(outcomes)
             model_hash, digest = served
@@ -244,7 +263,7 @@ class FleetWeights:
         """Let live requests go on with other weights."""
         assert self.mode is not None, "the fleet is paused"
         for request in list(self._requests.values()):
-            if request.group.requires_same_numerics and request.num_output_tokens:
+            if request.group.requires_same_numerics and (request.num_output_tokens or request.group.has_run):
                 self._requests.abort(request, WeightsChangedError())
         keeps_live, now_s = self.mode is PauseMode.KEEP, monotonic_s()
         for group in self._fleet.change_weights(digest, keeps_live=keeps_live):
@@ -264,68 +283,64 @@ class FleetWeights:
 
         Raises: as `update`.
         """
+        await self._run(self._sleep(level))
+
+    async def _sleep(self, level: int) -> None:
         self._require_no_change()
         if self.sleep_level:
             raise FencedError("the executors sleep already")
         self._able_drivers()
-        self._slept_by_itself = self.mode is None
-        if self._slept_by_itself:
-            await self.pause(PauseMode.RECOMPUTE)
+        if pauses := self.mode is None:
+            await self._pause(PauseMode.RECOMPUTE)
+        number = self._num_pauses
         self._require_pause()
-        self._is_changing = True
         try:
-            await self._finish(self._sleep(self._able_drivers(), level))
+            drivers = self._able_drivers()
+            async with self._changing():
+                await _on_all(drivers, lambda session: session.sleep(level), "it does not sleep")
+                self._fleet.lose_blocks()
+                self.sleep_level, self._slept_by_itself = level, pauses
         except OctavoServiceError:
-            if self._slept_by_itself and not self._is_changing:
+            if pauses and self._num_pauses == number:
                 await self.resume()
             raise
 
-    async def _sleep(self, drivers: Sequence[ExecutorDriver], level: int) -> None:
-        await self._on_all(drivers, lambda session: session.sleep(level), "it does not sleep")
-        self._fleet.lose_blocks()
-        self.sleep_level = level
-
     async def wake_up(self) -> None:
         """End `sleep`. Raises: FencedError: they do not sleep, or have no weights; as `update`."""
+        await self._run(self._wake())
+
+    async def _wake(self) -> None:
         self._require_pause()
         if not self.sleep_level:
             raise FencedError("the executors do not sleep")
         drivers = self._able_drivers()
-        self._is_changing = True
-        await self._finish(self._wake(drivers))
+        async with self._changing():
+            await _on_all(drivers, lambda session: session.wake(), "it does not wake up")
+            self.sleep_level = 0
         if self._slept_by_itself:
             await self.resume()
 
-    async def _wake(self, drivers: Sequence[ExecutorDriver]) -> None:
-        await self._on_all(drivers, lambda session: session.wake(), "it does not wake up")
-        self.sleep_level = 0
-
-    async def _on_all(
-        self, drivers: Sequence[ExecutorDriver], call: Callable[[ExecutorSession], Awaitable[None]], what: str
-    ) -> None:
-        """Make a call on all executors. Raises the first error if none succeeds; else those that fail leave."""
-        sessions = [driver.session for driver in drivers if driver.session is not None]
-        async with self._fleet_model.changing_weights():
-            outcomes = await asyncio.gather(*map(call, sessions), return_exceptions=True)
-            errors = [outcome for outcome in outcomes if outcome is not None]
-            if len(errors) == len(sessions):
-                raise errors[0]
-            for session, outcome in zip(sessions, outcomes, strict=True):
-                if outcome is not None:
-                    session.give_up(f"{what}: {outcome}")
-
-    async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
-        """Make a change to its end, whether its caller waits or not."""
-        task = asyncio.ensure_future(change)
+    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something to its end, whether its caller waits or not."""
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._note_end)
         return await asyncio.shield(task)
 
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """Let nothing else change, and no executor join, for the length of a block."""
+        self._is_changing = True
+        try:
+            async with self._fleet_model.changing_weights():
+                yield
+        finally:
+            self._is_changing = False
+
     def _note_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        self._is_changing = False
         error = None if task.cancelled() else task.exception()
-        if error is not None:  # its caller may have left
+        if error is not None and not isinstance(error, FencedError):  # its caller may have left
             log.warning(Event("weights_change_failed", cause=f"{type(error).__name__}: {error}"))
 
     def _able_drivers(self) -> list[ExecutorDriver]:
@@ -339,9 +354,11 @@ class FleetWeights:
             )
         return attached
 
-    def _require_no_change(self) -> None:
+    def _require_no_change(self, *, but_receiving: bool = False) -> None:
         if self._is_changing:
             raise FencedError("the weights are being changed; wait for its end")
+        if self._is_receiving and not but_receiving:
+            raise FencedError("an update is being received; wait for its end, or give it up with Resume")
 
     def _require_pause(self) -> None:
         self._require_no_change()
@@ -380,6 +397,20 @@ class _Update:
         self._task.cancel()
 
 
+async def _on_all(
+    drivers: Sequence[ExecutorDriver], call: Callable[[ExecutorSession], Awaitable[None]], what: str
+) -> None:
+    """Make a call on all executors. Raises the first error if none succeeds; else those that fail leave."""
+    sessions = [driver.session for driver in drivers if driver.session is not None]
+    outcomes = await asyncio.gather(*map(call, sessions), return_exceptions=True)
+    errors = [outcome for outcome in outcomes if outcome is not None]
+    if len(errors) == len(sessions):
+        raise errors[0]
+    for session, outcome in zip(sessions, outcomes, strict=True):
+        if outcome is not None:
+            session.give_up(f"{what}: {outcome}")
+
+
 def _most_frequent(outcomes: Sequence[tuple[str, str] | BaseException]) -> tuple[str, str]:
     """Return what most executors have now. Raises what says most, if all have failed."""
     if done := [outcome for outcome in outcomes if isinstance(outcome, tuple)]:
@@ -392,9 +423,13 @@ def _most_frequent(outcomes: Sequence[tuple[str, str] | BaseException]) -> tuple
 
 
 async def _send_to_all(chunks: Chunks, updates: Sequence[_Update]) -> None:
-    """Send chunks to all executors that take them."""
+    """Send chunks to all executors that take them. Raises CallerError: none came for long."""
     takers: list[_Update] = list(updates)
-    async for chunk in chunks:
-        takers = [update for update in takers if await update.send(chunk)]
-        if not takers:
+    while takers:
+        try:
+            chunk = await asyncio.wait_for(anext(chunks, None), _LONGEST_STALL_S)
+        except TimeoutError as error:
+            raise CallerError(f"no piece of the update came for {_LONGEST_STALL_S:g} s; it was given up") from error
+        if chunk is None:
             return
+        takers = [update for update in takers if await update.send(chunk)]

@@ -71,6 +71,7 @@ class FleetModel:
         self._lock = asyncio.Lock()
         self._adapters: tuple[str, ...] = ()
         self._former: dict[str, str] = {}  # digests by model hash: the same model with its weights of before
+        self._first_hash = ""  # of the weights with which executors are started
         self._source = (
             ""  # where executors find the weights that are served; empty: where they find them at their start
         )
@@ -152,11 +153,16 @@ class FleetModel:
         )
 
     async def _bring_up_to_date(self, session: ExecutorSession) -> None:
-        """Give an executor that comes back with the weights of its start those that are served, if it can find them."""
+        """Give an executor that comes back with older weights those that are served, or refuse it."""
         served = self.model
-        if served is None or not (self._source and session.changes_weights):
+        if served is None or not session.changes_weights:
             return
         if session.info.model_hash in self._former and session.info.weights_digest != served.info.weights_digest:
+            if not self._source:
+                raise ExecutorRefusedError(
+                    f"it has older weights than the fleet, of the digest {session.info.weights_digest[:16]}, and the "
+                    "fleet got its own as files: update it from a folder, or restart the scheduler to serve older ones"
+                )
             try:
                 await session.update_weights(self._source, served.info.weights_digest, _no_chunks())
             except CallerError as error:
@@ -173,8 +179,8 @@ class FleetModel:
         assert self.model is not None, "executors are attached"
         self._former.pop(self.model.info.model_hash, None)
         self._former[self.model.info.model_hash] = self.model.info.weights_digest
-        if len(self._former) > MAX_FORMER:  # never the first one, with which executors are started again
-            del self._former[list(self._former)[1]]
+        if len(self._former) > MAX_FORMER:  # never the one with which executors are started again
+            del self._former[next(one for one in self._former if one != self._first_hash)]
         self._source = source
 
         def updated(info: ExecutorInfo) -> ExecutorInfo:
@@ -234,6 +240,8 @@ class FleetModel:
             self._members.clear()
             self._former.clear()
             self._source = ""
+        if not self._former:
+            self._first_hash = info.model_hash
         if old is None or self._tokenizer_of != info.instance_id:
             await self._load_tokenizer(info, session.get_tokenizer)
             self._tokenizer_of = info.instance_id

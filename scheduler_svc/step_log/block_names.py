@@ -27,7 +27,6 @@ PADDING = bytes(HASH_BYTES - ROW_NAME_BYTES)
 MAX_WRITTEN_NAMES = 2**17
 # Rows that a replay remembers: those that the log does not repeat, and as many names of its own.
 MAX_KNOWN_NAMES = 2 * MAX_WRITTEN_NAMES
-_ERA_STEP = 0x9E3779B97F4A7C15  # odd, and far from small numbers
 _ROW = Struct(f"{ROW_NAME_BYTES}s" * 3)
 _NO_NAME = bytes(HASH_BYTES)
 
@@ -50,18 +49,18 @@ class NotingHasher(BlockHasher):
     Args:
         key, block_size: See `BlockHasher`.
         noted: Gets it.
-        era: Of the names; see `BlockManager`.
+        key_number: Stands for the key; see `BlockNaming`.
     """
 
-    def __init__(self, key: bytes, block_size: int, noted: list[NamedBlocks], era: int = 0) -> None:
+    def __init__(self, key: bytes, block_size: int, noted: list[NamedBlocks], key_number: int = 0) -> None:
         super().__init__(key, block_size)
-        self._era = era
+        self._key_number = key_number
         self._noted = noted
 
     def name(self, parent: bytes | None, cache_salt: int, content: bytes) -> list[bytes]:
         """See `BlockHasher`."""
         names = super().name(parent, cache_salt, content)
-        self._noted.append(NamedBlocks(parent, _salt_in(self._era, cache_salt), content, names))
+        self._noted.append(NamedBlocks(parent, _salt_with(self._key_number, cache_salt), content, names))
         return names
 
 
@@ -169,15 +168,15 @@ def _put(names: dict[bytes, bytes], key: bytes, name: bytes) -> None:
 class LookUpHasher(BlockHasher):
     """Finds names instead of making them."""
 
-    def __init__(self, known: KnownNames, block_size: int, era: int = 0) -> None:
+    def __init__(self, known: KnownNames, block_size: int, key_number: int = 0) -> None:
         super().__init__(b"", block_size)
         self._known = known
-        self._era = era
+        self._key_number = key_number
         self._block_bytes = self._block.size
 
     def name(self, parent: bytes | None, cache_salt: int, content: bytes) -> list[bytes]:
         """See `BlockHasher`."""
-        before = first_parent(_salt_in(self._era, cache_salt)) if parent is None else parent[:ROW_NAME_BYTES]
+        before = first_parent(_salt_with(self._key_number, cache_salt)) if parent is None else parent[:ROW_NAME_BYTES]
         names: list[bytes] = []
         for digest in digests(content, self._block_bytes):
             before = self._known.name(before, digest)
@@ -194,9 +193,9 @@ def digests(content: bytes, block_bytes: int) -> list[bytes]:
     return [blake2b(block).digest()[:ROW_NAME_BYTES] for block in blocks]
 
 
-def _salt_in(era: int, cache_salt: int) -> int:
-    """Return what stands for a salt in an era: there the same blocks have other names."""
-    return (cache_salt + era * _ERA_STEP) % 2**64
+def _salt_with(key_number: int, cache_salt: int) -> int:
+    """Return what stands for a salt with a key: by another one the same blocks have other names."""
+    return cache_salt ^ key_number
 
 
 def first_parent(cache_salt: int) -> bytes:

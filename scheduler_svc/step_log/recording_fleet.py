@@ -84,7 +84,7 @@ class RecordingFleet(Fleet):
         return planner
 
     def _hasher(self, block_size: int) -> BlockHasher:
-        return NotingHasher(self.naming.key(self._prefix_key), block_size, self._named, self.naming.era)
+        return NotingHasher(self.naming.key(self._prefix_key), block_size, self._named, self.naming.key_number)
 
     def change_weights(self, weights_digest: str, *, keeps_live: bool) -> list[SequenceGroup]:
         """See `Fleet`."""

@@ -48,7 +48,7 @@ class ReplayedFleet(Fleet):
         self.names = KnownNames()
 
     def _hasher(self, block_size: int) -> BlockHasher:
-        return LookUpHasher(self.names, block_size, self.naming.era)
+        return LookUpHasher(self.names, block_size, self.naming.key_number)
 
 
 @dataclass(frozen=True, slots=True)

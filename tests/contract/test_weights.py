@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -176,6 +177,7 @@ async def test_weights_come_in_pieces_to_all_executors_and_what_is_cut_or_refuse
             [piece(b"no beginning", is_last=True)],
             [piece(b"no end", begins_file=True)],
             [piece(b"x" * (2 * 2**20 + 1), begins_file=True)],
+            [admin_pb.UpdateWeightsRequest(source="new", stays_open=True)],
         ):
             code, _ = await refusal_of(update(stack, *refused))
             assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -189,12 +191,16 @@ async def test_weights_come_in_pieces_to_all_executors_and_what_is_cut_or_refuse
         sending = asyncio.ensure_future(_answer(call))
         await until(lambda: list(weights.glob(".incoming-*/*")))
         assert (await refusal_of(update(stack, source("new"))))[0] is precondition  # a second trainer
-        assert (await refusal_of(resume(stack)))[0] is precondition
         call.cancel()
         with pytest.raises((asyncio.CancelledError, grpc.aio.AioRpcError)):
             await sending
         await until(lambda: not list(weights.glob(".incoming-*")))
-        await resume(stack)
+        sending = asyncio.ensure_future(_answer(stack.admin.UpdateWeights(messages())))
+        await until(lambda: list(weights.glob(".incoming-*/*")))
+        await resume(stack)  # gives up what is being received
+        cut.set()
+        assert (await refusal_of(sending))[0] in (precondition, grpc.StatusCode.INVALID_ARGUMENT)
+        await until(lambda: not list(weights.glob(".incoming-*")))
         assert (await collect(stack, asking(1, 20))).token_ids == before.token_ids
         await pause(stack)
         second = piece(b"second", begins_file=True, is_last=True)
@@ -207,6 +213,98 @@ async def test_weights_come_in_pieces_to_all_executors_and_what_is_cut_or_refuse
 
 async def _answer(call: Awaitable[Any]) -> Any:
     return await call
+
+
+async def test_an_open_update_has_one_digest_ends_with_a_new_begin_and_is_given_up_when_nothing_comes(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = admin_pb.UpdateWeightsRequest(stays_open=True, is_last=True)
+    stale, ours = piece(b"stale", begins_file=True, is_last=True), piece(NEW, begins_file=True, is_last=True)
+    stale.stays_open = ours.stays_open = True
+    async with running_stack(worker(), weights_dirs=[weights]) as stack:
+        await pause(stack)
+        await update(stack, stale)
+        other = piece(NEW, begins_file=True, is_last=True)
+        other.weights_digest = NEW_DIGEST
+        code, message = await refusal_of(update(stack, other))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "an update is open" in message
+        await update(stack, begin)
+        await update(stack, ours)
+        assert await update(stack, admin_pb.UpdateWeightsRequest(is_last=True)) == NEW_DIGEST
+
+        async def stalling() -> AsyncIterator[admin_pb.UpdateWeightsRequest]:
+            yield piece(NEW, begins_file=True)
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr("scheduler_svc.engine.weights._LONGEST_STALL_S", 0.05)
+        code, message = await refusal_of(stack.admin.UpdateWeights(stalling()))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "no piece of the update came" in message
+        await resume(stack)
+
+
+async def test_what_waits_outside_the_queue_in_a_pause_counts_for_its_limits(weights: Path) -> None:
+    async with running_stack(worker(), weights_dirs=[weights], max_waiting_requests=3) as stack:
+        await pause(stack, admin_pb.PAUSE_MODE_WAIT)
+        tasks = [asyncio.create_task(collect(stack, asking(number, request_id=f"r{number}"))) for number in range(3)]
+        await until(lambda: stack.engine.waiting.num_waiting == 3)
+        code, _ = await refusal_of(collect(stack, asking(3)))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await resume(stack)
+        await asyncio.gather(*tasks)
+        assert not stack.engine.waiting.num_waiting
+
+
+class SlowToWake(FakeWorker):
+    """Takes its time to wake up."""
+
+    def wake(self) -> None:
+        time.sleep(0.3)
+        super().wake()
+
+
+async def test_calls_that_are_cut_come_to_their_end(weights: Path) -> None:
+    async with running_stack(SlowToWake(updates_weights=True, **SLOW), weights_dirs=[weights]) as stack:
+        tasks = await running_requests(stack, 1, max_tokens=100)
+        waiting = admin_pb.PauseRequest(mode=admin_pb.PAUSE_MODE_WAIT)
+        assert (await refusal_of(stack.admin.Pause(waiting, timeout=0.05)))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: stack.engine.weights.is_paused)
+        await asyncio.gather(*tasks)
+        await resume(stack)
+        await stack.admin.Sleep(admin_pb.SleepRequest())
+        awake = stack.admin.WakeUp(admin_pb.WakeUpRequest(), timeout=0.1)
+        assert (await refusal_of(awake))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert (await collect(stack, asking(1, 5))).token_ids
+
+
+async def test_weights_that_were_served_before_come_back_with_their_prefixes_also_in_a_replay(
+    weights: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    async with running_stack(worker(weights / "newer"), weights_dirs=[weights], step_log=log) as stack:
+        await collect(stack, asking(1, 20))
+        for name in ("new", "newer"):
+            await pause(stack)
+            await update(stack, source(name))
+            await resume(stack)
+        again = (await collect(stack, asking(1, 20))).finished
+        assert again is not None
+        assert again.usage.num_cached_tokens == 32
+    check_replay(log)
+
+
+async def test_after_files_an_executor_with_older_weights_stays_out(weights: Path) -> None:
+    async with running_stack(worker(weights / "newer"), weights_dirs=[weights], loses_soon=True) as stack:
+        await pause(stack)
+        await update(stack, piece(NEW, begins_file=True, is_last=True))
+        await resume(stack)
+        await stack.executor.kill()
+        stack.executor.worker = worker(weights / "newer")
+        await stack.executor.start()
+        await until(lambda: "it has older weights" in stack.driver.last_trouble)
+        version = await stack.admin.GetWeightVersion(admin_pb.GetWeightVersionRequest())
+        assert version.weights_digest == NEW_DIGEST
 
 
 async def test_an_executor_that_fails_leaves_and_its_requests_go_on_with_the_new_weights(weights: Path) -> None:

@@ -307,7 +307,7 @@ class Checks:
         queued, parked = set(engine.queue), {request.group for request in engine.requests.suspects.parked}
         for request in engine.requests.values():
             num_places = sum(request.group in planner.groups for planner in engine.fleet.planners)
-            num_places += (request.group in queued) + (request.group in parked) + (request in engine.requests._held)
+            num_places += (request.group in queued) + (request.group in parked) + (request in engine.requests.held)
             # What has ended is in the last step's results, and about to be delivered.
             if num_places != bool(request.group.live_sequences):
                 self.break_promise(f"{request.request_id} is in {num_places} places")

@@ -35,6 +35,7 @@ from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
 from scheduler_svc.core.waiting.policy import FcfsPolicy
+from scheduler_svc.engine.held_requests import HeldRequests
 from scheduler_svc.engine.settings import EngineSettings
 from scheduler_svc.engine.suspects import Suspects
 from scheduler_svc.engine.waiting_limits import WaitingLimits
@@ -117,7 +118,7 @@ class Stage:
 
     def waiting_limits(self) -> WaitingLimits:
         settings = EngineSettings(PlannerSettings(), DriverSettings(), FcfsPolicy(), self.max_waiting_requests)
-        return WaitingLimits(self.bench.queue, Suspects(), settings, lambda: 1.0)
+        return WaitingLimits(self.bench.queue, Suspects(), HeldRequests(), settings, lambda: 1.0)
 
     def evacuate(self) -> None:
         groups = self.planner.evacuate()

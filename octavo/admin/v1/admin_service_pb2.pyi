@@ -1116,7 +1116,8 @@ class UpdateWeightsRequest(_message.Message):
     """
     stays_open: _builtins.bool
     """In the first message: the next call goes on with this update, and the first one without this makes it. After 10
-    minutes without a call, or at Resume, it is given up.
+    minutes without a call, or at Resume, it is given up. With is_last and no content an update that is open is given
+    up, and another one begins. False with a source.
     """
     def __init__(
         self,

@@ -339,7 +339,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """ResetPrefixCache lets no block be found again that is cached now. Running requests go on.
+        """ResetPrefixCache lets no block be found again that is cached now, until the scheduler is started again. Running
+        requests go on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

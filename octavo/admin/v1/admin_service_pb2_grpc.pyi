@@ -141,7 +141,9 @@ class AdminServiceStub:
     GetWeightVersion: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetWeightVersionRequest, _admin_service_pb2.GetWeightVersionResponse]
     """GetWeightVersion says which weights are served, and whether the fleet is paused."""
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ResetPrefixCacheRequest, _admin_service_pb2.ResetPrefixCacheResponse]
-    """ResetPrefixCache lets no block be found again that is cached now. Running requests go on."""
+    """ResetPrefixCache lets no block be found again that is cached now, until the scheduler is started again. Running
+    requests go on.
+    """
     Sleep: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.SleepRequest, _admin_service_pb2.SleepResponse]
     """Sleep lets all executors give memory back until WakeUp. A fleet that runs is paused until then.
 
@@ -267,7 +269,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetWeightVersion: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetWeightVersionRequest, _admin_service_pb2.GetWeightVersionResponse]  # type: ignore[assignment]
     """GetWeightVersion says which weights are served, and whether the fleet is paused."""
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ResetPrefixCacheRequest, _admin_service_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
-    """ResetPrefixCache lets no block be found again that is cached now. Running requests go on."""
+    """ResetPrefixCache lets no block be found again that is cached now, until the scheduler is started again. Running
+    requests go on.
+    """
     Sleep: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.SleepRequest, _admin_service_pb2.SleepResponse]  # type: ignore[assignment]
     """Sleep lets all executors give memory back until WakeUp. A fleet that runs is paused until then.
 
@@ -510,7 +514,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ResetPrefixCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ResetPrefixCacheResponse, _abc.Awaitable[_admin_service_pb2.ResetPrefixCacheResponse]]:
-        """ResetPrefixCache lets no block be found again that is cached now. Running requests go on."""
+        """ResetPrefixCache lets no block be found again that is cached now, until the scheduler is started again. Running
+        requests go on.
+        """
 
     @_abc_1.abstractmethod
     def Sleep(

@@ -14,7 +14,7 @@ class BlockNaming:
     Attributes:
         weights_digest: Of the weights that compute blocks; empty: it is not known.
         num_resets: How often cached blocks were given up.
-        era: How often the key has changed: an era has one key.
+        era: How often the key has changed: an era has one key. Weights that come back have theirs again.
     """
 
     def __init__(self) -> None:
@@ -35,4 +35,13 @@ class BlockNaming:
 
     def key(self, prefix_key: bytes) -> bytes:
         """Return the key of names in this era, 64 bytes; `prefix_key`: the scheduler's secret."""
-        return blake2b(f"{self.weights_digest} {self.num_resets}".encode(), key=prefix_key).digest()
+        return blake2b(self._parts, key=prefix_key).digest()
+
+    @property
+    def key_number(self) -> int:
+        """What stands for the key where no secret may be: eras with one key have the same, of 64 bits."""
+        return int.from_bytes(blake2b(self._parts, digest_size=8).digest(), "little")
+
+    @property
+    def _parts(self) -> bytes:
+        return f"{self.weights_digest} {self.num_resets}".encode()
