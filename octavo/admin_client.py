@@ -4,6 +4,7 @@ Answers are the messages of octavo/admin/v1, which protos/ explains. Errors: oct
 """
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
@@ -195,13 +196,18 @@ class AdminClient(SchedulerChannel):
         await self._call(lambda stub: stub.Resume, pb.ResumeRequest())
 
     async def update_weights(
-        self, source: str = "", *, files: Sequence[WeightFile] = (), weights_digest: str = ""
+        self,
+        source: str = "",
+        *,
+        files: Sequence[WeightFile] | str | os.PathLike[str] | bytes = (),
+        weights_digest: str = "",
     ) -> str:
         """Put other weights of the same model in place on all executors of a paused fleet; return their digest.
 
         Args:
             source: A folder with safetensors files that every executor finds in its --weights-dir.
-            files: Or else safetensors files to send: paths, bytes, or iterables of bytes, which threads read.
+            files: Or else safetensors files to send: paths, bytes, or iterables of bytes, which threads read. One path
+                or one bytes object is one file.
             weights_digest: That they must have; "": any.
 
         Raises:

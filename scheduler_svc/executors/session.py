@@ -21,7 +21,7 @@ import numpy as np
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
 from octavo.execution.v1 import step_pb2
-from octavo_shared.errors import CallerError, ExecutorFaultError, InvalidStepError, OctavoServiceError
+from octavo_shared.errors import CallerError, ExecutorFaultError, FencedError, InvalidStepError, OctavoServiceError
 from octavo_shared.grpc.grpc_status import failure_text
 from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
@@ -186,7 +186,7 @@ class ExecutorSession:
         Returns: model_hash and weights_digest, which `info` has from now on.
 
         Raises:
-            CallerError: the executor refuses them, and goes on with the weights that it has.
+            CallerError: the executor refuses them, and goes on with the weights that it has; FencedError: for now.
             ExecutorLostError: it is lost.
         """
 
@@ -236,7 +236,8 @@ class ExecutorSession:
             return answering.result()
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION):
-                raise CallerError(error.details() or f"{name} was refused") from error
+                kind = CallerError if error.code() is grpc.StatusCode.INVALID_ARGUMENT else FencedError
+                raise kind(error.details() or f"{name} was refused") from error
             raise self._lost(f"{name} failed: {failure_text(error)}") from error
         finally:
             answering.cancel()

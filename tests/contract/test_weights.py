@@ -402,7 +402,7 @@ async def test_asleep_nothing_is_computed_and_awake_everything_goes_on(weights: 
             assert (await refusal_of(resume(stack)))[0] is grpc.StatusCode.FAILED_PRECONDITION
             if level == 2:
                 code, words = await refusal_of(stack.admin.WakeUp(admin_pb.WakeUpRequest()))
-                assert (code, "there are no weights" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+                assert (code, "there are no weights" in words) == (grpc.StatusCode.FAILED_PRECONDITION, True)
                 await update(stack, source("new"))
             await stack.admin.WakeUp(admin_pb.WakeUpRequest())
             await until(lambda: sum(map(stack.num_groups_on, stack.executors)))

@@ -43,10 +43,13 @@ async def test_pauses_updates_sleep_and_their_refusals(stack: Stack, weights: Pa
         assert await client.update_weights("new", weights_digest=NEW_DIGEST) == NEW_DIGEST
         for form in forms:
             assert await client.update_weights(files=[form, b"other"]) == hashlib.sha256(large + b"other").hexdigest()
+        assert await client.update_weights(files=b"other") == hashlib.sha256(b"other").hexdigest()
         for refused, words in (
             (client.update_weights("nothing"), "nothing"),
             (client.update_weights(files=[large, weights / "missing"]), r"files\[1\] is .*missing.*No such file"),
             (client.update_weights(files=[[1]]), "must be a path, bytes, or parts"),  # type: ignore[list-item]
+            (client.update_weights(files=5), "must be a path, bytes, or parts"),  # type: ignore[arg-type]
+            (client.update_weights(files=str(weights / "missing")), r"files\[0\] is .*No such file"),
             (client.update_weights(), "give either source"),
             (client.pause("later"), "mode is later"),  # type: ignore[arg-type]
             (client.pause("unspecified"), "mode is unspecified"),  # type: ignore[arg-type]
@@ -56,7 +59,7 @@ async def test_pauses_updates_sleep_and_their_refusals(stack: Stack, weights: Pa
             with pytest.raises(InvalidRequestError, match=words):
                 await refused
         version = await client.weight_version()
-        assert (version.num_updates, version.is_paused, version.world_size) == (1 + len(forms), True, 2)
+        assert (version.num_updates, version.is_paused, version.world_size) == (2 + len(forms), True, 2)
         await client.sleep()
         with pytest.raises(InvalidRequestError, match="sleep"):
             await client.resume()
