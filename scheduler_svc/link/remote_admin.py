@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from octavo.admin.v1 import admin_service_pb2
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo.values.status_details import DETAILS_KEY
-from octavo_shared.errors import MalformedMessageError, OctavoServiceError, UnavailableError
+from octavo_shared.errors import FencedError, MalformedMessageError, OctavoServiceError, UnavailableError
 from octavo_shared.grpc.grpc_status import failure_text, rpc_status, status_code
 from octavo_shared.grpc.interceptor import Context, Handler, HandlerInterceptor, handler_parts, run_handler
 from scheduler_svc.link.messages import decode_failure, encode_failure
@@ -106,25 +106,41 @@ async def call_all(calls: Sequence[Call], request: Asked) -> Message:
     """Call a method of several engines at once; return the first one's answer when all have ended.
 
     Messages of a stream go to all engines, each once all have room for it. Raises what the first one that failed
-    raised, or the stream.
+    raised, with how many have not failed, or the stream; FencedError: they serve different weights.
     """
     if len(calls) == 1:
         return await calls[0](request)
     if isinstance(request, Message):
-        answers = await asyncio.gather(*(call(request) for call in calls), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return answers[0]  # type: ignore[return-value]  # none is an exception
+        return _one_of(await asyncio.gather(*(call(request) for call in calls), return_exceptions=True))
     queues: list[asyncio.Queue[Message | None]] = [asyncio.Queue(1) for _ in calls]
     tasks = [asyncio.ensure_future(call(_messages(queue))) for call, queue in zip(calls, queues, strict=True)]
     try:
         await _feed(request, queues, tasks)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return next(iter([task.result() for task in tasks]))
+        return _one_of(await asyncio.gather(*tasks, return_exceptions=True))
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _one_of(answers: Sequence[Message | BaseException]) -> Message:
+    """Return the answer of several engines. Raises as `call_all`."""
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    given = [answer for answer in answers if isinstance(answer, Message)]
+    for error in errors:
+        if given and isinstance(error, OctavoServiceError):
+            counts = f"{len(given)} of {len(answers)} engines did what was asked, and {len(errors)} did not"
+            error.args = (f"{error} ({counts}; call again)",)
+        raise error
+    versions = [answer for answer in given if isinstance(answer, admin_service_pb2.GetWeightVersionResponse)]
+    if len(digests := sorted({version.weights_digest for version in versions})) > 1:
+        if all(version.has_open_update for version in versions):  # it makes them equal
+            versions[0].weights_digest = ""
+        else:
+            raise FencedError(
+                f"the engines serve different weights, {' and '.join(digests)}; update them all, from a folder or from "
+                "/start_weight_update on"
+            )
+    return given[0]
 
 
 async def _messages(queue: "asyncio.Queue[Message | None]") -> AsyncIterator[Message]:

@@ -16,6 +16,7 @@ from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo_shared.errors import (
     AdapterNotLoadedError,
     CallerError,
+    FencedError,
     InvalidFieldError,
     OctavoServiceError,
     UnavailableError,
@@ -23,7 +24,7 @@ from octavo_shared.errors import (
 )
 from octavo_shared.grpc.grpc_server import GrpcServer
 from octavo_shared.step_wire.message_bytes import CheckedAnswers
-from scheduler_svc.link.remote_admin import Asked, FailuresInStatus, call_all, call_remote
+from scheduler_svc.link.remote_admin import Asked, Call, FailuresInStatus, call_all, call_remote
 from scheduler_svc.link.remote_engine import RemoteEngine
 from scheduler_svc.request.engine_client import EngineClient
 from tests.contract.test_adapters import Files
@@ -142,5 +143,24 @@ async def test_an_engine_that_fails_early_keeps_no_other_waiting() -> None:
     async def fail(request: Asked) -> Message:
         raise UnknownNameError("no")
 
-    with pytest.raises(UnknownNameError):
+    with pytest.raises(UnknownNameError, match=r"no \(1 of 2 engines did what was asked, and 1 did not; call again\)"):
         await call_all([count, fail], numbers(10))
+    with pytest.raises(UnknownNameError, match=r"no$"):
+        await call_all([fail, fail], numbers(10))
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_engines_that_serve_different_weights_have_no_version(is_open: bool) -> None:
+    def version(digest: str) -> Call:
+        async def answer(request: Asked) -> Message:
+            return pb.GetWeightVersionResponse(weights_digest=digest, has_open_update=is_open)
+
+        return answer
+
+    calls = [version("aa"), version("bb")]
+    if is_open:
+        told = await call_all(calls, pb.GetWeightVersionRequest())
+        assert told == pb.GetWeightVersionResponse(has_open_update=True)
+        return
+    with pytest.raises(FencedError, match="different weights, aa and bb"):
+        await call_all(calls, pb.GetWeightVersionRequest())
