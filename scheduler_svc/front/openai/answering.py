@@ -37,7 +37,12 @@ class Answering:
         self._texts: dict[str, TokenTexts] = {}  # by model, for its last tokenizer
 
     async def read(
-        self, call: Call, kind: type[_Fields], ask: Callable[[_Fields, RequestLimits], _Asked]
+        self,
+        call: Call,
+        kind: type[_Fields],
+        ask: Callable[[_Fields, RequestLimits], _Asked],
+        *,
+        needs_model: bool = True,
     ) -> tuple[_Fields, _Asked, TextModel]:
         """Return the fields of a call, its native requests, and the model; it counts as waiting while it is read.
 
@@ -46,11 +51,12 @@ class Answering:
 
         def make(parsed: dict[str, Any]) -> tuple[_Fields, _Asked, TextModel]:
             fields = self._reader.read(parsed, kind, call.headers)
-            if fields.model is None:
+            if fields.model is None and needs_model:
                 rule = f"the name of the served model, {' or '.join(self.models.names)}"
                 raise InvalidFieldError("model", "absent", rule + in_place_of("model", parsed, kind))
-            model, limits = self.models.choose(fields.model).served()
-            check_model(fields.model, model)
+            model, limits = self.models.choose(fields.model or "").served()
+            if fields.model is not None:
+                check_model(fields.model, model)
             return fields, ask(fields, limits), model
 
         async with self.models.reading():

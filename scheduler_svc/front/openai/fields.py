@@ -8,6 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
+from octavo_shared.errors import InvalidFieldError
+from scheduler_svc.front.text.json_text import shown_json
+
 
 class FailFastList(FailFast):
     """Ends the check of a list at its first mistake: a million of them take seconds. In unions it must be hashable."""
@@ -304,6 +307,8 @@ class GenerateFields(CompletionFields):
     @classmethod
     def _flatten(cls, sent: dict[str, Any]) -> dict[str, Any]:
         params = sent.get("sampling_params")
+        if not isinstance(params, dict | None):
+            raise InvalidFieldError("sampling_params", shown_json(params), "an object")
         inner = {name: value for name, value in params.items() if name not in _OF_VLLMS_OUTPUTS} if params else {}
         outer = {name: value for name, value in sent.items() if name not in ("sampling_params", "token_ids")}
         return {**inner, **outer, "prompt": sent.get("token_ids"), "return_token_ids": True}

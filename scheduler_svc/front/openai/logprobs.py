@@ -99,7 +99,7 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 
 # OpenAI's value for tokens that are all but impossible: JSON has no infinity.
-_LEAST = -9999.0
+LEAST = -9999.0
 
 
 # Writing this many tokens and alternatives takes a few milliseconds.
@@ -139,7 +139,7 @@ class TokenLogprobs:
         for place, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=False)):
             entry = self._entry(token_id, logprob)
             entry["top_logprobs"] = [
-                self._entry(other, its_logprob) for other, its_logprob in _at(alternatives, place, number)
+                self._entry(other, its_logprob) for other, its_logprob in alternatives_at(alternatives, place, number)
             ]
             entries.append(entry)
         return entries
@@ -150,7 +150,7 @@ class TokenLogprobs:
         """Return vLLM's `prompt_logprobs`: an object by token id for each token, and None for the first."""
         entries: list[dict[str, Any] | None] = [None]
         for place, (token_id, logprob) in enumerate(zip(token_ids[1:], logprobs, strict=True)):
-            likeliest = _at(alternatives, place, number)
+            likeliest = alternatives_at(alternatives, place, number)
             entry: dict[str, Any] = {}
             for rank, (other, its_logprob) in enumerate(likeliest, 1):
                 entry[str(other)] = self._prompt_entry(other, its_logprob, rank)
@@ -161,12 +161,12 @@ class TokenLogprobs:
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         return {
             "token": self.name(token_id),
-            "logprob": max(logprob, _LEAST),
+            "logprob": max(logprob, LEAST),
             "bytes": self.texts.content(token_id),
         }
 
     def _prompt_entry(self, token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:
-        return {"logprob": max(logprob, _LEAST), "rank": rank, "decoded_token": self.name(token_id)}
+        return {"logprob": max(logprob, LEAST), "rank": rank, "decoded_token": self.name(token_id)}
 
 
 class CompletionLogprobs:
@@ -202,12 +202,12 @@ class CompletionLogprobs:
         tops = []
         for place, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
             top: dict[str, float] = {}
-            for other, value in (*_at(alternatives, place, self._number), (token_id, logprob)):
-                top.setdefault(name(other), max(value, _LEAST))  # the likeliest of several tokens with one text counts
+            for other, value in (*alternatives_at(alternatives, place, self._number), (token_id, logprob)):
+                top.setdefault(name(other), max(value, LEAST))  # the likeliest of several tokens with one text counts
             tops.append(top)
         return {
             "tokens": [name(token_id) for token_id in token_ids],
-            "token_logprobs": [max(logprob, _LEAST) for logprob in logprobs],
+            "token_logprobs": [max(logprob, LEAST) for logprob in logprobs],
             # Without alternatives OpenAI has null, and vLLM, whose clients ask for ids, the token itself.
             "top_logprobs": tops if self._number or self._tokens.shows_ids else None,
             "text_offset": [self._advance(token_id) for token_id in token_ids],
@@ -221,7 +221,7 @@ class CompletionLogprobs:
         return begin
 
 
-def _at(alternatives: Alternatives, place: int, number: int) -> list[tuple[int, float]]:
+def alternatives_at(alternatives: Alternatives, place: int, number: int) -> list[tuple[int, float]]:
     """Return the alternatives of the token at a place."""
     begin, end = place * number, (place + 1) * number
     return list(zip(alternatives.token_ids[begin:end], alternatives.logprobs[begin:end], strict=True))

@@ -12,13 +12,13 @@ from http import HTTPStatus
 from aiohttp import web
 
 from octavo.admin.v1 import admin_service_pb2 as pb
-from octavo_shared.errors import AdapterNotLoadedError, InvalidFieldError, OctavoServiceError
+from octavo_shared.errors import AdapterNotLoadedError, FencedError, InvalidFieldError, OctavoServiceError
 from octavo_shared.step_wire.executor_info import is_digest
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.models import Models
 from scheduler_svc.front.openai.answering import Answering, answer_id, finish_reason, in_openai_words, usage_of
-from scheduler_svc.front.openai.call import Call
-from scheduler_svc.front.openai.errors import api_error
+from scheduler_svc.front.openai.call import BODY_TIMEOUT_S, Call
+from scheduler_svc.front.openai.errors import CLOSE, ApiError, api_error
 from scheduler_svc.front.openai.field_reader import Reader
 from scheduler_svc.front.openai.fields import (
     GenerateFields,
@@ -27,13 +27,21 @@ from scheduler_svc.front.openai.fields import (
     UpdateWeightsFields,
     WeightTransferFields,
 )
+from scheduler_svc.front.openai.logprobs import LEAST, alternatives_at
 from scheduler_svc.front.openai.requests import Asked, asked_completion
 from scheduler_svc.front.openai.routing import Access, Route
 from scheduler_svc.front.output import Output
+from scheduler_svc.front.text.json_text import shown_json
 from scheduler_svc.front.text.text_model import TextModel, check_model
 
 # vLLM's names of AdminService's fields.
 _NAMES = {"name": "lora_name", "source": "lora_path", "in_place": "load_inplace"}
+
+# What executors say of an adapter that they do not find.
+_MISSING = ("is not there", "is no name of --lora", "cannot be found")
+
+# The same of an update from a folder; executors tell a wrong field in words alone.
+_NAMES_OF_FOLDER = {"source": "weight_dir", "weights_digest": "weight_version"}
 
 # By vLLM's mode and clear_cache.
 _MODES: Mapping[tuple[str, bool | None], "pb.PauseMode.ValueType"] = {
@@ -42,6 +50,7 @@ _MODES: Mapping[tuple[str, bool | None], "pb.PauseMode.ValueType"] = {
     ("keep", False): pb.PAUSE_MODE_KEEP,
     ("keep", True): pb.PAUSE_MODE_RECOMPUTE,
 }
+_TAGS = {"weights", "kv_cache"}
 _SOURCES = ["disk", "http"]
 _PIECE_BYTES = 2**20
 
@@ -56,6 +65,7 @@ class TrainerRoutes:
         self._models = models
         self._reader = reader
         self._answering = answering
+        self._made_from_folder: dict[Generation, str] = {}  # digests, until the next update is begun
 
     def routes(self) -> Mapping[str, Route]:
         """Return the routes by path."""
@@ -162,6 +172,7 @@ class TrainerRoutes:
         fields = await call.read(lambda parsed: self._reader.read(parsed, WeightTransferFields, call.headers))
         if fields.is_checkpoint_format is False:
             raise InvalidFieldError("is_checkpoint_format", "false", "true: tensors have the names of the checkpoint")
+        self._made_from_folder.pop(self._choose(call), None)
         await self._send(call, pb.UpdateWeightsRequest(stays_open=True, is_last=True))
         return call.answer({"message": "send safetensors files to /update_weights, then call /finish_weight_update"})
 
@@ -178,16 +189,23 @@ class TrainerRoutes:
                 "CUDA IPC are not supported"
             )
             raise InvalidFieldError("weight_dir", "absent", rule)
+        if not isinstance(folder, str):
+            raise InvalidFieldError("update_info.weight_dir", shown_json(folder), "a text")
         digest = fields.weight_version if is_digest(fields.weight_version or "") else ""
-        request = pb.UpdateWeightsRequest(source=str(folder), weights_digest=digest or "")
-        return call.answer({"weight_version": await self._send(call, request)})
+        request = pb.UpdateWeightsRequest(source=folder, weights_digest=digest or "")
+        with _of_folder():
+            made = await self._send(call, request)
+        self._made_from_folder[self._choose(call)] = made
+        return call.answer({"weight_version": made})
 
     async def _finish_update(self, call: Call) -> web.Response:
-        """Make the update that was begun, unless a folder has ended it."""
+        """Make the update that was begun, unless a folder has ended it. Raises FencedError: none is open."""
         version = await self._version(call)
         digest = version.weights_digest
         if version.has_open_update:
             digest = await self._send(call, pb.UpdateWeightsRequest(is_last=True))
+        elif not digest or self._made_from_folder.get(self._choose(call)) != digest:
+            raise FencedError("no update is open; begin again with /start_weight_update")
         return call.answer({"weight_version": digest})
 
     async def _send(
@@ -198,7 +216,7 @@ class TrainerRoutes:
                 yield message
             if body is not None:
                 yield pb.UpdateWeightsRequest(begins_file=True, stays_open=stays_open)
-                async for content in body.request.content.iter_chunked(_PIECE_BYTES):
+                while content := await _next_piece(body):
                     yield pb.UpdateWeightsRequest(content=content)
                 yield pb.UpdateWeightsRequest(is_last=True)
 
@@ -220,6 +238,12 @@ class TrainerRoutes:
         return call.answer({"status": "sleeping", "level": int(level)})
 
     async def _wake_up(self, call: Call) -> web.Response:
+        """Wake the executors; for weights alone they sleep on: they take new ones asleep, and kv_cache follows."""
+        tags = set(call.request.query.getall("tags", ()))
+        if unknown := sorted(tags - _TAGS):
+            raise InvalidFieldError("tags", unknown[0], "weights or kv_cache, or both")
+        if tags == {"weights"}:
+            return call.answer({"status": "sleeping" if (await self._version(call)).sleep_level else "awake"})
         await self._choose(call).engine.admin.WakeUp(pb.WakeUpRequest())
         return call.answer({"status": "awake"})
 
@@ -229,7 +253,7 @@ class TrainerRoutes:
     # Tokens in, tokens out -----------------------------------------------------------------------
 
     async def _generate(self, call: Call) -> web.StreamResponse:
-        fields, asked, model = await self._answering.read(call, GenerateFields, asked_completion)
+        fields, asked, model = await self._answering.read(call, GenerateFields, asked_completion, needs_model=False)
         if fields.stream:
             raise InvalidFieldError("stream", "true", "false: /v1/completions streams, with return_token_ids")
         return await in_openai_words(asked, self._answer(call, fields, asked, model))
@@ -239,26 +263,47 @@ class TrainerRoutes:
         async with self._answering.running(call, identifier, asked) as responses:
             for response in responses:
                 await response.wait_until_ended()
-            choices = [_choice(output, fields) for response in responses for output in response.outputs]
+            choices = [
+                _choice(output, output.output_index * asked.num_copies + copy, asked.num_alternatives)
+                for response in responses
+                for output in response.outputs
+                for copy in range(asked.num_copies)
+            ]
             counts = usage_of(responses, asked.num_copies)
         return call.answer({"request_id": identifier, "model": model.name, "choices": choices, "usage": counts})
 
 
-def _choice(output: Output, fields: GenerateFields) -> dict[str, object]:
+async def _next_piece(call: Call) -> bytes:
+    """Return the next bytes of a body; empty: there are no more. Raises ApiError: they do not come."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await call.request.content.read(_PIECE_BYTES)
+    except TimeoutError:
+        raise ApiError(
+            HTTPStatus.REQUEST_TIMEOUT,
+            f"no byte of the body arrived for {BODY_TIMEOUT_S:g} s, and the update is cancelled; begin it again",
+            headers={"x-should-retry": "false", **CLOSE},
+        ) from None
+
+
+def _choice(output: Output, index: int, num_alternatives: int | None) -> dict[str, object]:
     logprobs = None
-    if fields.logprobs is not None:
-        pairs = zip(output.token_ids, output.logprobs, strict=True)
-        content: list[dict[str, object]] = [
-            {"token": f"token_id:{token_id}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-            for token_id, logprob in pairs
-        ]
+    if num_alternatives is not None:
+        content: list[dict[str, object]] = []
+        for place, (token_id, logprob) in enumerate(zip(output.token_ids, output.logprobs, strict=True)):
+            top = [_entry(*each) for each in alternatives_at(output.alternatives, place, num_alternatives)]
+            content.append({**_entry(token_id, logprob), "top_logprobs": top})
         logprobs = {"content": content}
     return {
-        "index": output.output_index,
+        "index": index,
         "token_ids": output.token_ids,
         "logprobs": logprobs,
         "finish_reason": finish_reason(output),
     }
+
+
+def _entry(token_id: int, logprob: float) -> dict[str, object]:
+    return {"token": f"token_id:{token_id}", "logprob": max(logprob, LEAST), "bytes": None}
 
 
 def _flag(call: Call, name: str, *, default: bool) -> bool:
@@ -278,9 +323,24 @@ def _in_vllms_words() -> Iterator[None]:
         yield
     except OctavoServiceError as error:
         answer = api_error(error, _NAMES)
-        if isinstance(error, AdapterNotLoadedError):  # vLLM's: what was asked for cannot be loaded
-            answer = replace(answer, status=HTTPStatus.BAD_REQUEST, kind="invalid_request_error")
+        if isinstance(error, AdapterNotLoadedError):  # as in vLLM: nothing is there, or it cannot be loaded
+            is_missing = any(words in answer.message for words in _MISSING)
+            status = HTTPStatus.NOT_FOUND if is_missing else HTTPStatus.BAD_REQUEST
+            answer = replace(answer, status=status, kind="invalid_request_error")
         raise replace(answer, message=answer.message.replace("(in_place)", "(load_inplace)")) from error
+
+
+@contextmanager
+def _of_folder() -> Iterator[None]:
+    """Raise errors of an update from a folder with vLLM's names."""
+    try:
+        yield
+    except OctavoServiceError as error:
+        answer = api_error(error, _NAMES_OF_FOLDER)
+        first, _, rest = answer.message.partition(" ")
+        if answer.param is None and (param := _NAMES_OF_FOLDER.get(first)) is not None:
+            answer = replace(answer, message=f"{param} {rest}", param=param)
+        raise answer from error
 
 
 def _told(call: Call, sentence: str) -> web.Response:

@@ -37,7 +37,7 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 # Path, body, status, and what the error says; in this order, on a server with the adapter `poet`.
 REFUSED: list[tuple[str, Json, int, str]] = [
     (LOAD, {"lora_name": "poet", "lora_path": "a"}, 400, "load it in place (load_inplace)"),
-    (LOAD, {"lora_name": "x", "lora_path": "none"}, 400, "none is not there"),
+    (LOAD, {"lora_name": "x", "lora_path": "none"}, 404, "none is not there"),
     (LOAD, {"lora_name": "x"}, 400, "lora_path is absent; it must be set"),
     (LOAD, {"lora_name": "x" * 300, "lora_path": "a"}, 400, "; it must be 1 to 256 characters long"),
     (LOAD, {"lora_name": "x", "lora_path": "a", "model": "other"}, 404, 'model is "other"'),

@@ -1,13 +1,16 @@
 """The calls of trainers over HTTP: pauses, new weights, sleep, tokens in and out; in the order of their clients."""
 
+import asyncio
 import hashlib
 import io
 import json
 import struct
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from scheduler_svc.front.openai import trainer_routes
 from tests.contract.openai.api import Api, Json, running_api
 from tests.contract.test_weights import NEW, NEW_DIGEST, weights, worker
 
@@ -104,6 +107,10 @@ REFUSED: list[tuple[str, Json, str]] = [
     ("/start_weight_update", {"is_checkpoint_format": False}, "is_checkpoint_format is false"),
     ("/update_weights", {"update_info": {"names": ["x"]}}, "weights over NCCL or CUDA IPC are not supported"),
     ("/sleep?level=3", {}, "level is 3; it must be 1 or 2"),
+    ("/wake_up?tags=weights&tags=cache", {}, "tags is cache; it must be weights or kv_cache, or both"),
+    ("/update_weights", {"update_info": {"weight_dir": 5}}, "update_info.weight_dir is 5; it must be a text"),
+    ("/inference/v1/generate", {"sampling_params": [1]}, "sampling_params is [1]; it must be an object"),
+    ("/inference/v1/generate", {"sampling_params": ""}, 'sampling_params is ""; it must be an object'),
     ("/inference/v1/generate", {"model": "fake", "token_ids": [1], "stream": True}, "stream is true"),
     ("/inference/v1/generate", {"model": "fake", "sampling_params": {"max_tokens": 1}}, "prompt"),
 ]
@@ -113,6 +120,65 @@ async def test_what_cannot_be_done_is_refused_by_name(weights: Path) -> None:
     async with running_api(worker(), weights_dirs=[weights], trainer_api="on") as api:
         not_paused = await api.send("POST", "/update_weights", json={"weight_dir": "new"})
         assert (not_paused.status, "the fleet is not paused" in not_paused.text) == (409, True)
+        await post(api, "/pause")
+        for folder in ("missing", "\0"):
+            missing = (await api.send("POST", "/update_weights", json={"weight_dir": folder})).error
+            assert (missing["param"], missing["message"].split(" is ")[0]) == ("weight_dir", "weight_dir")
         for path, body, words in REFUSED:
             answer = await api.send("POST", path, json=body)
             assert (answer.status, words in answer.error["message"]) == (400, True), json.dumps(answer.json)
+
+
+@pytest.mark.parametrize("fronts", [0, 1])
+async def test_an_update_is_finished_only_if_it_is_open_or_a_folder_ended_it(weights: Path, fronts: int) -> None:
+    async with running_api(worker(), weights_dirs=[weights], trainer_api="on", fronts=fronts) as api:
+        await post(api, "/pause")
+        await post(api, "/start_weight_update")
+        await post(api, "/update_weights", weight_dir="new")
+        assert await post(api, "/finish_weight_update") == {"weight_version": NEW_DIGEST}
+        await post(api, "/start_weight_update")
+        await post(api, "/resume")
+        answer = await api.send("POST", "/finish_weight_update")
+        assert (answer.status, "begin again with /start_weight_update" in answer.text) == (409, True)
+
+
+@pytest.mark.parametrize("fronts", [0, 1])
+async def test_a_body_that_stalls_cancels_its_update(
+    weights: Path, fronts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_routes, "BODY_TIMEOUT_S", 0.3)
+
+    async def stalling() -> AsyncIterator[bytes]:
+        yield b"abc"
+        await asyncio.sleep(5)
+
+    async with running_api(worker(), weights_dirs=[weights], trainer_api="on", fronts=fronts) as api:
+        await post(api, "/pause")
+        await post(api, "/start_weight_update")
+        answer = await api.send("POST", "/update_weights", data=stalling(), headers=OCTETS)
+        assert (answer.status, "the update is cancelled" in answer.error["message"]) == (408, True)
+        assert (await api.send("POST", "/finish_weight_update")).status == 409
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_verl_wakes_weights_first_and_nothing_is_computed_before_the_cache(weights: Path, level: int) -> None:
+    async with running_api(worker(), weights_dirs=[weights], trainer_api="on") as api:
+        await post(api, f"/sleep?level={level}")
+        await post(api, "/wake_up?tags=weights")
+        asked = asyncio.ensure_future(generate(api))
+        await asyncio.sleep(0.1)
+        assert (await get(api, "/is_paused"), asked.done()) == ({"is_paused": True}, False)
+        await post(api, "/update_weights", weight_dir="new")
+        await post(api, "/wake_up?tags=kv_cache")
+        await asked
+        assert await get(api, "/is_paused") == {"is_paused": False}
+
+
+async def test_generate_returns_alternatives_and_equal_choices_without_the_name_of_the_model() -> None:
+    async with running_api(trainer_api="on") as api:
+        params = {"max_tokens": 2, "temperature": 0, "logprobs": 2, "n": 2}
+        answer = await post(api, "/inference/v1/generate", token_ids=[40, 41], sampling_params=params)
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+        for entry in answer["choices"][1]["logprobs"]["content"]:
+            assert len(entry["top_logprobs"]) == 2
+            assert entry["top_logprobs"][0]["token"] == entry["token"]
