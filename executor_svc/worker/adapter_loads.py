@@ -95,7 +95,9 @@ class AdapterLoads:
             return end
         self._drop(slot)
         error = f"{adapter.source} was not loaded: the ranks read other contents of it, or one could not read it"
-        return AdapterLoaded(slot, error=f"{error}; rank 0 has the SHA-256 {end.digest.hex()}"[:MAX_ERROR_CHARS])
+        if not adapter.digest:  # an operator's load, not a client's request
+            error += f"; rank 0 has the SHA-256 {end.digest.hex()}"
+        return AdapterLoaded(slot, error=error[:MAX_ERROR_CHARS])
 
     def _run_here(self, slot: int, adapter: Adapter) -> AdapterLoaded:
         try:
@@ -109,11 +111,13 @@ class AdapterLoads:
             return AdapterLoaded(slot, error=f"{adapter.source} was not loaded: {text}"[:MAX_ERROR_CHARS])
         if adapter.digest and digest != adapter.digest:
             self._drop(slot)
-            return AdapterLoaded(
-                slot,
-                error=f"{adapter.source} has another content now: its SHA-256 is {digest.hex()}, and "
-                f"{adapter.digest.hex()} was asked for",
+            asked = adapter.digest.hex()
+            event = Event(
+                "adapter_has_other_content", slot=slot, source=adapter.source, digest=digest.hex(), asked=asked
             )
+            _logger.warning(event)
+            why = f"{adapter.source} has another content now; its SHA-256 is not {asked}, which was asked for"
+            return AdapterLoaded(slot, error=why[:MAX_ERROR_CHARS])
         return AdapterLoaded(slot, digest)
 
 

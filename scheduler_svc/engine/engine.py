@@ -146,7 +146,13 @@ class Engine:
             self.queue, self.requests.suspects, self.requests.held, settings, self.estimate.retry_after_s
         )
         self.recovery = Recovery(self.fleet, self.requests, settings.max_losses)
-        self.adapters = Adapters(self.fleet, self._submit_own, self.fleet_model.name_adapters)
+        self.adapters = Adapters(
+            self.fleet,
+            self._submit_own,
+            self.fleet_model.name_adapters,
+            model_name=lambda: "" if self.model is None else self.model.name,
+            is_paused=lambda: self.weights.mode is not None,
+        )
         self.weights = FleetWeights(self.fleet, self.drivers, self.requests, self.fleet_model, self._go_on)
         self._num_arrivals = 0
 
@@ -220,7 +226,8 @@ class Engine:
         `LiveRequest`.
         """
         if request.lora_adapter:
-            request = replace(request, adapter=self.adapters.resolve(request.lora_adapter, request.continuation))
+            adapter = self.adapters.resolve(request.lora_adapter, request.continuation, was_queued=was_queued)
+            request = replace(request, adapter=adapter)
         self._supersede(request)
         self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
         num_prompt_tokens = len(request.prompt_token_ids)

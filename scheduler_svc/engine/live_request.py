@@ -132,9 +132,10 @@ class LiveRequest:
         return self.ends[0].reason
 
     def tell_adapter(self) -> None:
-        """Tell the sink what the name of its adapter stood for, before there is a span: it may be lost until then."""
-        if self.group.adapter is not None and not self.group.provenance.spans:
-            self.sink.begin_span(Span(UNKNOWN, self.group.progress, self.group.adapter))
+        """Tell the sink the adapter that was found, before there is a span of it: it may be lost until then."""
+        adapter, spans = self.group.adapter, self.group.provenance.spans
+        if adapter is not None and (not spans or spans[-1].adapter != adapter):
+            self.sink.begin_span(Span(spans[-1].numerics if spans else UNKNOWN, self.group.progress, adapter))
 
     def tell_span(self) -> None:
         """After an admission, tell the sink which numerics go on, if they are new."""

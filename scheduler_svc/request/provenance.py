@@ -96,8 +96,9 @@ class Provenance:
 
     @property
     def adapter(self) -> Adapter | None:
-        """That of the group, if there is a span."""
-        return self.spans[-1].adapter if self.spans else None
+        """That of the group, if there is a span; the latest one has what the engine found."""
+        span = self.latest or (self.spans[-1] if self.spans else None)
+        return None if span is None else span.adapter
 
     def of_output(self, index: int, num_tokens: int) -> list[tuple[int, Numerics]]:
         """Return the first token and the numerics of each span of a sequence, or with index 0 of a hypothesis."""

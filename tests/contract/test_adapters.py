@@ -19,11 +19,18 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.values.output_messages import event_from_proto
 from octavo_shared.errors import ModelLoadError
 from scheduler_svc.core.step import slotted_things
+from scheduler_svc.engine.weights import PauseMode
 from tests.contract.test_continuation import continued, cut_behind, joined, run
 from tests.support.stack import Answer, Stack, collect, running_stack, token_request, until
 from tests.support.step_logs import check_replay
 
 pytestmark = pytest.mark.timeout(60)
+
+# What a client is told of source `a`, whose content was `one`: not what it is now.
+CHANGED = (
+    "the executor cannot load the adapter: a has another content now; its SHA-256 is not "
+    f"{hashlib.sha256(b'one').hexdigest()}, which was asked for"
+)
 
 
 @dataclass
@@ -200,7 +207,7 @@ async def test_an_executor_that_finds_another_content_than_the_fleets_computes_n
         files.content["a"] = b"another"
         code, words = await refusal_of(collect(stack, asking("a")))
         assert code is grpc.StatusCode.INTERNAL
-        assert words.startswith("the executor cannot load the adapter: a has another content now: its SHA-256 is ")
+        assert words == CHANGED
 
 
 async def test_the_log_of_loads_and_of_a_lost_executor_decides_every_step_again(tmp_path: Path) -> None:
@@ -216,10 +223,10 @@ async def test_the_log_of_loads_and_of_a_lost_executor_decides_every_step_again(
 
 
 @pytest.mark.parametrize("fronts", [0, 1])
-async def test_an_answer_goes_on_elsewhere_with_the_content_that_began_it_whatever_its_name_stands_for(
+async def test_an_answer_goes_on_elsewhere_with_the_content_that_began_it_if_its_name_has_stood_for_that(
     fronts: int,
 ) -> None:
-    """Reloaded with another content, and unknown; where the content is nowhere any more, it ends with these words."""
+    """Whatever the name stands for since; and no client chooses what is read, or whose quota it uses."""
     files = Files()
     request = asking("it", 20)
     request.include_prompt_token_ids = request.include_provenance = True
@@ -229,10 +236,22 @@ async def test_an_answer_goes_on_elsewhere_with_the_content_that_began_it_whatev
     begun = cut_behind(whole, 5)
     asked = continued(request, whole.accepted, begun)
     assert asked.continuation.adapter_digest == hashlib.sha256(b"one").hexdigest()
-    async with running_stack(files.worker(), fronts=fronts) as stack:
-        for name in ("", "b"):  # the name is unknown; it is another content's
-            if name:
-                await load(stack, "it", name)
+    async with running_stack(files.worker(1), fronts=fronts) as stack:
+        await load(stack, "other", "b")
+        for name, source in (("it", "a"), ("other", "a"), ("it", "b"), ("it", "c")):
+            forged = pb.GenerateRequest()
+            forged.CopyFrom(asked)
+            forged.lora_adapter, forged.continuation.adapter_source = name, source
+            code, words = await refusal_of(run(stack, forged))
+            assert (code, words) == (
+                grpc.StatusCode.UNAVAILABLE,
+                f"the adapter {name} with the SHA-256 7692c3ad3540…, which began the answer, is not loaded; load it",
+            )
+        await load(stack, "it", "a")
+        asked.continuation.adapter_source = "no such source"
+        for replacement in ("", "b"):  # the name is another content's then
+            if replacement:
+                await load(stack, "it", replacement, in_place=True)
             rest = await run(stack, asked)
             assert list(rest.finished.outputs[0].token_ids or []) == list(whole.finished.outputs[0].token_ids or [])
             await until(lambda: not stack.engine.requests)
@@ -246,10 +265,60 @@ async def test_an_answer_goes_on_elsewhere_with_the_content_that_began_it_whatev
         nothing_told.continuation.ClearField("adapter_digest")
         code, words = await refusal_of(run(stack, nothing_told))
         assert (code, words[:45]) == (grpc.StatusCode.INVALID_ARGUMENT, "continuation.adapter_digest is empty; it must")
-    files.content["a"] = b"another"
-    async with running_stack(files.worker(), fronts=fronts) as stack:
+        await collect(stack, asking("it"))  # takes the slot
+        files.content["a"] = b"another"
         _, words = await refusal_of(run(stack, asked))
-        assert "a has another content now" in words
+        assert words == CHANGED
+        await load(stack, "it", "a", in_place=True)
+        files.content["d"] = b"one"
+        await load(stack, "fourth", "d")
+        await collect(stack, asking("other"))
+        assert (await run(stack, asked)).finished.outputs, "the source that is loaded now is the one that is read"
+
+
+@pytest.mark.parametrize("by", ["admin", "offer"])
+async def test_in_a_pause_loads_are_refused_or_wait_and_a_caller_that_leaves_takes_its_request_along(by: str) -> None:
+    async with running_stack(Files().worker(step_ms=2)) as stack:
+        engine = stack.engine
+        if by == "admin":
+            engine.schedule = lambda *_: None  # type: ignore[method-assign]  # the pause comes behind the call
+            call = asyncio.create_task(load(stack, "a"))
+            await until(lambda: engine.requests)
+            call.cancel()
+            await until(lambda: not engine.requests)
+            vars(engine).pop("schedule")
+        await engine.weights.pause(PauseMode.KEEP)
+        code, words = await refusal_of(load(stack, "a"))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert words == "the fleet is paused, and a load computes a token; resume the fleet first, then load"
+        assert not engine.requests
+        if by == "offer":
+            engine.adapters.note_offered(["a"])
+            await until(lambda: engine.requests)
+        await engine.weights.resume()
+        if by == "offer":
+            await until(lambda: [one.name for one in engine.adapters.all] == ["a"])
+        else:
+            await load(stack, "a")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fake", "name is fake; it must be another name than the model's, which requests without adapters use"),
+        ("a\n", "name is a\\n; it must be 1 to 256 characters long, without line breaks and control characters"),
+        ("a\0", "name is a\\x00; it must be 1 to 256 characters long, without line breaks and control characters"),
+        (
+            "\u202ea",
+            "name is \\u202ea; it must be 1 to 256 characters long, without line breaks and control characters",
+        ),
+    ],
+)
+async def test_names_that_would_mislead_are_refused(name: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with running_stack(Files({name: b"one"}).worker(adapter_names=(name,))) as stack:
+        await until(lambda: "event=adapter_not_served" in caplog.text)
+        assert await refusal_of(load(stack, name)) == (grpc.StatusCode.INVALID_ARGUMENT, words)
+        assert not stack.engine.adapters.all
 
 
 @pytest.mark.parametrize("has_begun", [True, False])

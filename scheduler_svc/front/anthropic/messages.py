@@ -18,7 +18,7 @@ from scheduler_svc.front.anthropic.streaming import MessageStream, ended_by, mes
 from scheduler_svc.front.anthropic.tools import chat_format, chat_thinking, chat_tools
 from scheduler_svc.front.api import tokenization
 from scheduler_svc.front.api.request_limits import RequestLimits
-from scheduler_svc.front.openai.answering import Answering
+from scheduler_svc.front.openai.answering import Answering, answered_model
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.chat_outputs import FEW_PARSED_TOKENS, ChatFormats, ChatOutputs
 from scheduler_svc.front.openai.field_reader import name_ignored
@@ -82,12 +82,12 @@ class Messages:
         async with self._answering.running(call, f"msg_{call.request_id}", asked) as [response]:
             if chat.fields.stream:
                 waits_for = partial(self._answering.waits_for, asked, response)
-                stream = MessageStream(call, waits_for, model.name, response, outputs)
+                stream = MessageStream(call, waits_for, answered_model(model, response), response, outputs)
                 return await stream_events(stream, stream.send_all, asked.names, response.request_id)
             await response.wait_until_ended()
 
         def write() -> bytes:
-            return _message(model.name, response, outputs)
+            return _message(answered_model(model, response), response, outputs)
 
         is_quick = outputs.are_plain or len(response.outputs[0].token_ids) <= FEW_PARSED_TOKENS
         return call.answer_bytes(write() if is_quick else await asyncio.to_thread(write))

@@ -110,13 +110,18 @@ def answer_id(prefix: str, call: Call, fields: DecodingFields | PoolingFields) -
     return f"{prefix}-{fields.request_id or call.request_id}"
 
 
-def answer_head(identifier: str, kind: str, model: TextModel) -> dict[str, object]:
+def answered_model(model: TextModel, response: Response) -> str:
+    """Return what an answer says made it: the adapter of its request, or the model."""
+    return response.request.lora_adapter or model.name
+
+
+def answer_head(identifier: str, kind: str, model: TextModel, response: Response) -> dict[str, object]:
     """Return what the JSON object of an answer begins with."""
     head: dict[str, object] = {
         "id": identifier,
         "object": kind,
         "created": int(time.time()),
-        "model": model.name,
+        "model": answered_model(model, response),
     }
     if known := fingerprint(model):
         head["system_fingerprint"] = known

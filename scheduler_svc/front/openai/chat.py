@@ -56,12 +56,12 @@ class Chat:
         tokens = TokenLogprobs(self._answering.token_texts(model), shows_ids=shows_ids)
         async with self._answering.running(call, identifier, asked) as [response]:
             if fields.stream:
-                head = answer_head(identifier, "chat.completion.chunk", model)
+                head = answer_head(identifier, "chat.completion.chunk", model, response)
                 stream = ChunkStream(call, partial(self._answering.waits_for, asked, response), head)
                 pieces = _ChatPieces(stream, response, asked, fields, tokens, outputs)
                 return await stream_answer(stream, [pieces], asked.names)
             await response.wait_until_ended()
-        head = answer_head(identifier, "chat.completion", model)
+        head = answer_head(identifier, "chat.completion", model, response)
 
         def write() -> bytes:
             return to_json({**head, **_answer_body(response, asked, fields, tokens, outputs)})

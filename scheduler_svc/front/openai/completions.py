@@ -41,10 +41,10 @@ class Completions:
 
     async def _answer(self, call: Call, fields: CompletionFields, asked: Asked, model: TextModel) -> web.StreamResponse:
         identifier = answer_id("cmpl", call, fields)
-        head = answer_head(identifier, "text_completion", model)
         shows_ids = bool(fields.return_tokens_as_token_ids)
         tokens = TokenLogprobs(self._answering.token_texts(model), shows_ids=shows_ids)
         async with self._answering.running(call, identifier, asked) as responses:
+            head = answer_head(identifier, "text_completion", model, responses[0])
             prompts = [_Prompt(fields, asked, place, response, tokens) for place, response in enumerate(responses)]
             if fields.stream:
                 stream = ChunkStream(call, partial(self._answering.waits_for, asked, responses[0]), head)

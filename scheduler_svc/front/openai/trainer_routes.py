@@ -16,7 +16,14 @@ from octavo_shared.errors import AdapterNotLoadedError, FencedError, InvalidFiel
 from octavo_shared.step_wire.executor_info import is_digest
 from scheduler_svc.front.api.generation import Generation
 from scheduler_svc.front.api.models import Models
-from scheduler_svc.front.openai.answering import Answering, answer_id, finish_reason, in_openai_words, usage_of
+from scheduler_svc.front.openai.answering import (
+    Answering,
+    answer_id,
+    answered_model,
+    finish_reason,
+    in_openai_words,
+    usage_of,
+)
 from scheduler_svc.front.openai.call import BODY_TIMEOUT_S, Call
 from scheduler_svc.front.openai.errors import CLOSE, ApiError, api_error
 from scheduler_svc.front.openai.field_reader import Reader
@@ -270,7 +277,8 @@ class TrainerRoutes:
                 for copy in range(asked.num_copies)
             ]
             counts = usage_of(responses, asked.num_copies)
-        return call.answer({"request_id": identifier, "model": model.name, "choices": choices, "usage": counts})
+            name = answered_model(model, responses[0])
+        return call.answer({"request_id": identifier, "model": name, "choices": choices, "usage": counts})
 
 
 async def _next_piece(call: Call) -> bytes:

@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from scheduler_svc.front.anthropic.blocks import BlockBegin, BlockEnd, Blocks
 from scheduler_svc.front.anthropic.streaming import parsed_events
-from scheduler_svc.front.openai.answering import Answering, usage_of
+from scheduler_svc.front.openai.answering import Answering, answered_model, usage_of
 from scheduler_svc.front.openai.call import Call
 from scheduler_svc.front.openai.chat_outputs import FEW_PARSED_TOKENS, ChatFormats, ChatOutputs
 from scheduler_svc.front.openai.errors import ApiError
@@ -115,7 +115,7 @@ class _Answer:
             "id": response.request_id,
             "object": "response",
             "created_at": int(time.time()),
-            "model": model.name,
+            "model": answered_model(model, response),
             **echoed(fields, chat.tools),
             **{name: _number(fields, response, name) for name in _NUMBERS},
         }

@@ -21,6 +21,16 @@ async def test_an_adapters_name_is_a_models_name_and_is_listed_with_its_parent()
             await api.send("POST", "/v1/responses", json={"model": "poet", "input": "a", "max_output_tokens": 4}),
         ]
         assert [answer.status for answer in (chat, *answers)] == [200] * 3
+        assert [answer.json["model"] for answer in (plain, adapted, chat, *answers)] == ["fake", *["poet"] * 4]
+        streams = [
+            await api.send("POST", "/v1/completions", json={"model": "poet", "prompt": "a", "stream": True}),
+            await api.send("POST", "/v1/chat/completions", json={**message, "stream": True}),
+            await api.send("POST", "/v1/messages", json={**message, "stream": True}),
+            await api.send("POST", "/v1/responses", json={"model": "poet", "input": "a", "stream": True}),
+        ]
+        assert [(stream.text.count('"poet"') > 0, '"model":"fake"' in stream.text) for stream in streams] == [
+            (True, False)
+        ] * 4
         listed = (await api.get("/v1/models")).json["data"]
         assert [(entry["id"], entry.get("parent")) for entry in listed] == [("fake", None), ("poet", "fake")]
         assert (await api.get("/v1/models/poet")).json["parent"] == "fake"
