@@ -225,11 +225,13 @@ class Continuation(_message.Message):
     counts.
     """
     adapter_source: _builtins.str
-    """Where executors find the adapter that made it (Provenance.adapter_source)."""
+    """Where executors found the adapter that made it (Provenance.adapter_source). A source that the scheduler knows for
+    this content is read instead.
+    """
     adapter_digest: _builtins.str
     """SHA-256 of that adapter (Provenance.adapter_digest). The answer goes on with this content only, whatever the name
-    in lora_adapter stands for by now, and also where it is unknown. Required of an answer with an adapter that has
-    begun.
+    in lora_adapter stands for by now. Where that name has not stood for it since the scheduler's start, the call ends
+    with UNAVAILABLE. Required of an answer with an adapter that has begun.
     """
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContinuedOutput]:
