@@ -254,6 +254,7 @@ async def test_an_answer_goes_on_elsewhere_with_the_content_that_began_it_if_its
                 await load(stack, "it", replacement, in_place=True)
             rest = await run(stack, asked)
             assert list(rest.finished.outputs[0].token_ids or []) == list(whole.finished.outputs[0].token_ids or [])
+            assert {span.adapter_source for span in rest.finished.outputs[0].provenance} == {"a"}, "not the client's"
             await until(lambda: not stack.engine.requests)
             answer = cut_behind(whole, 5)
             for event in rest.events[:-1]:
