@@ -95,6 +95,7 @@ class StepRunner:
         self._draining = False
         self._sleep_level = 0
         self._must_release = False  # the next step releases all live slots, or keeps them on purpose
+        self._has_lost_cache = False  # it cannot keep them
         self._lost_device: DeviceLostError | None = None
         self._device_is_lost = asyncio.Event()
 
@@ -187,7 +188,7 @@ class StepRunner:
             self._next_step_id = 1
             self._agreement = agreement
             self._failure = None
-            self._must_release = False
+            self._must_release = self._has_lost_cache = False
             return self._names.begin_listing()
 
         return await self._thread.run(begin_epoch)
@@ -253,7 +254,7 @@ class StepRunner:
         def sleep(worker: Worker) -> None:
             self._transfers.cancel_all(Reason.WEIGHTS, "the executor sleeps")  # they read the cache, which goes
             worker.sleep(level)
-            self._sleep_level = level
+            self._sleep_level, self._has_lost_cache = level, True
 
         await self._between_steps(epoch, after_step_id, sleep)
 
@@ -339,7 +340,7 @@ class StepRunner:
                 running = worker.launch(step)
                 self._names.follow(step, worker.table, was_active)
                 self._transfers.begin(step)
-                self._must_release = False
+                self._must_release = self._has_lost_cache = False
         except Exception as error:  # a value for the waiting caller, in the order of the steps
             self._finish_all()
             answer = error
@@ -373,7 +374,7 @@ class StepRunner:
         """Accept a step that is meant for the weights that there are.
 
         Raises: FencedError: it is not, or the executor sleeps. InvalidStepError: it goes on with slots that older
-            weights have computed.
+            weights have computed, or whose cache is gone.
         """
         if self._sleep_level:
             raise FencedError("the executor sleeps; wake it first")
@@ -384,14 +385,16 @@ class StepRunner:
                 f"step {step.step_id} expects version {message.expected_weights_version:016x} of the weights; there is "
                 f"version {worker.info.weights_version:016x}"
             )
-        if self._must_release and not step.keeps_live:
+        if self._must_release and (self._has_lost_cache or not step.keeps_live):
             live = worker.table.live.copy()
             live[step.delta.released_slots] = False
             if live.any():
-                raise InvalidStepError(
-                    f"step {step.step_id} goes on with slot {int(live.argmax())}, which older weights have computed; "
-                    "release it, or set keeps_live"
+                why = (
+                    "whose cache is gone after Sleep; release it"
+                    if self._has_lost_cache
+                    else "which older weights have computed; release it, or set keeps_live"
                 )
+                raise InvalidStepError(f"step {step.step_id} goes on with slot {int(live.argmax())}, {why}")
 
     def _wait_for(self, step: RunningStep) -> None:
         """Wait for the device, on the thread for that; then have the step finished."""

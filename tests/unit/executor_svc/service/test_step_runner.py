@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from executor_svc.service.step_thread import StepThread
 from executor_svc.transfers.transfers import Transfers
 from executor_svc.worker.interface import DoneStep, RunningStep
 from octavo.execution.v1 import step_pb2
-from octavo_shared.errors import DeviceLostError, StepFailedError, StepGapError, UnavailableError
+from octavo_shared.errors import DeviceLostError, InvalidStepError, StepFailedError, StepGapError, UnavailableError
 from octavo_shared.step_wire import wire
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
 from octavo_shared.step_wire.executor_info import Capability
@@ -33,7 +34,7 @@ class WorkerOfDevice(FakeWorker):
     reset_error: Exception | None = None
 
     def __init__(self) -> None:
-        super().__init__(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
+        super().__init__(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, updates_weights=True)
         self.launched: list[StepOnDevice] = []
         self.done_step_ids: set[int] = set()
         self.launches = threading.Semaphore(0)
@@ -284,6 +285,32 @@ async def test_one_step_alone_is_answered_when_it_has_run(steps: Runner) -> None
     await asyncio.to_thread(steps.worker.launches.acquire)
     steps.end(0)
     assert (await running).step_id == 1
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+async def test_slots_go_on_behind_an_update_but_not_behind_a_sleep(steps: Runner, sleeps: bool, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"other weights")
+    capabilities = frozenset({Capability.NUMERICS, Capability.WEIGHT_VERSIONS})
+    await steps.runner.reset(WireAgreement(2, capabilities))
+    steps.worker.done_step_ids = {1, 2}
+
+    async def run(step_id: int, *, keeps_live: bool = False) -> Response:
+        request = steps.request(step_id)
+        request.keeps_live = keeps_live
+        request.expected_weights_version = steps.worker.info.weights_version
+        request.feature_bits = 1 << Capability.WEIGHT_VERSIONS
+        return await steps.runner.run(request)
+
+    await run(1)
+    if sleeps:
+        await steps.runner.sleep(steps.epoch, 1, 1)
+        await steps.runner.wake(steps.epoch)
+    await steps.runner.update_weights(steps.epoch, 1, tmp_path, "")
+    if not sleeps:
+        assert (await run(2, keeps_live=True)).step_id == 2
+        return
+    with pytest.raises(InvalidStepError, match="slot 0, whose cache is gone after Sleep; release it"):
+        await run(2, keeps_live=True)
 
 
 def test_the_threads_end_though_they_are_closed_while_one_waits_for_the_other() -> None:
