@@ -74,8 +74,8 @@ class _BatchConfig(ServiceConfig):
         (),
         description=(
             "Comma-separated folders: a scheduler's operators may load new weights of the model from folders in them; "
-            "those that come over the network are kept in the first one until they are in place. Empty: weights stay "
-            "as they are."
+            "those that come over the network are kept in the first one until they are in place. Links out of them are "
+            "refused. Empty: weights stay as they are."
         ),
     )
 

@@ -158,6 +158,10 @@ class Checkpoint:
         """Return config.json, byte for byte. Raises: ModelLoadError: it cannot be read."""
         return read_whole(self._directory / "config.json") if self._config_json is None else self._config_json
 
+    def file_bytes(self) -> int:
+        """Return the size of the files, in bytes."""
+        return sum(path.stat().st_size for path in set(self._file_of.values()))
+
     def digest(self) -> WeightsDigest:
         """Return what hashes all bytes of the model, in the background."""
         return WeightsDigest(self.config_json(), tensors_in(self._file_of))

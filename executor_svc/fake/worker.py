@@ -287,6 +287,11 @@ class FakeWorker:
         result.execute_duration_us = round((self._clock() - begin_s) * 1e6)
         return result
 
+    @property
+    def weights_bytes(self) -> int:
+        """0: it has no files; see `Worker`."""
+        return 0
+
     def update_weights(self, folder: Path, weights_digest: str, agree: Agree = lambda _: None) -> None:
         """Take the files of a folder, of any bytes, as weights; see `Worker`."""
         try:

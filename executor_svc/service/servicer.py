@@ -25,7 +25,7 @@ from executor_svc.service.metrics import executor_families
 from executor_svc.service.step_runner import StepRunner
 from executor_svc.service.step_stream import StepStream, first_message
 from executor_svc.service.step_thread import StepThread
-from executor_svc.service.weight_updates import WeightUpdates
+from executor_svc.service.weight_updates import WeightUpdates, to_its_end
 from executor_svc.transfers.sender import Dial
 from executor_svc.transfers.servicer import BlockTransferServicer
 from executor_svc.transfers.transfers import Transfers
@@ -117,6 +117,7 @@ class ExecutionServicer(ExecutionServiceServicer):
 
     async def load(self, load_worker: Callable[[], Worker]) -> None:
         """Make the worker on the step thread; until then calls are UNAVAILABLE. Raises what it raises."""
+        await asyncio.to_thread(self._weight_updates.remove_left_over)
         await self._runner.load(load_worker)
 
     async def device_lost(self) -> DeviceLostError:
@@ -279,10 +280,13 @@ class ExecutionServicer(ExecutionServiceServicer):
             raise CallerError("the first message of an update must be its beginning")
         begin = first.begin
         self._require_updates(begin)
-        async with self._weight_updates.receiving(begin, request_iterator) as folder:
+        weights_bytes = self._runner.worker.weights_bytes
+        async with self._weight_updates.receiving(begin, request_iterator, weights_bytes) as folder:
             self._renew(begin.epoch, begin.instance_id)
             try:
-                info = await self._runner.update_weights(begin.epoch, begin.after_step_id, folder, begin.weights_digest)
+                info = await to_its_end(
+                    self._runner.update_weights(begin.epoch, begin.after_step_id, folder, begin.weights_digest)
+                )
             except ModelLoadError as error:
                 raise CallerError(str(error)) from error
         _logger.info(Event("weights_updated", epoch=begin.epoch, weights_digest=info.weights_digest))

@@ -122,6 +122,10 @@ class Worker(Protocol):
     def write_blocks(self, block_ids: Int32Array, content: Buffer) -> None:
         """Make `content`, as of `read_blocks`, that of device blocks; steps launched from here on see it."""
 
+    @property
+    def weights_bytes(self) -> int:
+        """Size of the files that the model was loaded from, in bytes; 0: it is not known. Any thread may ask."""
+
     def update_weights(self, folder: Path, weights_digest: str) -> None:
         """Put the weights of a folder in place of those that there are, between two steps; `info` has their digest.
 
@@ -152,6 +156,8 @@ class Worker(Protocol):
 
 class WithFixedWeights:
     """The part of a worker that changes weights, for one whose `info` does not have `updates_weights`."""
+
+    weights_bytes = 0
 
     def update_weights(self, folder: Path, weights_digest: str) -> None:
         """See `Worker`."""
@@ -228,6 +234,11 @@ class WorkerAround:
     def write_blocks(self, block_ids: Int32Array, content: Buffer) -> None:
         """See `Worker`."""
         self._worker.write_blocks(block_ids, content)
+
+    @property
+    def weights_bytes(self) -> int:
+        """See `Worker`."""
+        return self._worker.weights_bytes
 
     def update_weights(self, folder: Path, weights_digest: str) -> None:
         """See `Worker`."""

@@ -24,6 +24,7 @@ from executor_svc.models.selection import has_head_of_its_own, matrix_formats, r
 from executor_svc.worker.interface import Agree
 from octavo.values.wording import shown
 from octavo_shared.errors import DeviceLostError, ModelLoadError
+from octavo_shared.step_wire.model_file import find_link_out
 
 if TYPE_CHECKING:  # its rules need pydantic, which a machine that only measures may lack
     from executor_svc.config import ExecutorConfig
@@ -38,6 +39,9 @@ class ReplaceableWeights:
         directory: Of the checkpoint.
         config: The settings of the executor.
         is_hashed: Whether this rank makes the digest.
+
+    Attributes:
+        file_bytes: Size of the files of the checkpoint.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class ReplaceableWeights:
     ) -> None:
         assert isinstance(chosen.model, Decoder), "the others are refused"
         self._chosen, self._decoder, self._config, self._is_hashed = chosen, chosen.model, config, is_hashed
-        self._config_json = checkpoint.config_json()
+        self._config_json, self.file_bytes = checkpoint.config_json(), checkpoint.file_bytes()
         self._parsed: ModelConfig = read_model_config(directory, config)
         self._codes: CodesConfig | None = None if checkpoint.first_codes() is None else checkpoint.codes
         self._formats: Mapping[str, str] = {} if self._codes is None else dict(checkpoint.formats)
@@ -95,7 +99,14 @@ class ReplaceableWeights:
         return model_hash, found
 
     def _open(self, folder: Path) -> Checkpoint:
-        """Return the weights of a folder. Raises: ModelLoadError: they need another executor."""
+        """Return the weights of a folder. Raises: ModelLoadError: they need another executor, or may not be read."""
+        allowed = [Path(each).resolve() for each in self._config.weights_dir]
+        try:
+            link = find_link_out(folder, allowed)  # each rank has a disk of its own
+        except OSError as error:
+            raise ModelLoadError(f"{folder} cannot be read: {error.strerror}") from error
+        if link is not None:
+            raise ModelLoadError(f"{link} is a link out of --weights-dir; put the file itself there")
         checkpoint = Checkpoint(
             folder,
             allow_requantization=self._config.allow_requantization,

@@ -170,6 +170,11 @@ class TorchWorker:
         with _losing_device("laying out the KV cache anew"):  # as when it loads, no process goes on without pools
             self._lay_out()
 
+    @property
+    def weights_bytes(self) -> int:
+        """See `Worker`."""
+        return 0 if self._weights is None else self._weights.file_bytes
+
     def update_weights(self, folder: Path, weights_digest: str, agree: Agree = lambda _: None) -> None:
         """Put other weights in place; see `Worker.update_weights` and `ReplaceableWeights.replace`."""
         assert self._weights is not None, "else it does not announce it"

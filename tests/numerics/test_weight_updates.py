@@ -208,6 +208,12 @@ def cut(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(content[:-1])
 
 
+def move_out(folder: Path) -> None:
+    outside = folder.parent.with_suffix(".safetensors")
+    shutil.move(folder / "model.safetensors", outside)
+    (folder / "model.safetensors").symlink_to(outside)
+
+
 REFUSED: dict[str, tuple[Edit, str]] = {
     "no files": (lambda folder: (folder / "model.safetensors").unlink(), "has no tensors in safetensors files"),
     "a file that is cut": (cut, "model.safetensors is corrupt"),
@@ -228,6 +234,7 @@ REFUSED: dict[str, tuple[Edit, str]] = {
         lambda folder: edit_tensors(folder, **{"lm_head.weight": torch.ones(97, 32)}),
         "contains the tensor lm_head.weight, which differs from the embedding",
     ),
+    "a link out": (move_out, "model.safetensors is a link out of --weights-dir; put the file itself there"),
     "another model": (
         lambda folder: write_config(folder, rms_norm_eps=1e-3, hidden_act="gelu"),
         "config.json is of another model: it has other layers, norm",
@@ -244,6 +251,7 @@ def test_what_is_refused_changes_nothing(name: str, tp: int, tmp_path: Path, cle
     good = trained(tmp_path / "old", tmp_path / "good")
     worker = load(tmp_path / "old", cleanup, tp=tp)
     before, said = bits_of(worker), worker.info
+    assert worker.weights_bytes == (tmp_path / "old" / "model.safetensors").stat().st_size
     edit, reason = REFUSED[name]
     edit(weights)
 

@@ -207,7 +207,7 @@ class ExecutionServiceServicer(object):
 
         FAILED_PRECONDITION: the epoch is not the current one, `after_step_id` is not the last step, another update is being
         received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, weights that are not
-        of this model, or another digest. With these the old weights are there as before. INTERNAL: it failed half way, and
+        of this model, are too many bytes or cannot be written, or another digest. With these the old weights are there as before. INTERNAL: it failed half way, and
         the process ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -217,7 +217,8 @@ class ExecutionServiceServicer(object):
     def Sleep(self, request, context):
         """Sleep gives memory back between two steps (CAPABILITY_WEIGHT_VERSIONS): steps are FAILED_PRECONDITION until Wake.
 
-        Names of blocks and contents of the cache are gone; the next step has to release every live slot.
+        Names of blocks and contents of the cache are gone; the next step has to release every live slot, also
+        with `keeps_live`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -105,13 +105,14 @@ class ExecutionServiceStub:
 
     FAILED_PRECONDITION: the epoch is not the current one, `after_step_id` is not the last step, another update is being
     received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, weights that are not
-    of this model, or another digest. With these the old weights are there as before. INTERNAL: it failed half way, and
+    of this model, are too many bytes or cannot be written, or another digest. With these the old weights are there as before. INTERNAL: it failed half way, and
     the process ends.
     """
     Sleep: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.SleepRequest, _execution_service_pb2.SleepResponse]
     """Sleep gives memory back between two steps (CAPABILITY_WEIGHT_VERSIONS): steps are FAILED_PRECONDITION until Wake.
 
-    Names of blocks and contents of the cache are gone; the next step has to release every live slot.
+    Names of blocks and contents of the cache are gone; the next step has to release every live slot, also
+    with `keeps_live`.
     """
     Wake: _grpc.UnaryUnaryMultiCallable[_execution_service_pb2.WakeRequest, _execution_service_pb2.WakeResponse]
     """Wake ends Sleep. FAILED_PRECONDITION: the epoch is not the current one, or there are no weights, as after level 2.
@@ -204,13 +205,14 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
 
     FAILED_PRECONDITION: the epoch is not the current one, `after_step_id` is not the last step, another update is being
     received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, weights that are not
-    of this model, or another digest. With these the old weights are there as before. INTERNAL: it failed half way, and
+    of this model, are too many bytes or cannot be written, or another digest. With these the old weights are there as before. INTERNAL: it failed half way, and
     the process ends.
     """
     Sleep: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.SleepRequest, _execution_service_pb2.SleepResponse]  # type: ignore[assignment]
     """Sleep gives memory back between two steps (CAPABILITY_WEIGHT_VERSIONS): steps are FAILED_PRECONDITION until Wake.
 
-    Names of blocks and contents of the cache are gone; the next step has to release every live slot.
+    Names of blocks and contents of the cache are gone; the next step has to release every live slot, also
+    with `keeps_live`.
     """
     Wake: _aio.UnaryUnaryMultiCallable[_execution_service_pb2.WakeRequest, _execution_service_pb2.WakeResponse]  # type: ignore[assignment]
     """Wake ends Sleep. FAILED_PRECONDITION: the epoch is not the current one, or there are no weights, as after level 2.
@@ -348,7 +350,7 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
 
         FAILED_PRECONDITION: the epoch is not the current one, `after_step_id` is not the last step, another update is being
         received, or the capability was not agreed on. INVALID_ARGUMENT: a source that may not be read, weights that are not
-        of this model, or another digest. With these the old weights are there as before. INTERNAL: it failed half way, and
+        of this model, are too many bytes or cannot be written, or another digest. With these the old weights are there as before. INTERNAL: it failed half way, and
         the process ends.
         """
 
@@ -360,7 +362,8 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_execution_service_pb2.SleepResponse, _abc.Awaitable[_execution_service_pb2.SleepResponse]]:
         """Sleep gives memory back between two steps (CAPABILITY_WEIGHT_VERSIONS): steps are FAILED_PRECONDITION until Wake.
 
-        Names of blocks and contents of the cache are gone; the next step has to release every live slot.
+        Names of blocks and contents of the cache are gone; the next step has to release every live slot, also
+        with `keeps_live`.
         """
 
     @_abc_1.abstractmethod

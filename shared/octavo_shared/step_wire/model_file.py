@@ -7,6 +7,7 @@ process: in messages, and to clients. A link there to another file of this machi
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -33,6 +34,23 @@ def real_model_file(path: Path) -> Path:
     if not stat.S_ISREG(real.stat().st_mode):  # reading a pipe would wait for ever
         raise OSError(errno.EINVAL, "it is not a regular file")
     return real
+
+
+def find_link_out(directory: Path, folders: Sequence[Path]) -> Path | None:
+    """Return a file of weights or settings in a directory that is a link out of all folders; None: there is none.
+
+    Args:
+        directory: With the files.
+        folders: Without symbolic links. Of a hub's cache the snapshots are links to its blobs.
+
+    Raises: OSError: the directory cannot be read.
+    """
+    for path in sorted(directory.iterdir()):
+        if path.suffix in (".safetensors", ".json") and path.is_symlink():
+            real = Path(os.path.realpath(path))
+            if not any(real.is_relative_to(folder) for folder in folders):
+                return path
+    return None
 
 
 def _homes(directory: Path) -> tuple[Path, ...]:
