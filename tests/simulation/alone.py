@@ -4,6 +4,7 @@ The same checks, core, worker and front as in production, without network, event
 """
 
 import functools
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -17,6 +18,7 @@ from octavo.values.outputs import Finished, FinishReason, Output
 from octavo.values.prompts import generate_request
 from octavo.values.sampling_params import with_keywords
 from octavo_shared.grammar.grammar import Grammar
+from octavo_shared.step_wire.step import Adapter
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
@@ -42,10 +44,12 @@ _OF_THE_CALL = ("tenant", "cache_salt")
 
 
 @functools.cache
-def answer_alone(shape: Shape, sliding_window_tokens: int, max_model_len: int = MAX_MODEL_LEN) -> Finished:
+def answer_alone(
+    shape: Shape, sliding_window_tokens: int, max_model_len: int = MAX_MODEL_LEN, adapter: bytes | None = None
+) -> Finished:
     """Return the last event of a good request that is accepted for sequences of a length, complete.
 
-    Nothing of it depends on what else there is.
+    `adapter`: the content of its adapter; None: it has none. Nothing of it depends on what else there is.
     """
     worker = FakeWorker(
         block_size_tokens=16,
@@ -57,6 +61,8 @@ def answer_alone(shape: Shape, sliding_window_tokens: int, max_model_len: int = 
         sliding_window_tokens=sliding_window_tokens,
         instance_id="alone",
         sleep=lambda _: None,
+        num_adapter_slots=int(adapter is not None),
+        read_adapter=lambda _: adapter or b"",
     )
     info = worker.info
     model = TextModel(ServedModel(info, max_model_len, info.max_num_seqs), _tokenizer())
@@ -66,6 +72,9 @@ def answer_alone(shape: Shape, sliding_window_tokens: int, max_model_len: int = 
         grammar = _compiler().verdict(asked.grammar)
         assert isinstance(grammar, Grammar), grammar
         asked = replace(asked, engine=replace(asked.engine, grammar=grammar))
+    if adapter is not None:
+        content = Adapter("alone", hashlib.sha256(adapter).digest())
+        asked = replace(asked, engine=replace(asked.engine, adapter=content))
     response = Response(asked.engine, asked.answer_options, model.tokenizer)
     fleet = Fleet(WaitingQueue(FcfsPolicy()), FcfsPolicy())
     planner = fleet.join(serving_limits(info, PlannerSettings()), epoch=1)

@@ -26,6 +26,7 @@ from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.link.absence import LIMIT_S
 from scheduler_svc.link.engine_servicer import EngineServicer
+from tests.simulation.adapters import Adapters, digests_of
 from tests.simulation.alone import answer_alone
 from tests.simulation.engine_checks import COUNTED_OUT, EngineChecks
 from tests.simulation.link_checks import LinkChecks
@@ -74,6 +75,9 @@ class RequestRecord:
         max_model_len: The longest sequence that it was first accepted for.
         accepted_at_s, last_event_s: When the first event came, and the last one.
         token_ids, texts: What the deltas have brought, by output index.
+        sent_at_s: When its client sent it.
+        lora_adapter: The name of its adapter; empty: it has none.
+        adapter_digests: Of the adapters that the deltas say.
     """
 
     plan: RequestPlan
@@ -91,6 +95,9 @@ class RequestRecord:
     last_event_s: float = 0.0
     token_ids: defaultdict[int, tuple[int, ...]] = field(default_factory=lambda: defaultdict(tuple))
     texts: defaultdict[int, str] = field(default_factory=lambda: defaultdict(str))
+    sent_at_s: float = 0.0
+    lora_adapter: str = ""
+    adapter_digests: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -104,6 +111,7 @@ class Checks:
         is_quiet: Whether all is well again, but for requests that break executors.
         is_poisoned: Whether such a request was sent since then.
         faults_at_s: When faults began, by number.
+        adapters: Those of the run.
     """
 
     plan: Plan
@@ -115,8 +123,12 @@ class Checks:
     is_quiet: bool = False
     is_poisoned: bool = False
     faults_at_s: dict[int, float] = field(default_factory=dict)
+    adapters: Adapters = field(init=False)
     _engines: dict[Engine, EngineChecks] = field(default_factory=dict)
     _links: dict[Engine, LinkChecks] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.adapters = Adapters(self.plan, self.loop.time)
 
     def break_promise(self, what: str) -> None:
         """A promise is broken: only the first one counts."""
@@ -133,7 +145,9 @@ class Checks:
         asked = shape(plan.shape)
         # Who goes on with one that breaks executors has them broken for as long as it tries.
         goes_on = plan.client < self.plan.num_resuming and not plan.is_streamed and asked.kind != POISON
-        record = RequestRecord(plan, asked, request_id, goes_on)
+        record = RequestRecord(plan, asked, request_id, goes_on, sent_at_s=self.loop.time())
+        if asked.kind != POISON:
+            record.lora_adapter = self.adapters.name_of(plan)
         self.records.append(record)
         for watcher in self.watchers:
             watcher.sent(record)
@@ -153,6 +167,7 @@ class Checks:
         if isinstance(event, Delta):
             record.token_ids[event.output_index] += event.token_ids
             record.texts[event.output_index] += event.text
+            record.adapter_digests |= digests_of(event)
         if isinstance(event, Finished):
             record.finished = event
 
@@ -169,6 +184,7 @@ class Checks:
         elif record.finished is not None:
             self.seen["ended: finished"] += 1
             self.seen[f"finished: {record.shape.kind}"] += 1
+            self.seen["finished: with an adapter"] += bool(record.lora_adapter)
             self._check_answer(record, record.finished)
         elif record.left:
             self.seen["ended: client left"] += 1
@@ -184,7 +200,11 @@ class Checks:
             index = output.output_index
             if (record.token_ids[index], record.texts[index]) != (output.token_ids, output.text):
                 self.break_promise(f"{record.request_id} got {record.token_ids[index]}, and the end says {output}")
-        expected = self._answer_alone(record)
+        content = self.adapters.content_of(finished) if record.lora_adapter else None
+        if record.lora_adapter and (content is None or len(record.adapter_digests) > 1):
+            self.break_promise(f"{record.request_id} with {record.lora_adapter} says that {finished.outputs} made it")
+            return
+        expected = self._answer_alone(record, content)
         for ours, theirs in zip(finished.outputs, expected.outputs, strict=True):
             if difference := _difference(ours, theirs):
                 self.break_promise(
@@ -197,23 +217,27 @@ class Checks:
         if (usage.num_prompt_tokens, usage.num_output_tokens) != (alone.num_prompt_tokens, alone.num_output_tokens):
             self.break_promise(f"{record.request_id} has the usage {usage}, and alone {alone}")
 
-    def _answer_alone(self, record: RequestRecord) -> Finished:
-        """Return what it is answered alone, up to the length that it was first accepted for."""
+    def _answer_alone(self, record: RequestRecord, content: bytes | None) -> Finished:
+        """Return what it is answered alone, up to the length that it was first accepted for, with this adapter."""
         shape, most = record.shape, len(record.shape.prompt) + record.shape.options["max_tokens"]
         is_bound = record.max_model_len < min(most, MAX_MODEL_LEN)
         if is_bound:
             self.seen["finished: accepted for less than it may use"] += 1
         length = record.max_model_len if is_bound else MAX_MODEL_LEN
-        return answer_alone(shape, self.plan.sliding_window_tokens, length)
+        return answer_alone(shape, self.plan.sliding_window_tokens, length, content)
 
     def _check_error(self, record: RequestRecord, error: OctavoError) -> None:
         """It must be one that the plan explains."""
         plan, kinds = record.plan, {fault.kind for fault in self.plan.faults}
         # One that goes on takes the id from one that came meanwhile.
         has_namesakes = sum(other.request_id == record.request_id for other in self.records) > 1
+        lacked_its_adapter = self.adapters.explain(str(error), record.lora_adapter, is_quiet=self.is_quiet)
         allowed: dict[type[OctavoError], bool] = {
-            InvalidRequestError: record.shape.refused_as is InvalidRequestError or "shrink_executor" in kinds,
-            InternalError: record.shape.refused_as is InternalError and "are not finite at token" in str(error),
+            InvalidRequestError: record.shape.refused_as is InvalidRequestError
+            or "shrink_executor" in kinds
+            or lacked_its_adapter,
+            InternalError: (record.shape.refused_as is InternalError and "are not finite at token" in str(error))
+            or lacked_its_adapter,
             DeadlineError: plan.timeout_s is not None,
             RequestAbortedError: record.was_aborted
             or has_namesakes
@@ -234,8 +258,9 @@ class Checks:
                 )
             ),
         }
-        if not any(isinstance(error, kind) and is_allowed for kind, is_allowed in allowed.items()):
-            self.break_promise(f"{record.request_id} ended with {type(error).__name__}: {error}")
+        why = self.adapters.why_wrong(str(error), record.lora_adapter, plan.scheduler, record.sent_at_s)
+        if why or not any(isinstance(error, kind) and is_allowed for kind, is_allowed in allowed.items()):
+            self.break_promise(f"{record.request_id} ended with {type(error).__name__}: {error}{why}")
 
     def _goes_on(self, record: RequestRecord) -> bool:
         """Return whether its front must have gone on with it, whatever became of the core."""

@@ -121,6 +121,11 @@ class Machine(ABC):
         for former in tuple(self._formers):
             self.kill_former(former)
 
+    @property
+    def has_formers(self) -> bool:
+        """Whether a process is there that another one has displaced."""
+        return bool(self._formers)
+
     def stall(self) -> bool:
         """Stop the process; False: it does not run."""
         if self.process is None or not self.process.is_running:
@@ -221,6 +226,7 @@ class ExecutorMachine(Machine):
             world.checks.break_promise,
             world.note_step,
             world.contents,
+            world.adapters,
             updates_weights=world.plan.updates_weights,
         )
         world.workers.append(worker)
@@ -265,6 +271,7 @@ class SchedulerMachine(Machine):
         if self.is_up:
             return
         world, process = self._world, self.begin()
+        world.adapters.note_unknown(self.name)
         chance = random.Random(f"{process.name} {world.plan.seed}")
         if world.plan.cell == BY_NAME:
             self._take_address()

@@ -85,6 +85,9 @@ MOMENTS = (
 # One of so many requests is sent on a stream that it shares with others.
 REQUESTS_PER_STREAMED = 3
 
+# What is sent when all is well again has its number and this.
+FIRST_LAST_NUMBER = 1000
+
 # How much longer than its duration says an executor is broken: it is tried several times.
 BROKEN_AT_LEAST_S = 5.0
 

@@ -305,6 +305,37 @@ BUGS = (
         "        pass\n",
         LIVENESS,
     ),
+    # Adapters
+    Bug(
+        "the names of blocks do not say with which adapter they were computed",
+        f"{CORE}/sequence.py",
+        "self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter)\n",
+        "self.cache_salt\n",
+    ),
+    Bug(
+        "an adapter is used before its load has ended",
+        f"{CORE}/step/slotted_things.py",
+        "            if pool.waits_for(key):\n",
+        "            if pool.waits_for(key) and pool.state_of(key) is SlotState.EMPTY:\n",
+    ),
+    Bug(
+        "an answer goes on with what the name of its adapter stands for now",
+        f"{ENGINE}/adapters.py",
+        "            return adapter if adapter is not None and adapter.digest == begun_with.digest else begun_with\n",
+        "            return adapter or begun_with\n",
+    ),
+    Bug(
+        "an adapter that is loaded twice is found in its second slot, and those who use it are counted at the first",
+        f"{CORE}/step/slotted_things.py",
+        "            self._found.setdefault(digest, slot)\n",
+        "            self._found[digest] = slot\n",
+    ),
+    Bug(
+        "an executor loads whatever it finds, whichever content was asked for",
+        "executor_svc/worker/adapter_loads.py",
+        "        if adapter.digest and digest != adapter.digest:\n",
+        "        if False:\n",
+    ),
     # Texts
     Bug(
         "texts of a lost executor are forgotten with it",

@@ -24,8 +24,8 @@ _LETTERS = {
     EventKind.PARKED: "K",
     EventKind.WEIGHTS_CHANGED: "W",
 }
-# In place of a kind of shape.
-TEXT = "text"
+# In place of a kind of shape: a text to be pooled, and the load of an adapter.
+TEXT, LOAD = "text", "load"
 
 _ENDS = {"UNAVAILABLE": "U", "RESOURCE_EXHAUSTED": "R"}
 
@@ -36,7 +36,7 @@ class Life:
 
     Attributes:
         ended: What the scheduler says of it.
-        kind: Its kind of shape, or TEXT.
+        kind: Its kind of shape, TEXT or LOAD.
         word: As above.
     """
 
@@ -102,6 +102,12 @@ RARE_LIVES: tuple[Rare[Life], ...] = (
     Rare("guided lost", "a request with a grammar lost its executor, and finished", _is("L.*F$", "guided")),
     Rare("guided preempted", "one was swapped out or computed again, and finished", _is("[OP].*F$", "guided")),
     Rare("text lost", "a text to be pooled lost its executor, and was answered", _is("L.*F$", TEXT)),
+    Rare(
+        "adapter lost",
+        "an answer with an adapter had begun, lost its executor, and finished",
+        lambda life: bool(life.ended.lora_adapter) and _is("T.*L.*F$")(life),
+    ),
+    Rare("adapter not found", "no executor had the content that began an answer", _says("has another content now")),
     Rare("beams lost", "a beam search lost its executor, and finished", _is("L.*F$", "beams")),
     Rare("beams swapped", "a beam search went to the host pool and back, and finished", _is("O.*I.*F$", "beams")),
     Rare("swapped and preempted", "a request was swapped out once and computed again once", _is("O.*P|P.*O")),

@@ -11,6 +11,8 @@ from unittest import mock
 from octavo_shared.step_wire.executor_info import Capability
 from scheduler_svc.executors import client
 from tests.simulation.abort_checks import AbortChecks
+from tests.simulation.adapter_operator import AdapterOperator
+from tests.simulation.adapter_watch import AdapterWatch
 from tests.simulation.cell_checks import CellChecks, has_used_all, watch_fronts
 from tests.simulation.checks import Checks, PromiseBrokenError
 from tests.simulation.endless import watching_callbacks
@@ -21,7 +23,7 @@ from tests.simulation.machines import SchedulerMachine
 from tests.simulation.network.client import RECONNECT_BACKOFF_S
 from tests.simulation.network.link import SERVER_KEEPALIVE_S
 from tests.simulation.operator import look_around
-from tests.simulation.plan import LIVENESS, FaultPlan, Plan, RequestPlan
+from tests.simulation.plan import FIRST_LAST_NUMBER, LIVENESS, FaultPlan, Plan, RequestPlan
 from tests.simulation.processes import SimulatedProcess
 from tests.simulation.real_world import fence
 from tests.simulation.shapes import POISON, shape
@@ -100,6 +102,8 @@ def _simulate(plan: Plan, loop: SimulationLoop, watchers: tuple[Watcher, ...]) -
     with checks.reading_the_log(), fence(loop, f"{plan.seed}"), wanted:
         world = World(plan, loop, checks)
         checks.watchers = (*checks.watchers, AbortChecks(world), CellChecks(world), TierChecks(world))
+        if world.adapters.num_slots:
+            checks.watchers = (*checks.watchers, AdapterWatch(world))
         try:
             with watching_callbacks(loop, checks.break_promise):
                 loop.run_until_complete(_play(world))
@@ -137,6 +141,8 @@ async def _play(world: World) -> None:
         operator = SimulatedProcess(f"operator of {machine.name}", loop)
         address = machine.own_address
         operator.start(look_around(world.checks, world.network, address, list(world.addresses), f"{plan.seed}"))
+    operator_of_adapters = AdapterOperator(world)
+    operator_of_adapters.start()
     last_id = ""
     for request in sorted(plan.requests, key=lambda request: request.at_s):
         if not (await _goes_on_until(world, begin_s + request.at_s) and await _has_room(world, begin_s)):
@@ -153,7 +159,7 @@ async def _play(world: World) -> None:
         task.cancel()
     await asyncio.gather(*faults, return_exceptions=True)
     world.heal()
-    await _end_all(world)
+    await _end_all(world, operator_of_adapters)
 
 
 async def _goes_on_until(world: World, at_s: float) -> bool:
@@ -192,7 +198,7 @@ async def _strike(world: World, fault: FaultPlan) -> None:
         await strike(world, fault)
 
 
-async def _end_all(world: World) -> None:
+async def _end_all(world: World, operator_of_adapters: AdapterOperator) -> None:
     """Wait until all requests have ended, send the last ones, and look at what is left."""
     checks, loop = world.checks, world.loop
     deadline_s = loop.time() + LIVENESS_BOUND_S
@@ -202,6 +208,8 @@ async def _end_all(world: World) -> None:
         deadline_s,
         "not ready",
     )
+    settled = operator_of_adapters.settle()
+    await _until(world, settled.done, deadline_s, "adapters are not loaded")
     await _until_all_ended(world)
     await _until(world, lambda: not any(text.is_open for text in world.texts), deadline_s, "a text is not answered")
     # Until then a client may seem to be there that has gone: its requests go on.
@@ -251,7 +259,9 @@ async def _send_last(world: World, requests: Sequence[RequestPlan]) -> None:
     records = world.checks.records
     num_records = len(records) + len(requests)
     for request in requests:
-        last = RequestPlan(1000 + request.number, world.loop.time(), request.scheduler, request.shape, request.client)
+        last = RequestPlan(
+            FIRST_LAST_NUMBER + request.number, world.loop.time(), request.scheduler, request.shape, request.client
+        )
         world.clients[last.client].send(last, f"last{request.number}")
     deadline_s = world.loop.time() + LIVENESS_BOUND_S
     await _until(world, lambda: len(records) == num_records, deadline_s, "a request is not sent")

@@ -13,13 +13,14 @@ from scheduler_svc.core.step.step_plan import Decision
 from scheduler_svc.core.step.step_updates import StepUpdates
 from scheduler_svc.engine.engine import Engine
 from scheduler_svc.request.life import EndedRequest
+from tests.simulation.adapters import RARE_WITH_ADAPTERS
 from tests.simulation.checks import RequestRecord
 from tests.simulation.link_watch import RARE_ON_THE_LINK
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.plan import FaultPlan
 from tests.simulation.rare import Rare
 from tests.simulation.rare_faults import RARE_STRIKES, Strike
-from tests.simulation.rare_lives import RARE_LIVES, TEXT, Life, word_of
+from tests.simulation.rare_lives import LOAD, RARE_LIVES, TEXT, Life, word_of
 from tests.simulation.rare_steps import (
     RARE_ANSWERS,
     RARE_DECISIONS,
@@ -58,6 +59,7 @@ RARE: dict[str, str] = (
     | RARE_ON_THE_LINK
     | RARE_TRANSFERS
     | RARE_CHANGES
+    | RARE_WITH_ADAPTERS
 )
 
 
@@ -121,8 +123,9 @@ class Sometimes(Watcher):
 
     def ended(self, process: str, engine: Engine, ended: EndedRequest) -> None:
         """See `Watcher`."""
-        if ended.request_id not in self._records:  # nobody's call: a text
-            self._note_life(Life(ended, TEXT, word_of(ended, has_left=False, is_late=False)))
+        if ended.request_id not in self._records:  # nobody's call
+            kind = LOAD if ended.request_id.startswith("load-adapter-") else TEXT
+            self._note_life(Life(ended, kind, word_of(ended, has_left=False, is_late=False)))
             return
         record, sent_at_s = self._records[ended.request_id]
         timeout_s, now_s = record.plan.timeout_s, self._loop.time()

@@ -15,6 +15,7 @@ from octavo_shared.errors import ModelLoadError, StepFailedError
 from octavo_shared.step_wire.batch_table import StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, split_moves
 from octavo_shared.step_wire.step import Step, StepResult, TokenCounts, no_slots
+from tests.simulation.adapters import Adapters
 from tests.simulation.alone import EOS_PROBABILITY
 from tests.simulation.block_checks import BlockChecks
 from tests.simulation.plan import ExecutorPlan
@@ -39,6 +40,7 @@ class SimulatedWorker(FakeWorker):
         accuse: Told of a step that no scheduler may send.
         on_step: Called after each step.
         contents: What each name of a block stands for, at any executor.
+        adapters: What it finds at their sources.
         updates_weights: Whether it takes other weights.
 
     Attributes:
@@ -62,6 +64,7 @@ class SimulatedWorker(FakeWorker):
         accuse: Callable[[str], None],
         on_step: Callable[[], None],
         contents: dict[bytes, bytes],
+        adapters: Adapters,
         *,
         updates_weights: bool = False,
     ) -> None:
@@ -85,6 +88,10 @@ class SimulatedWorker(FakeWorker):
             max_allowance=plan.max_allowance,
             max_grammar_slots=NUM_GRAMMAR_SLOTS,
             grammar_load_steps=2,
+            num_adapter_slots=adapters.num_slots,
+            read_adapter=adapters.read,
+            adapter_load_steps=adapters.num_load_steps,
+            adapter_names=adapters.offered,
             has_pooling=True,
             numerics_id=numerics_id,
             sleep=self._occupy,

@@ -10,6 +10,7 @@ from octavo.calls.resumption import DEFAULT_RESUME_TIMEOUT_S
 from octavo.errors import OctavoError, OverloadedError, UnavailableError
 from octavo.values.outputs import Event, Finished
 from scheduler_svc.request.engine_client import EngineClient
+from tests.simulation.adapters import Adapters
 from tests.simulation.checks import Checks, RequestRecord
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.machines import CELL, CORES_NAME, ExecutorMachine, FrontMachine, Machine, SchedulerMachine
@@ -93,6 +94,8 @@ class ClientMachine(Machine):
             request_id=record.request_id,
             priority=plan.priority if self._world.plan.settings["policy"] == "priority" else 0,
             timeout_s=plan.timeout_s,
+            lora_adapter=record.lora_adapter,
+            include_provenance=bool(record.lora_adapter),
             **record.shape.options,
         )
         async with aclosing(stream) as events:
@@ -175,6 +178,11 @@ class World:
             ]
         self.clients = [ClientMachine(self, number) for number in range(plan.num_clients)]
         self.addresses = dict.fromkeys(executor.address for executor in plan.executors)
+
+    @property
+    def adapters(self) -> Adapters:
+        """See there."""
+        return self.checks.adapters
 
     async def resolve(self, name: str, port: int) -> set[str]:
         """Return the addresses that a name has now. Raises OSError: it has none."""

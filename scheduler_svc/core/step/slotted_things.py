@@ -183,12 +183,15 @@ class AdapterSlots(SlotPool[Adapter]):
         self.digests[slot] = b""
 
     def note_digest(self, slot: int, digest: bytes) -> None:
-        """Note the content of a loaded slot. An adapter that was loaded as any content serves those with its digest."""
+        """Note the content of a loaded slot. The first one that was loaded as any content serves those with its digest.
+
+        A later one serves none of them: those that run are counted at the first.
+        """
         adapter, other = self.keys[slot], self._slot_of.get(digest)
         assert adapter is not None, "it was loaded"
         self.digests[slot] = digest
         if digest and not adapter.digest and (other is None or self.errors[other]):
-            self._found[digest] = slot
+            self._found.setdefault(digest, slot)
 
 
 class SlottedThings:
