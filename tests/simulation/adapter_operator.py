@@ -4,7 +4,7 @@ import asyncio
 import random
 
 from octavo.admin_client import NotFoundError
-from octavo.errors import OctavoError, UnavailableError
+from octavo.errors import OctavoError, OverloadedError, UnavailableError
 from tests.simulation.adapters import MISSING, NAMES, NUM_VERSIONS, RELOADED
 from tests.simulation.machines import SchedulerMachine
 from tests.simulation.operator import SimulatedAdminClient
@@ -12,7 +12,7 @@ from tests.simulation.processes import SimulatedProcess
 from tests.simulation.sometimes import PREFIX
 from tests.simulation.world import World
 
-LONGEST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 0.5
 PATIENCE_S = 10.0
 
 # Until a load is tried again, when all is well, in seconds.
@@ -85,7 +85,7 @@ class AdapterOperator:
                 SimulatedAdminClient(self._world.network, machine.own_address) as client,
             ):
                 loaded = await client.load_adapter(name, source, in_place=True)
-        except (TimeoutError, UnavailableError):
+        except (TimeoutError, UnavailableError, OverloadedError):  # it may have given way to a request in the queue
             return False
         except OctavoError as error:
             is_missing = f"{source} is not there" in str(error) and "" in adapters.had(source, since_s)

@@ -19,7 +19,7 @@ _OFFERED_SHARE = 0.5
 _MOST_LOAD_STEPS = 3
 
 # So many of the requests name one, and so many of those a name that there never is.
-_NAMING_SHARE = 0.6
+_NAMING_SHARE = 0.8
 _NOBODY_SHARE = 0.05
 
 # Names, and the sources that they are loaded from, at first each from its own; more than an executor has slots.
