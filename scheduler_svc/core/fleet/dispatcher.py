@@ -97,6 +97,10 @@ class Dispatcher:
         self.unplaceable.discard(group)
         self.queue.remove(group)
 
+    def forget_refusals(self, planner: ExecutorPlanner) -> None:
+        """Let a planner be given again, before its next decision, what it refused: something was loaded for it."""
+        next(inbox for inbox in self.inboxes if inbox.planner is planner).refused.clear()
+
     # Dispatching -------------------------------------------------------------------------------------
 
     def dispatch(self, now_s: float) -> set[ExecutorPlanner]:

@@ -201,6 +201,8 @@ class Fleet:
         Raises: ExecutorFaultError: it is not a result of that step; the executor must be given up.
         """
         updates = planner.process(result)
+        if result.adapters_loaded or result.grammars_loaded:
+            self.dispatcher.forget_refusals(planner)
         if planner.ended_transfers is not NOTHING_ENDED:
             self.dispatcher.transfers.take(planner)
         return updates

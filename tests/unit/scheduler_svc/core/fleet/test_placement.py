@@ -253,3 +253,16 @@ def test_a_group_goes_where_its_adapter_is_loaded_unless_far_more_is_to_be_compu
         inbox.put(Assignment(turn_of(group(1, 2)), 0, (0,), num_ahead, is_long=False))
         assert offered(placement_of(bench), group(2, 2, adapter=one)).capacity.planner is chosen.planner
         inbox.take(0)
+
+
+def test_who_waited_for_a_load_goes_where_it_ended_whoever_decides_next() -> None:
+    bench = FleetBench(*[small_limits(adapter_slots=1)] * 2)
+    first, second = bench.members
+    bench.add(group(0, 2, max_tokens(1), adapter=Adapter("one", content_of(Adapter("one")))))
+    while not first.planner.batch.things.adapters.num_loads or first.planner.batch.things.num_loading:
+        bench.step(first)
+        bench.process(first)
+    bench.step(second)
+    bench.run()
+    assert not bench.groups[0].live_sequences
+    assert not second.planner.batch.things.adapters.num_loads
