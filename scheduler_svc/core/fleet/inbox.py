@@ -56,8 +56,8 @@ class Inbox:
         kind: Equal for planners on which a group needs the same blocks: of one size, and kept as long in each cache
             group. Equal kinds of one dispatcher are the same object.
         assignments: In the order of their turns.
-        refused: Groups that the planner did not admit; they are not dispatched to it again before its next decision, or the end
-            of a load.
+        refused: Groups that the planner did not admit; they are not dispatched to it again before its next decision, or
+            the end of a load.
     """
 
     planner: ExecutorPlanner
