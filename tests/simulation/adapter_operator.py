@@ -66,8 +66,6 @@ class AdapterOperator:
                 await self._load(machine, name, source)
 
     async def _settle(self) -> None:
-        if not self._at_work:
-            return
         await asyncio.gather(*self._at_work)
         for name in NAMES:
             if self._adapters.version_of(name) == MISSING:

@@ -208,8 +208,9 @@ async def _end_all(world: World, operator_of_adapters: AdapterOperator) -> None:
         deadline_s,
         "not ready",
     )
-    settled = operator_of_adapters.settle()
-    await _until(world, settled.done, deadline_s, "adapters are not loaded")
+    if world.adapters.num_slots:
+        settled = operator_of_adapters.settle()
+        await _until(world, settled.done, deadline_s, "adapters are not loaded")
     await _until_all_ended(world)
     await _until(world, lambda: not any(text.is_open for text in world.texts), deadline_s, "a text is not answered")
     # Until then a client may seem to be there that has gone: its requests go on.
