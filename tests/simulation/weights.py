@@ -65,10 +65,10 @@ class SlowUpdates(WeightUpdates):
 
     @asynccontextmanager
     async def receiving(
-        self, begin: pb.UpdateWeightsBegin, messages: AsyncIterator[pb.UpdateWeightsRequest]
+        self, begin: pb.UpdateWeightsBegin, messages: AsyncIterator[pb.UpdateWeightsRequest], weights_bytes: int
     ) -> AsyncIterator[Path]:
         """See `WeightUpdates`."""
-        async with super().receiving(begin, messages) as folder:
+        async with super().receiving(begin, messages, weights_bytes) as folder:
             await asyncio.sleep(READ_S)
             yield folder
 
