@@ -484,6 +484,8 @@ class Engine:
         step_id = None if decision.step is None else decision.step.step_id
         self.requests.note_events(decision.events, address, step_id, now_s)
         self.requests.end_failed(decision.failures)
+        if decision.step is None:
+            dispatched_to.discard(planner)  # what it was given with this decision it has passed over
         self.drivers.wake_those_of(dispatched_to)
         return decision.in_flight
 

@@ -321,8 +321,8 @@ BUGS = (
     Bug(
         "an answer goes on with what the name of its adapter stands for now",
         f"{ENGINE}/adapters.py",
-        "            return adapter if adapter is not None and adapter.digest == begun_with.digest else begun_with\n",
-        "            return adapter or begun_with\n",
+        "return next((one for one in loaded if one is not None and one.digest == digest), former or adapter)\n",
+        "return next((one for one in loaded if one is not None), former or adapter)\n",
     ),
     Bug(
         "an adapter that is loaded twice is found in its second slot, and those who use it are counted at the first",
