@@ -80,7 +80,7 @@ class WeightUpdates:
         finally:
             self._is_busy = False
             if scratch is not None:
-                await asyncio.to_thread(_remove, *scratch)
+                await to_its_end(asyncio.to_thread(_remove, *scratch))  # a call that is cut may be cancelled here
 
     def find(self, source: str) -> Path:
         """Return the folder of a source, without symbolic links. Raises InvalidFieldError: it may not be read."""
