@@ -45,7 +45,8 @@ RARE_WITH_ADAPTERS = {
 # What a request is told whose adapter is unknown, or not loaded.
 UNKNOWN_NAME = "lora_adapter is "
 NOT_LOADED = "the executor cannot load the adapter: "
-_OTHER_CONTENT = re.compile(r"(\w+) has another content now: its SHA-256 is (\w+), and (\w+) was asked for")
+_NOT_KNOWN_HERE = "which began the answer, is not loaded"
+_OTHER_CONTENT = re.compile(r"(\w+) has another content now; its SHA-256 is not (\w+), which was asked for")
 _IS_MISSING = re.compile(r"(\w+) is not there")
 
 
@@ -134,7 +135,7 @@ class Adapters:
 
     def explain(self, error: str, name: str, *, is_quiet: bool) -> bool:
         """Return whether a request is told what comes of its adapter, as may be while something is done to those."""
-        is_told = bool(name) and (UNKNOWN_NAME in error or NOT_LOADED in error)
+        is_told = bool(name) and any(said in error for said in (UNKNOWN_NAME, NOT_LOADED, _NOT_KNOWN_HERE))
         return is_told and (not is_quiet or name == NOBODY)
 
     def why_wrong(self, error: str, name: str, scheduler: int, sent_at_s: float) -> str:
@@ -152,9 +153,9 @@ class Adapters:
         since_s = sent_at_s - _TOLD_WITHIN_S
         if (missing := _IS_MISSING.search(error)) and "" in self.had(missing[1], since_s):
             return ""
-        if (other := _OTHER_CONTENT.search(error)) and other[2] != other[3]:
-            source, found, asked_for = other.groups()
-            if found in self.had(source, since_s) and asked_for in _CONTENTS:
+        if other := _OTHER_CONTENT.search(error):
+            source, asked_for = other.groups()
+            if self.had(source, since_s) - {asked_for, ""} and asked_for in _CONTENTS:
                 return ""
         return "; nothing explains that no executor has its adapter"
 
