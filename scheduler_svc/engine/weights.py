@@ -98,6 +98,7 @@ class FleetWeights:
         self._num_pauses = 0
         self._slept_by_itself = False
         self._open: Sequence[_Update] = ()  # an update that has begun, and gets more
+        self._ending: list[_Update] = []  # given up, and perhaps still in the way of the next one
         self._is_receiving = False
         self._gap: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -198,9 +199,12 @@ class FleetWeights:
             self._cancel_open()
         if self._open and weights_digest:
             raise FencedError("an update is open, and its first call says which weights_digest it has; end it first")
-        drivers = self._able_drivers()
-        updates = self._open or [_Update(driver, source, weights_digest) for driver in drivers]
-        self._open, self._is_receiving = updates, True
+        if not self._open:
+            while self._ending:
+                await self._ending.pop().wait()
+            self._require_pause()
+            self._open = [_Update(driver, source, weights_digest) for driver in self._able_drivers()]
+        updates, self._is_receiving = self._open, True
         try:
             if not source:
                 await _send_to_all(chunks, updates)
@@ -230,7 +234,8 @@ class FleetWeights:
     def _cancel_open(self) -> None:
         """Give up an update that has not been made: all executors go on with what they have."""
         for update in self._open:
-            update.cancel()
+            update.give_up()
+        self._ending.extend(self._open)
         self._open, self._is_receiving = (), False
 
     async def _apply(self, updates: Sequence["_Update"], source: str) -> str:
@@ -373,11 +378,17 @@ class _Update:
         assert driver.session is not None, "it is attached"
         self.session = driver.session
         self._queue: asyncio.Queue[Chunk | None] = asyncio.Queue(_MAX_WAITING_CHUNKS)
+        self._is_over = False
         self._task = asyncio.ensure_future(self.session.update_weights(source, weights_digest, self._chunks()))
-        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may ask
+        self._task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[tuple[str, str]]) -> None:
+        self.give_up()  # gRPC waits for the next chunk, also of a call that has ended
+        if not task.cancelled():
+            task.exception()  # nobody may ask
 
     async def _chunks(self) -> Chunks:
-        while (chunk := await self._queue.get()) is not None:
+        while (chunk := await self._queue.get()) is not None and not self._is_over:
             yield chunk
 
     async def send(self, chunk: Chunk | None) -> bool:
@@ -392,9 +403,15 @@ class _Update:
         await self.send(None)
         return await self._task
 
-    def cancel(self) -> None:
-        """Give it up before the last chunk: the executor goes on with what it has."""
-        self._task.cancel()
+    def give_up(self) -> None:
+        """Let it end before the last chunk: the executor refuses it, and goes on with what it has."""
+        self._is_over = True
+        if self._queue.empty():
+            self._queue.put_nowait(None)
+
+    async def wait(self) -> None:
+        """Return once it has ended, however."""
+        await asyncio.wait({self._task})
 
 
 async def _on_all(

@@ -234,14 +234,17 @@ async def test_an_open_update_has_one_digest_ends_with_a_new_begin_and_is_given_
         await update(stack, ours)
         assert await update(stack, admin_pb.UpdateWeightsRequest(is_last=True)) == NEW_DIGEST
 
+        refused = asyncio.Event()
+
         async def stalling() -> AsyncIterator[admin_pb.UpdateWeightsRequest]:
             yield piece(NEW, begins_file=True)
-            await asyncio.sleep(60)
+            await refused.wait()
 
         monkeypatch.setattr("scheduler_svc.engine.weights._LONGEST_STALL_S", 0.05)
         code, message = await refusal_of(stack.admin.UpdateWeights(stalling()))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "no piece of the update came" in message
+        refused.set()
         await resume(stack)
 
 
