@@ -125,8 +125,8 @@ class Dispatcher:
             for group in self._groups_for(inbox, inbox.planner.now_s):
                 offered.append(group)
                 yield group
-            # Too many before them wait for loads: given at once again, they would be passed over again.
-            inbox.refused.update(given.group for given in inbox.assignments if not given.group.runs_alone)
+            if inbox.assignments:  # too many before them wait for loads: given at once again, they would be passed over
+                inbox.refused.update(given.group for given in inbox.assignments if not given.group.runs_alone)
         finally:
             for group in offered:
                 if group in self.queue:
