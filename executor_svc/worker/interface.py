@@ -19,7 +19,7 @@ from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup, firsts_of
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.request_check import check_known_ids, check_number, check_pooled, check_rules
-from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, StepResult, find_repeated
+from octavo_shared.step_wire.step import Admission, EncoderInput, Fork, Int32Array, Step, StepResult, find_repeated
 
 # The content of blocks.
 Buffer: TypeAlias = bytes | npt.NDArray[Any]
@@ -265,9 +265,8 @@ def execute(worker: Worker, step: Step) -> StepResult:
 def table_of(info: ExecutorInfo, *, uses_groups: bool = False) -> BatchTable:
     """Return an empty batch table of an executor's sizes."""
     first, *others = ((g.block_size_tokens, g.num_device_blocks) for g in info.groups(agreed=uses_groups))
-    return BatchTable(
-        info.max_num_seqs, info.max_model_len, *first, info.num_grammar_slots, others, info.num_adapter_slots
-    )
+    sizes, encoder_pool = (info.max_num_seqs, info.max_model_len, *first), info.encoder_pool(agreed=uses_groups)
+    return BatchTable(*sizes, info.num_grammar_slots, others, info.num_adapter_slots, encoder_pool)
 
 
 def check_step(step: Step, info: ExecutorInfo, *, uses_groups: bool = False) -> None:
@@ -279,6 +278,10 @@ def check_step(step: Step, info: ExecutorInfo, *, uses_groups: bool = False) -> 
         _check_moves(step, info.pools(agreed=uses_groups))
     if not info.is_generative and step.delta.admissions:
         raise InvalidStepError(f"step {step.step_id} admits a sequence; the model computes vectors or scores alone")
+    if info.has_encoder:
+        for admission in step.delta.admissions:
+            if admission.encoder_input is None:
+                raise InvalidStepError(f"slot {admission.slot} has no encoder_input; the model has an encoder")
     if step.pooling_inputs:
         _check_pooling(step, info)
     if len(step.delta.allowances) and step.delta.allowances[:, 1].max() > info.max_allowance:
@@ -386,9 +389,20 @@ def num_pooled_tokens(step: Step) -> int:
     return sum(len(text.token_ids) for text in step.pooling_inputs) if step.pooling_inputs else 0
 
 
+def encoder_inputs(step: Step) -> list[EncoderInput]:
+    """Return what the encoder computes in a step."""
+    inputs = [admission.encoder_input for admission in step.delta.admissions]
+    return [given for given in inputs if given is not None and given.is_computed]
+
+
+def _num_encoded_tokens(step: Step) -> int:
+    return sum(given.num_tokens for given in encoder_inputs(step)) if step.delta.admissions else 0
+
+
 def _check_token_ids(step: Step, vocab_size: int) -> None:
     delta = step.delta
     given = [admission.token_ids for admission in delta.admissions]
+    given += [of.token_ids for of in encoder_inputs(step) if of.token_ids is not None]
     if len(delta.appended_tokens):
         given.append(delta.appended_tokens[:, 1])
     for token_ids in given:
@@ -423,7 +437,7 @@ def check_layout(step: Step, layout: StepLayout, table: BatchTable, info: Execut
 
     Raises: StepFailedError: the step computes too many tokens, or the scheduler's table is another one.
     """
-    num_tokens = layout.num_tokens + num_pooled_tokens(step)
+    num_tokens = layout.num_tokens + num_pooled_tokens(step) + _num_encoded_tokens(step)
     if num_tokens > info.max_num_batched_tokens:
         raise StepFailedError(
             f"step {step.step_id} computes {num_tokens} tokens; the limit is {info.max_num_batched_tokens}"

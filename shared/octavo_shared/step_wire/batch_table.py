@@ -47,10 +47,18 @@ from octavo_shared.step_wire.step import (
     Int32Array,
     TableDelta,
     TokenCounts,
+    no_slots,
 )
 from octavo_shared.step_wire.step import IndexArray as IndexArray
 from octavo_shared.step_wire.step_layout import StepLayout as StepLayout
-from octavo_shared.step_wire.table_columns import NO_ADAPTER, NO_GRAMMAR, BlockPool, BlockTables, TableColumns
+from octavo_shared.step_wire.table_columns import (
+    NO_ADAPTER,
+    NO_GRAMMAR,
+    BlockPool,
+    BlockTables,
+    EncoderPool,
+    TableColumns,
+)
 
 
 @dataclass(slots=True)
@@ -76,9 +84,10 @@ class BatchTable(TableColumns):
         num_grammar_slots: int = 0,
         more_pools: Seq[BlockPool] = (),
         num_adapter_slots: int = 0,
+        encoder_pool: EncoderPool | None = None,
     ) -> None:
         sizes = max_num_seqs, max_model_len, block_size, num_device_blocks
-        super().__init__(*sizes, num_grammar_slots, more_pools, num_adapter_slots)
+        super().__init__(*sizes, num_grammar_slots, more_pools, num_adapter_slots, encoder_pool)
         self._flat_token_ids: Int32Array = self.token_ids.reshape(-1)  # a view
         # What a step that only decodes needs each time. Layouts share it: it is never written to.
         self._decodes: _Slots | None = None  # the active slots; None: they changed
@@ -204,6 +213,11 @@ class BatchTable(TableColumns):
         grammar_slot, adapter_slot = admission.resources
         self.grammar_slot[slot] = NO_GRAMMAR if grammar_slot is None else grammar_slot
         self.adapter_slot[slot] = NO_ADAPTER if adapter_slot is None else adapter_slot
+        if self.encoder is not None:
+            given = admission.encoder_input
+            block_ids = no_slots() if given is None else given.block_ids - np.int32(self.encoder.first_id)
+            self.encoder.fill(slot, block_ids)
+            self.num_encoder_tokens[slot] = 0 if given is None else given.num_tokens
 
     def _fork(self, fork: Fork) -> None:
         """Copy the parent as it is now; the child is inactive."""
@@ -217,6 +231,9 @@ class BatchTable(TableColumns):
         self.token_ids[child, :num_tokens] = self.token_ids[parent, :num_tokens]
         for group in self.groups:
             group.fill(child, group.block_ids[parent, : group.counts[parent]])
+        if self.encoder is not None:
+            self.encoder.fill(child, self.encoder.of_slot(parent))
+            self.num_encoder_tokens[child] = self.num_encoder_tokens[parent]
         self.sampling[child] = fork.sampling.as_tuple()
         self.num_prompt_logprobs[child] = NO_LOGPROBS  # its parent answers them
         self.generation[child] = fork.generation

@@ -8,6 +8,10 @@ at the slot of the batch, so this cache group has no block table, and it stands 
 first position is 0 begins with an empty state, and a fork has a copy of its parent's. A block of this cache group is
 a saved state, behind so many tokens: an admission behind the first token names the block that it begins with.
 
+Layers that attend to the output of an encoder are a cache group of kind ENCODER. Each sequence has a block table in it
+too, but of a fixed length, that of the encoder's input: it comes with the admission and never changes. This cache group
+stands behind those whose tables grow, and before that of states.
+
 Blocks of all cache groups are numbered one after the other, group by group, those of the device and those of the host.
 An id says which cache group a block is of, so a step has no more fields than with one. The batch table and the block
 pools count from 0 in each cache group. Pure.
@@ -48,8 +52,12 @@ class CacheGroup:
 
     @property
     def has_block_tables(self) -> bool:
-        """Whether each sequence has a block table for its layers."""
-        return self.kind is not CacheKind.STATE
+        """Whether each sequence has a block table for its layers that grows with it."""
+        return self.kind not in (CacheKind.STATE, CacheKind.ENCODER)
+
+
+# Of the kinds that stand behind all others.
+_ORDER = {CacheKind.ENCODER: 1, CacheKind.STATE: 2}
 
 
 def firsts_of(groups: Sequence[CacheGroup], *, on_host: bool = False) -> Int32Array:
@@ -91,17 +99,17 @@ def why_unusable(groups: Sequence[CacheGroup]) -> str:
     layers = sorted(layer for group in groups for layer in group.layers)
     largest = max((group.block_size_tokens for group in groups), default=0)
     for index, group in enumerate(groups):
-        if group.kind not in (CacheKind.FULL, CacheKind.WINDOW, CacheKind.LATENT, CacheKind.STATE):
-            return f"cache group {index} is of kind {group.kind.name}, which this scheduler does not know how to fill"
         if group.block_size_tokens < 1 or largest % group.block_size_tokens:
             return f"cache group {index} has blocks of {group.block_size_tokens} tokens, which do not divide {largest}"
-        if group.num_device_blocks < 1 and group.has_block_tables:
+        if group.num_device_blocks < 1 and group.kind is not CacheKind.STATE:
             return f"cache group {index} has no blocks"
         if (group.window_tokens > 0) != (group.kind is CacheKind.WINDOW):
             return f"cache group {index} is of kind {group.kind.name} and has a window of {group.window_tokens} tokens"
-    have_tables = [group.has_block_tables for group in groups]
-    if have_tables != sorted(have_tables, reverse=True) or (groups and not have_tables[0]):
-        return "its cache groups of kind STATE do not stand behind one of another kind"
+    ranks = [_ORDER.get(group.kind, 0) for group in groups]
+    if ranks != sorted(ranks) or (ranks and ranks[0]):
+        return "its cache groups of kind STATE do not stand behind one of another kind, or one of kind ENCODER does not"
+    if ranks.count(_ORDER[CacheKind.ENCODER]) > 1:
+        return "it has two cache groups of kind ENCODER"
     repeated = next((one for one, other in pairwise(layers) if one == other), None)
     if repeated is not None:
         return f"layer {repeated} is in two cache groups"

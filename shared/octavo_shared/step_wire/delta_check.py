@@ -16,6 +16,7 @@ from octavo_shared.step_wire.step import (
     Adapter,
     Admission,
     BoolArray,
+    EncoderInput,
     Fork,
     Int32Array,
     TableDelta,
@@ -40,6 +41,34 @@ _OF_A_SEQUENCE = (
 MAX_ALLOWANCE = 255
 
 _NO_BLOCK, _TOO_LONG = "has no block for its next token", "is at max_model_len"
+
+
+def check_encoder_input(table: TableColumns, slot: int, given: EncoderInput) -> None:
+    """Require a table of a length that the encoder has, and an input of that length.
+
+    Raises: InvalidStepError: the admission to `slot` has another.
+    """
+    if (tables := table.encoder) is None:
+        raise InvalidStepError(f"slot {slot} has an encoder input; the model has no encoder")
+    if not 1 <= given.num_tokens <= table.max_encoder_tokens:
+        limit = table.max_encoder_tokens
+        raise InvalidStepError(f"slot {slot} has {given.num_tokens} encoder tokens; it may have 1 to {limit}")
+    num_blocks, first, end = -(-given.num_tokens // tables.block_size), tables.first_id, tables.end_id
+    if len(given.block_ids) != num_blocks:
+        count = len(given.block_ids)
+        raise InvalidStepError(f"slot {slot} has {counted(count, 'encoder block')}; its input takes {num_blocks}")
+    is_own = (given.block_ids >= first) & (given.block_ids < end)
+    if np.count_nonzero(is_own) < num_blocks:
+        block_id = given.block_ids[~is_own][0]
+        raise InvalidStepError(f"slot {slot} has encoder block {block_id}; encoder blocks are {first} to {end - 1}")
+    repeated = find_repeated(given.block_ids)
+    if repeated is not None:
+        raise InvalidStepError(f"slot {slot} has encoder block {repeated} twice")
+    if given.token_ids is not None and len(given.token_ids) != given.num_tokens:
+        count = len(given.token_ids)
+        raise InvalidStepError(f"slot {slot} has {counted(count, 'token')} for {given.num_tokens} encoder tokens")
+    if given.features is not None and not np.isfinite(given.features).all():
+        raise InvalidStepError(f"slot {slot} has features that are not finite numbers")
 
 
 class _Projection:
@@ -175,6 +204,8 @@ class _Projection:
             self._require_thing("grammar", slot, grammar_slot)
         if (adapter_slot := admission.resources.adapter_slot) is not None:
             self._require_thing("adapter", slot, adapter_slot)
+        if admission.encoder_input is not None:
+            check_encoder_input(table, slot, admission.encoder_input)
         self._write_to(*_OF_A_SEQUENCE)
         self._write_to_blocks()
         self.live[slot], self.active[slot] = True, False

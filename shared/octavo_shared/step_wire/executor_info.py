@@ -109,6 +109,7 @@ class ExecutorInfo:
     max_transfers: int = 0  # sent and received, pending at once; 0: it neither sends nor receives blocks
     adapter_names: tuple[str, ...] = ()  # sources that its operator wants served under these names
     updates_weights: bool = False
+    max_encoder_tokens: int = 0  # longest input of its encoder; 0: it has none
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -122,14 +123,20 @@ class ExecutorInfo:
         of_states = {Capability.STATES} if self.has_states else set()
         of_transfers = {Capability.BLOCK_TRANSFER} if self.max_transfers else set()
         of_versions = {Capability.WEIGHT_VERSIONS} if self.updates_weights else set()
+        of_encoder = {Capability.ENCODER} if self.max_encoder_tokens else set()
         of_things = of_grammars | of_adapters | of_versions
-        of_blocks = of_groups | of_states | of_transfers
+        of_blocks = of_groups | of_states | of_transfers | of_encoder
         return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_things, *of_drafts, *of_pooling, *of_blocks})
 
     @property
     def weights_version(self) -> int:
         """The first 64 bits of the digest of its weights."""
         return version_of(self.weights_digest)
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether sequences attend to the output of an encoder."""
+        return any(group.kind is CacheKind.ENCODER for group in self.cache_groups)
 
     @property
     def has_states(self) -> bool:
@@ -153,8 +160,15 @@ class ExecutorInfo:
 
     def pools(self, *, agreed: bool) -> tuple[CacheGroup, ...]:
         """Return the cache groups of an attachment as their blocks are numbered; that of the states is the last one."""
-        with_states = agreed and self.has_states
-        return self.cache_groups if with_states else self.groups(agreed=agreed)
+        has_all = agreed and (self.has_states or self.has_encoder)
+        return self.cache_groups if has_all else self.groups(agreed=agreed)
+
+    def encoder_pool(self, *, agreed: bool) -> tuple[int, int, int] | None:
+        """Return the pool of the encoder's output: tokens in a block, blocks, longest input; None: there is none."""
+        group = next((group for group in self.cache_groups if group.kind is CacheKind.ENCODER), None)
+        if group is None or not agreed:
+            return None
+        return group.block_size_tokens, group.num_device_blocks, self.max_encoder_tokens
 
     @property
     def max_cached_tokens(self) -> int:

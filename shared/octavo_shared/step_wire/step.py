@@ -96,6 +96,25 @@ class Resources(NamedTuple):
 NO_RESOURCES = Resources()
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """What a sequence attends to besides itself: the output of an encoder.
+
+    `block_ids`, as on the wire, hold its `num_tokens` keys and values, or will by the first chunk. `token_ids` and
+    `features` are what the encoder computes them from in the step of the admission; both None: it does not.
+    """
+
+    num_tokens: int
+    block_ids: Int32Array  # [blocks that hold num_tokens]
+    token_ids: Int32Array | None = None  # [num_tokens]
+    features: Float32Array | None = None  # flat, in the shape that the model wants
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the encoder runs for it in the step of the admission."""
+        return self.token_ids is not None or self.features is not None
+
+
 @dataclass(slots=True)
 class Admission:
     """A sequence that enters the table.
@@ -106,7 +125,8 @@ class Admission:
     them too. `num_prompt_logprobs`: how many alternatives to return with the prompt's log-probabilities;
     the chunks that compute the prompt answer them. `traceparent`: the span of its request, as W3C Trace
     Context writes it; None: it is not traced. `resources`: what its output uses, and its forks too. `state_block`: the
-    saved state that it begins with; None: an empty one.
+    saved state that it begins with; None: an empty one. `encoder_input`: what it and its forks attend to besides; None:
+    nothing.
     """
 
     slot: int
@@ -122,6 +142,7 @@ class Admission:
     traceparent: str | None = None
     resources: Resources = NO_RESOURCES
     state_block: int | None = None
+    encoder_input: EncoderInput | None = None
 
 
 def next_generation(generation: int) -> int:

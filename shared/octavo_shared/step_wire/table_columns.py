@@ -17,6 +17,8 @@ from octavo_shared.step_wire.step import NO_LOGPROBS, Adapter, BoolArray, IndexA
 
 # A cache group's device pool: tokens in a block, and number of blocks.
 BlockPool: TypeAlias = tuple[int, int]
+# That of the output of an encoder: also the longest input in encoder tokens.
+EncoderPool: TypeAlias = tuple[int, int, int]
 
 NO_GRAMMAR = -1
 NO_ADAPTER = -1
@@ -43,6 +45,11 @@ class BlockTables:
         # np.zeros maps memory lazily: a row costs memory only up to its longest sequence.
         self.block_ids: Int32Array = np.zeros((max_num_seqs, -(-max_model_len // self.block_size)), np.int32)
         self.counts: Int32Array = np.zeros(max_num_seqs, np.int32)
+
+    @property
+    def end_id(self) -> int:
+        """The id on the wire behind that of the last block."""
+        return self.first_id + self.num_device_blocks
 
     def of_slot(self, slot: int) -> Int32Array:
         """Return a copy of the block table of a slot, [counts[slot]]."""
@@ -81,6 +88,9 @@ class TableColumns:
     `grammars` has an entry for each grammar slot, None while it is empty; `grammar_slot` of a sequence is the grammar
     slot that its output follows, or `NO_GRAMMAR`. `adapters` and `adapter_slot` are the same for adapters; an adapter
     is there from the step that begins to load it.
+
+    `encoder` has the block tables of what sequences attend to besides themselves, the output of an encoder; its
+    length for each slot is `num_encoder_tokens`, 0: nothing. None: the model has no encoder.
     """
 
     def __init__(
@@ -92,6 +102,7 @@ class TableColumns:
         num_grammar_slots: int = 0,
         more_pools: Seq[BlockPool] = (),
         num_adapter_slots: int = 0,
+        encoder_pool: EncoderPool | None = None,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
@@ -103,6 +114,14 @@ class TableColumns:
             first_id = sum(group.num_device_blocks for group in self.groups)
             self.groups.append(BlockTables(max_num_seqs, max_model_len, pool, first_id))
         self.block_counts = [group.counts for group in self.groups]
+        self.encoder_pool = encoder_pool
+        self.encoder: BlockTables | None = None
+        self.max_encoder_tokens = 0
+        if encoder_pool is not None:
+            *sizes, self.max_encoder_tokens = encoder_pool
+            pool = sizes[0], sizes[1]
+            self.encoder = BlockTables(max_num_seqs, self.max_encoder_tokens, pool, self.num_block_ids)
+        self.num_encoder_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
         self.live: BoolArray = np.zeros(max_num_seqs, np.bool_)
         self.active: BoolArray = np.zeros(max_num_seqs, np.bool_)
         self.generation: Int32Array = np.zeros(max_num_seqs, np.int32)
@@ -135,9 +154,8 @@ class TableColumns:
 
     @property
     def num_block_ids(self) -> int:
-        """Blocks of all pools: ids on the wire are 0 to this less 1."""
-        last = self.groups[-1]
-        return last.first_id + last.num_device_blocks
+        """Blocks of all pools with tables that grow: their ids on the wire are 0 to this less 1."""
+        return self.groups[-1].end_id
 
     def places_by_group(self, block_ids: Int32Array) -> list[IndexArray | slice]:
         """Return for each cache group which of `block_ids`, [n] as on the wire, are of its pool."""
@@ -184,6 +202,10 @@ class TableColumns:
             hasher.update(b"grammar_slot" + grammar_slots.tobytes())
         if np.count_nonzero((adapter_slots := self.adapter_slot[slots]) != NO_ADAPTER):
             hasher.update(b"adapter_slot" + adapter_slots.tobytes())
+        if self.encoder is not None and np.count_nonzero(lengths_of_inputs := self.num_encoder_tokens[slots]):
+            hasher.update(b"encoder" + lengths_of_inputs.tobytes())
+            for slot in slots.tolist():
+                hasher.update(self.encoder.of_slot(slot).tobytes())
         if self.has_allowances:
             hasher.update(b"allowance" + self.allowance[slots].tobytes())
         for grammar_slot, grammar in enumerate(self.grammars):

@@ -21,6 +21,7 @@ from octavo_shared.step_wire.step import (
     NO_LOGPROBS,
     NO_RESOURCES,
     Admission,
+    EncoderInput,
     Float32Array,
     Fork,
     Int32Array,
@@ -164,6 +165,8 @@ def feature_bits_of(step: Step) -> int:
             bits |= 1 << Capability.ADAPTERS
         if admission.state_block is not None:
             bits |= 1 << Capability.STATES
+        if admission.encoder_input is not None:
+            bits |= 1 << Capability.ENCODER
     if len(delta.allowances) or step.draft_counts is not None:
         bits |= 1 << Capability.VARIABLE_TOKENS
     if step.pooling_inputs:
@@ -314,6 +317,7 @@ def encode_admission(admission: Admission) -> step_pb2.Admission:
         grammar_slot=admission.resources.grammar_slot,
         adapter_slot=admission.resources.adapter_slot,
         state_block=admission.state_block,
+        encoder_input=None if admission.encoder_input is None else encode_encoder_input(admission.encoder_input),
     )
 
 
@@ -333,6 +337,28 @@ def decode_admission(message: step_pb2.Admission) -> Admission:
         traceparent=message.traceparent if message.HasField("traceparent") else None,
         resources=_resources(message),
         state_block=message.state_block if message.HasField("state_block") else None,
+        encoder_input=decode_encoder_input(message.encoder_input) if message.HasField("encoder_input") else None,
+    )
+
+
+def encode_encoder_input(given: EncoderInput) -> step_pb2.EncoderInput:
+    """Turn the input of an encoder into its message."""
+    return step_pb2.EncoderInput(
+        num_encoder_tokens=given.num_tokens,
+        block_ids=given.block_ids.tolist(),
+        **({} if given.token_ids is None else {"token_ids": _bytes(given.token_ids, INT32)}),
+        **({} if given.features is None else {"features": _bytes(given.features, FLOAT32)}),
+    )
+
+
+def decode_encoder_input(message: step_pb2.EncoderInput) -> EncoderInput:
+    """Turn a message into the input of an encoder. Raises InvalidStepError: it is malformed."""
+    kind = message.WhichOneof("input")
+    return EncoderInput(
+        message.num_encoder_tokens,
+        _slots(message.block_ids),
+        _array(message.token_ids, INT32, "token_ids of the encoder") if kind == "token_ids" else None,
+        _array(message.features, FLOAT32, "features") if kind == "features" else None,
     )
 
 

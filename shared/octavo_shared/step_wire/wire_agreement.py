@@ -155,8 +155,8 @@ def _capability_fields(step: step_pb2.ExecuteModelRequest) -> Iterator[tuple[str
 def agreed_capabilities(request: pb.AttachRequest, info: ExecutorInfo) -> frozenset[Capability]:
     """Return the capabilities that both have; grammars only with row flags, and with the requested matcher.
 
-    GRAMMARS_READY needs GRAMMARS, STATES needs CACHE_GROUPS, WEIGHT_VERSIONS needs NUMERICS, and VARIABLE_TOKENS needs
-    ROW_FLAGS, which say why a row has no token.
+    GRAMMARS_READY needs GRAMMARS, STATES and ENCODER need CACHE_GROUPS, WEIGHT_VERSIONS needs NUMERICS, and
+    VARIABLE_TOKENS needs ROW_FLAGS, which say why a row has no token.
     """
     agreed = common(request.capabilities, info.capabilities)
     has_matcher = request.capability_parameters.matcher_id in ("", info.matcher_id)
@@ -165,7 +165,7 @@ def agreed_capabilities(request: pb.AttachRequest, info: ExecutorInfo) -> frozen
     if Capability.ROW_FLAGS not in agreed:
         agreed -= {Capability.VARIABLE_TOKENS}
     if Capability.CACHE_GROUPS not in agreed:
-        agreed -= {Capability.STATES}
+        agreed -= {Capability.STATES, Capability.ENCODER}
     if Capability.NUMERICS not in agreed:
         agreed -= {Capability.WEIGHT_VERSIONS}
     return agreed if Capability.GRAMMARS in agreed else agreed - {Capability.GRAMMARS_READY}

@@ -17,8 +17,10 @@ _GRAMMAR_PARAMETERS = ("num_grammar_slots", "matcher_id", "max_grammar_bytes")
 _ADAPTER_PARAMETERS = ("num_adapter_slots", "max_adapter_rank")
 _POOLING_PARAMETERS = ("pooling_tasks", "embedding_size", "num_scores", "num_token_types", "is_generative")
 _TRANSFER_PARAMETERS = ("transfer_address", "max_transfers")
+_ENCODER_PARAMETERS = ("max_encoder_tokens",)
 _OF_THINGS = (*_GRAMMAR_PARAMETERS, *_ADAPTER_PARAMETERS)
 _PARAMETERS = {*("cache_groups", *_DRAFT_PARAMETERS, *_OF_THINGS, *_POOLING_PARAMETERS, *_TRANSFER_PARAMETERS)}
+_PARAMETERS |= {*_ENCODER_PARAMETERS}
 _PLAIN_INFO = tuple(
     name
     for name in ExecutorInfo.__dataclass_fields__
@@ -82,6 +84,8 @@ def encode_parameters(
         ]
     if Capability.BLOCK_TRANSFER in capabilities:
         parameters.update({name: getattr(info, name) for name in _TRANSFER_PARAMETERS})
+    if Capability.ENCODER in capabilities:
+        parameters.update({name: getattr(info, name) for name in _ENCODER_PARAMETERS})
     return capability_pb2.CapabilityParameters(**parameters) if parameters else None
 
 
@@ -93,7 +97,7 @@ def decode_parameters(
     Pooling tasks of later releases are left out. If a cache group has a kind of a later release, there are none: the
     executor goes on with one block table.
     """
-    drafts, grammars, adapters, pooling, groups, transfers = (
+    drafts, grammars, adapters, pooling, groups, transfers, encoder = (
         message if capability in agreed else capability_pb2.CapabilityParameters()
         for capability in (
             Capability.VARIABLE_TOKENS,
@@ -102,6 +106,7 @@ def decode_parameters(
             Capability.POOLING,
             Capability.CACHE_GROUPS,
             Capability.BLOCK_TRANSFER,
+            Capability.ENCODER,
         )
     )
     is_known = all(group.kind in _CACHE_KINDS for group in groups.cache_groups)
@@ -117,6 +122,7 @@ def decode_parameters(
         "is_generative": not pooling.pooling_only,
         "cache_groups": tuple(map(_decode_group, groups.cache_groups)) if is_known else (),
         **{name: getattr(transfers, name) for name in _TRANSFER_PARAMETERS},
+        **{name: getattr(encoder, name) for name in _ENCODER_PARAMETERS},
     }
 
 
