@@ -52,16 +52,28 @@ class Histories:
         self._inverse_powers = _powers(pow(BASE, -1, 2**64), table.max_model_len)
 
     def follow(
-        self, table: BatchTable, delta: TableDelta, layout: StepLayout, adapters: Mapping[int, bytes] | None = None
+        self,
+        table: BatchTable,
+        delta: TableDelta,
+        layout: StepLayout,
+        adapters: Mapping[int, bytes] | None = None,
+        inputs: UInt64Array | None = None,
     ) -> None:
         """Bring the hashes up to date with a delta that was just applied to `table`.
 
-        `adapters`: the digests of what is in the adapter slots.
+        Args:
+            table: As above.
+            delta: Of the step.
+            layout: The same.
+            adapters: The digests of what is in the adapter slots.
+            inputs: What stands for what each slot attends to besides, [max_num_seqs]; None: nothing.
         """
         for admission in delta.admissions:
             start = _wrap(SALT_BASE * (2 * admission.cache_salt + 1))
             if adapters and admission.resources.adapter_slot is not None:
                 start ^= np.uint64(int.from_bytes(adapters[admission.resources.adapter_slot][:8], "little"))
+            if inputs is not None:
+                start ^= inputs[admission.slot]
             self._hash(admission.slot, 0, admission.token_ids, start)
         for fork in delta.beam_forks:
             self._copy(fork)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_svc.fake.cache import Histories, HistoryCache
+from executor_svc.fake.encoder import EncoderCache
 from executor_svc.fake.faults import FakeFaults
 from executor_svc.fake.language import LANGUAGE_VERSION, FakeLanguage
 from executor_svc.fake.pooling import EMBEDDING_SIZE, NUM_SCORES, pool
@@ -103,6 +104,9 @@ class FakeWorker:
         instance_id: Of the process; None: a new one.
         max_transfers: Most transfers of blocks that may be pending; 0: none.
         updates_weights: Whether its weights, one file of any bytes, can be replaced.
+        max_encoder_tokens: Longest input of its encoder; 0: it has none.
+        num_encoder_blocks: Device blocks of the encoder's output.
+        num_encoder_host_blocks: Such blocks that can be swapped out.
     """
 
     def __init__(
@@ -148,14 +152,22 @@ class FakeWorker:
         instance_id: str | None = None,
         max_transfers: int = 0,
         updates_weights: bool = False,
+        max_encoder_tokens: int = 0,
+        num_encoder_blocks: int = 512,
+        num_encoder_host_blocks: int = 0,
     ) -> None:
         parameters = f"eos_probability {eos_probability}, sliding_window_tokens {sliding_window_tokens}"
+        if (has_states or max_encoder_tokens) and not cache_groups:
+            kind = CacheKind.WINDOW if sliding_window_tokens else CacheKind.FULL
+            pools = num_device_blocks, num_host_blocks
+            cache_groups = (CacheGroup(kind, (0,), block_size_tokens, *pools, window_tokens=sliding_window_tokens),)
+        if max_encoder_tokens:
+            parameters += ", has an encoder"
+            num_layers = sum(len(group.layers) for group in cache_groups)
+            pools = num_encoder_blocks, num_encoder_host_blocks
+            cache_groups += (CacheGroup(CacheKind.ENCODER, (num_layers,), block_size_tokens, *pools),)
         if has_states:
             parameters += ", has states"
-            if not cache_groups:
-                kind = CacheKind.WINDOW if sliding_window_tokens else CacheKind.FULL
-                pools = num_device_blocks, num_host_blocks
-                cache_groups = (CacheGroup(kind, (0,), block_size_tokens, *pools, window_tokens=sliding_window_tokens),)
             num_layers = sum(len(group.layers) for group in cache_groups)
             saved = num_device_states, num_host_states
             cache_groups += (CacheGroup(CacheKind.STATE, (num_layers,), block_size_tokens, *saved),)
@@ -212,6 +224,7 @@ class FakeWorker:
             cache_groups=cache_groups,
             max_transfers=max_transfers if is_generative else 0,
             updates_weights=updates_weights,
+            max_encoder_tokens=max_encoder_tokens,
         )
         self._weights, self._has_weights = np.uint64(1), True  # as in `Histories`
         self._step_ms = step_ms
@@ -244,9 +257,13 @@ class FakeWorker:
         """Make empty pools, of each cache group or of all layers together."""
         self._pools = self.info.pools(agreed=self._uses_groups)
         self._caches = [HistoryCache(group) for group in self._pools if group.has_block_tables]
+        self._encoder: EncoderCache | None = None
         self._states: SlotStates | None = None
-        if len(self._caches) < len(self._pools):
-            self._states = SlotStates(self.info.max_num_seqs, self._pools[-1], int(firsts_of(self._pools)[-2]))
+        for group, first_id in zip(self._pools, firsts_of(self._pools).tolist(), strict=False):
+            if group.kind is CacheKind.ENCODER:
+                self._encoder = EncoderCache(self.info.max_num_seqs, group, first_id)
+            elif group.kind is CacheKind.STATE:
+                self._states = SlotStates(self.info.max_num_seqs, group, first_id)
 
     def execute(self, step: Step) -> StepResult:
         """Apply the step to the table, check it, record and return the sampled tokens.
@@ -268,16 +285,24 @@ class FakeWorker:
         self._adapters.follow(step.delta)
         adapters_loaded = self._adapters.take_loaded()
         digest = check_layout(step, layout, self.table, self.info)
-        self._histories.follow(self.table, step.delta, layout, self._adapters.digests)
         self._move(step)
+        inputs = None
+        if self._encoder is not None:
+            self._encoder.encode(step.delta.admissions, self._weights)
+            inputs = self._encoder.inputs
+        self._histories.follow(self.table, step.delta, layout, self._adapters.digests, inputs)
+        if self._states is not None:
+            self._states.load(step.delta.admissions, self._histories)
+            self._states.fork(step.delta.beam_forks)
         if layout.allowances is None:
             self._write_and_read(layout)
             result = self._answer(step, layout)
             self._histories.append(layout, result.sampled_token_ids)
         else:
             result = self._answer_spans(step, layout)
-        if self._states is not None:
-            self._states.fork(step.delta.forks)
+        for kept in (self._states, self._encoder):
+            if kept is not None:
+                kept.fork(step.delta.forks)
         result.pooling_outputs = tuple(pool(text, self._nan_token_id) for text in step.pooling_inputs)
         result.table_digest, result.grammars_loaded, result.adapters_loaded = digest, loaded, adapters_loaded
         self.table.resolve(layout, result.sampled_token_ids, result.token_counts)
@@ -326,7 +351,12 @@ class FakeWorker:
     def block_bytes(self) -> tuple[int, ...]:
         """See `Worker`."""
         of_states = () if self._states is None else (STATE.itemsize,)
-        return (*(cache.block_bytes for cache in self._caches), *of_states)
+        return (*(cache.block_bytes for cache in self._token_caches), *of_states)
+
+    @property
+    def _token_caches(self) -> Sequence[HistoryCache | EncoderCache]:
+        """All but the states, as their blocks are numbered."""
+        return self._caches if self._encoder is None else [*self._caches, self._encoder]
 
     def begin_transfers(self) -> None:
         """Nothing: a launched step is done."""
@@ -345,7 +375,7 @@ class FakeWorker:
         """Return the pool of some blocks, and their numbers in it."""
         firsts = firsts_of(self._pools)
         group = int(np.searchsorted(firsts, block_ids[0], side="right")) - 1
-        pools: list[npt.NDArray[Any]] = [cache.device for cache in self._caches]
+        pools: list[npt.NDArray[Any]] = [cache.device for cache in self._token_caches]
         if self._states is not None:
             pools.append(self._states.device)
         return pools[group], block_ids - firsts[group]
@@ -413,20 +443,21 @@ class FakeWorker:
         for cache, tables in zip(self._caches, self.table.groups, strict=True):
             cache.write(tables, layout, self._histories)
             cache.check_reads(tables, layout, self._histories)
+        if self._encoder is not None and self.table.encoder is not None:
+            self._encoder.check_reads(self.table.encoder, self.table.num_encoder_tokens, layout.slots)
         if self._states is not None:
             self._states.take(layout, self._histories, token_counts)
 
     def _move(self, step: Step) -> None:
-        """Save states, move blocks, load states: in the order of a step."""
+        """Save states, and move blocks: in the order of a step."""
         moves = split_moves(step, self._pools)
         if self._states is not None:
             self._states.save(step.states_to_save)
             self._states.move(moves.pop())
-        for cache, own in zip(self._caches, moves, strict=True):
+        for cache, own in zip(self._token_caches, moves, strict=True):
             cache.move(own)
-        if self._states is not None:
-            self._states.load(step.delta.admissions, self._histories)
-            self._states.fork(step.delta.beam_forks)
+        if self._encoder is not None:
+            self._encoder.fork(step.delta.beam_forks)
 
     def _replace_samples(self, step: Step, rows: SampleRows, result: StepResult) -> None:
         """Put other tokens in place of the sampled ones; this model samples them all."""
