@@ -118,4 +118,5 @@ def _written(step: Step, table: BatchTable, was_active: BoolArray) -> Sequence[I
     in_tables = [group.block_ids[slots, positions // group.block_size] + group.first_id for group in table.groups]
     received = [receive.block_ids for receive in step.blocks_to_receive]
     moved = step.blocks_to_swap_in[:, 1], step.blocks_to_copy[:, 1], step.states_to_save[:, 2]
-    return *in_tables, *moved, *received
+    encoded = [given.block_ids for given in step.encoder_inputs]
+    return *in_tables, *moved, *received, *encoded

@@ -409,7 +409,7 @@ def _row(table: BatchTable, slot: int, include_token_ids: bool) -> pb.BatchTable
         num_prompt_tokens=int(table.num_prompt_tokens[slot]),
         num_tokens=int(table.num_tokens[slot]),
         num_computed_tokens=int(table.num_scheduled_tokens[slot]),
-        block_table=[block + group.first_id for group in table.groups for block in group.of_slot(slot).tolist()],
+        block_table=[block + group.first_id for group in table.all_tables for block in group.of_slot(slot).tolist()],
         sampling_params=wire.encode_sampling(SamplingRow(*table.sampling[slot].item())),
         token_ids=table.tokens_of(slot).tolist() if include_token_ids else [],
     )

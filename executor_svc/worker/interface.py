@@ -19,7 +19,7 @@ from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.cache_group import CacheGroup, firsts_of
 from octavo_shared.step_wire.executor_info import ExecutorInfo, TokenizerFile
 from octavo_shared.step_wire.request_check import check_known_ids, check_number, check_pooled, check_rules
-from octavo_shared.step_wire.step import Admission, EncoderInput, Fork, Int32Array, Step, StepResult, find_repeated
+from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step, StepResult, find_repeated
 
 # The content of blocks.
 Buffer: TypeAlias = bytes | npt.NDArray[Any]
@@ -389,20 +389,14 @@ def num_pooled_tokens(step: Step) -> int:
     return sum(len(text.token_ids) for text in step.pooling_inputs) if step.pooling_inputs else 0
 
 
-def encoder_inputs(step: Step) -> list[EncoderInput]:
-    """Return what the encoder computes in a step."""
-    inputs = [admission.encoder_input for admission in step.delta.admissions]
-    return [given for given in inputs if given is not None and given.is_computed]
-
-
 def _num_encoded_tokens(step: Step) -> int:
-    return sum(given.num_tokens for given in encoder_inputs(step)) if step.delta.admissions else 0
+    return sum(given.num_tokens for given in step.encoder_inputs) if step.delta.admissions else 0
 
 
 def _check_token_ids(step: Step, vocab_size: int) -> None:
     delta = step.delta
     given = [admission.token_ids for admission in delta.admissions]
-    given += [of.token_ids for of in encoder_inputs(step) if of.token_ids is not None]
+    given += [of.token_ids for of in step.encoder_inputs if of.token_ids is not None]
     if len(delta.appended_tokens):
         given.append(delta.appended_tokens[:, 1])
     for token_ids in given:

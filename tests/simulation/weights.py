@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from executor_svc.fake.cache import Histories
+from executor_svc.fake.cache import Histories, UInt64Array
 from executor_svc.service.servicer import ExecutionServicer
 from executor_svc.service.weight_updates import WeightUpdates
 from octavo.execution.v1 import execution_service_pb2 as pb
@@ -103,12 +103,17 @@ class SpokenHistories(Histories):
             self.spoken._num_hashed[:] = self._num_hashed
 
     def follow(
-        self, table: BatchTable, delta: TableDelta, layout: StepLayout, adapters: Mapping[int, bytes] | None = None
+        self,
+        table: BatchTable,
+        delta: TableDelta,
+        layout: StepLayout,
+        adapters: Mapping[int, bytes] | None = None,
+        inputs: UInt64Array | None = None,
     ) -> None:
         """See `Histories`."""
-        super().follow(table, delta, layout, adapters)
+        super().follow(table, delta, layout, adapters, inputs)
         if self.spoken is not self:
-            self.spoken.follow(table, delta, layout, adapters)
+            self.spoken.follow(table, delta, layout, adapters, inputs)
 
     def append(self, layout: StepLayout, token_ids: Int32Array) -> None:
         """See `Histories`."""

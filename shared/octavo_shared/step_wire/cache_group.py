@@ -56,10 +56,6 @@ class CacheGroup:
         return self.kind not in (CacheKind.STATE, CacheKind.ENCODER)
 
 
-# Of the kinds that stand behind all others.
-_ORDER = {CacheKind.ENCODER: 1, CacheKind.STATE: 2}
-
-
 def firsts_of(groups: Sequence[CacheGroup], *, on_host: bool = False) -> Int32Array:
     """Return the id of the first block of each cache group's pool, then the number of all blocks, [num_groups + 1]."""
     counts = [group.num_host_blocks if on_host else group.num_device_blocks for group in groups]
@@ -99,17 +95,17 @@ def why_unusable(groups: Sequence[CacheGroup]) -> str:
     layers = sorted(layer for group in groups for layer in group.layers)
     largest = max((group.block_size_tokens for group in groups), default=0)
     for index, group in enumerate(groups):
+        if group.kind is CacheKind.ENCODER:
+            return f"cache group {index} is of kind {group.kind.name}, which this scheduler does not know how to fill"
         if group.block_size_tokens < 1 or largest % group.block_size_tokens:
             return f"cache group {index} has blocks of {group.block_size_tokens} tokens, which do not divide {largest}"
-        if group.num_device_blocks < 1 and group.kind is not CacheKind.STATE:
+        if group.num_device_blocks < 1 and group.has_block_tables:
             return f"cache group {index} has no blocks"
         if (group.window_tokens > 0) != (group.kind is CacheKind.WINDOW):
             return f"cache group {index} is of kind {group.kind.name} and has a window of {group.window_tokens} tokens"
-    ranks = [_ORDER.get(group.kind, 0) for group in groups]
-    if ranks != sorted(ranks) or (ranks and ranks[0]):
-        return "its cache groups of kind STATE do not stand behind one of another kind, or one of kind ENCODER does not"
-    if ranks.count(_ORDER[CacheKind.ENCODER]) > 1:
-        return "it has two cache groups of kind ENCODER"
+    have_tables = [group.has_block_tables for group in groups]
+    if have_tables != sorted(have_tables, reverse=True) or (groups and not have_tables[0]):
+        return "its cache groups of kind STATE do not stand behind one of another kind"
     repeated = next((one for one, other in pairwise(layers) if one == other), None)
     if repeated is not None:
         return f"layer {repeated} is in two cache groups"

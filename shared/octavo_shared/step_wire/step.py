@@ -322,6 +322,12 @@ class Step:
     transfers_to_cancel: tuple[int, ...] = ()  # those that have ended already are left alone
     keeps_live: bool = False  # behind an update of the weights: live slots go on with their cache
 
+    @property
+    def encoder_inputs(self) -> list[EncoderInput]:
+        """What the encoder computes."""
+        inputs = [admission.encoder_input for admission in self.delta.admissions]
+        return [given for given in inputs if given is not None and given.is_computed]
+
     def __post_init__(self) -> None:
         if not (len(self.blocks_to_swap_out) or len(self.blocks_to_swap_in) or len(self.blocks_to_copy)):
             return

@@ -146,6 +146,11 @@ class TableColumns:
         self.adapter_slot: Int32Array = np.full(max_num_seqs, NO_ADAPTER, np.int32)
         self.adapters: list[Adapter | None] = [None] * num_adapter_slots
 
+    @property
+    def all_tables(self) -> Seq[BlockTables]:
+        """The block tables of all cache groups that have some, also of fixed length."""
+        return self.groups if self.encoder is None else [*self.groups, self.encoder]
+
     def is_current(self, slots: Int32Array | IndexArray, generations: Int32Array) -> BoolArray:
         """Return which slots still belong to the sequence that had them at that generation."""
         index = slots.astype(np.intp, copy=False)

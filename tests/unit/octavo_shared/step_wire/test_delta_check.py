@@ -1,7 +1,9 @@
 """Every delta that does not fit is refused, in one sentence, and changes nothing."""
 
+import re
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,16 @@ import pytest
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.batch_table import BatchTable
-from octavo_shared.step_wire.step import Adapter, AdapterLoad, Fork, GrammarLoad, SamplingRow, TableDelta, pairs
+from octavo_shared.step_wire.step import (
+    Adapter,
+    AdapterLoad,
+    EncoderInput,
+    Fork,
+    GrammarLoad,
+    SamplingRow,
+    TableDelta,
+    pairs,
+)
 from octavo_shared.step_wire.token_rules import TokenRules
 from tests.support.each_row import each_row
 from tests.support.sampling_ranges import AT_THE_ENDS, OUT_OF_RANGE
@@ -259,6 +270,48 @@ def test_refused_delta_names_slot_and_rule_and_changes_nothing(case: str) -> Non
 
     assert_columns_equal(columns(table), before)
     assert table.digest() == digest
+
+
+def attending(num_tokens: int, blocks: tuple[int, ...], **values: Any) -> TableDelta:
+    """Return a delta that admits slot 0 with an input of the encoder, whose blocks are 8 to 12."""
+    given = EncoderInput(num_tokens, np.array(blocks, np.int32), **values)
+    return TableDelta(admissions=(replace(admission(), encoder_input=given),))
+
+
+@pytest.mark.parametrize(
+    ("delta", "message"),
+    [
+        (attending(0, ()), "slot 0 has 0 encoder tokens; it may have 1 to 10"),
+        (attending(11, (8, 9, 10)), "slot 0 has 11 encoder tokens; it may have 1 to 10"),
+        (attending(5, (8,)), "slot 0 has 1 encoder block; its input takes 2"),
+        (attending(5, (8, 13)), "slot 0 has encoder block 13; encoder blocks are 8 to 12"),
+        (attending(5, (7, 8)), "slot 0 has encoder block 7; encoder blocks are 8 to 12"),
+        (attending(5, (8, 8)), "slot 0 has encoder block 8 twice"),
+        (attending(5, (8, 9), token_ids=slots(1, 2)), "slot 0 has 2 tokens for 5 encoder tokens"),
+        (attending(1, (8,), features=np.array([np.nan], np.float32)), "slot 0 has features that are not finite"),
+        (TableDelta(admissions=(admission(blocks=(8,)),)), "slot 0 is given block 8; blocks are 0 to 7"),
+    ],
+)
+def test_inputs_of_an_encoder_that_cannot_be_are_refused(delta: TableDelta, message: str) -> None:
+    table = BatchTable(4, 16, 4, 8, encoder_pool=(4, 5, 10))
+    with pytest.raises(InvalidStepError, match=f"^{re.escape(message)}"):
+        table.apply(delta)
+    with pytest.raises(InvalidStepError, match=r"^slot 0 has an encoder input; the model has no encoder"):
+        BatchTable(4, 16, 4, 8).apply(attending(5, (8, 9)))
+
+
+def test_a_fork_has_its_parents_encoder_table_and_the_digest_has_both() -> None:
+    table = BatchTable(4, 16, 4, 8, encoder_pool=(4, 5, 10))
+    table.apply(replace(attending(6, (12, 9)), prefill_chunks=pairs((0, 3))))
+    before = table.digest()
+    assert table.encoder is not None
+    table.apply(forking(0, 2))
+    assert [list(table.encoder.of_slot(slot)) for slot in (0, 2)] == [[4, 1]] * 2
+    assert list(table.num_encoder_tokens) == [6, 0, 6, 0]
+    table.num_encoder_tokens[0] = 5
+    assert table.digest() != before
+    table.apply(replace(TableDelta(released_slots=slots(0, 2)), admissions=(admission(generation=2),)))
+    assert table.num_encoder_tokens[0] == table.encoder.counts[0] == 0
 
 
 @each_row(*product([SamplingRow(**row) for row in OUT_OF_RANGE], [2, 3]))

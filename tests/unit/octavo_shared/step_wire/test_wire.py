@@ -9,7 +9,7 @@ import pytest
 from octavo.execution.v1 import execution_service_pb2, sampling_params_pb2, step_pb2
 from octavo_shared.errors import InvalidStepError
 from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.step_wire.executor_info import ExecutorInfo
+from octavo_shared.step_wire.executor_info import Capability, ExecutorInfo
 from octavo_shared.step_wire.step import (
     NO_RESOURCES,
     Adapter,
@@ -18,6 +18,7 @@ from octavo_shared.step_wire.step import (
     Admission,
     BlockReceive,
     BlockSend,
+    EncoderInput,
     Fork,
     GrammarLoad,
     GrammarLoaded,
@@ -369,6 +370,26 @@ def test_single_admissions_and_forks_survive_the_wire() -> None:
     assert decode_fork(encode_fork(fork)) == fork
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        EncoderInput(3, np.array([70, 71], np.int32), token_ids=np.array([5, 0, 7], np.int32)),
+        EncoderInput(2, np.array([9], np.int32), features=np.array([0.5, -1.0, 2.0], np.float32)),
+        EncoderInput(2, np.array([9], np.int32)),
+    ],
+)
+def test_the_input_of_an_encoder_survives_the_wire_with_its_bit(given: EncoderInput) -> None:
+    admission = dataclasses.replace(full_step().delta.admissions[0], encoder_input=given)
+
+    again = decode_admission(step_pb2.Admission.FromString(encode_admission(admission).SerializeToString()))
+
+    assert again.encoder_input is not None
+    assert again.encoder_input.is_computed is given.is_computed
+    for field in dataclasses.fields(EncoderInput):
+        np.testing.assert_equal(getattr(again.encoder_input, field.name), getattr(given, field.name))
+    assert feature_bits_of(Step(1, 1, TableDelta(admissions=(admission,)))) >> Capability.ENCODER & 1
+
+
 def test_an_admission_that_is_not_traced_costs_nothing_for_it() -> None:
     traced = full_step().delta.admissions[0]
     untraced = dataclasses.replace(traced, traceparent=None)
@@ -386,6 +407,7 @@ def test_executor_info_survives_the_wire_with_the_wire_versions() -> None:
         num_grammar_slots=256, matcher_id="of a version", max_grammar_bytes=2**18,
         num_adapter_slots=8, max_adapter_rank=64,
         pooling_tasks=frozenset({PoolingTask.EMBED}), embedding_size=384, num_token_types=2, is_generative=False,
+        max_encoder_tokens=512,
     )  # fmt: skip
 
     message = execution_service_pb2.GetExecutorInfoResponse.FromString(encode_info(info).SerializeToString())
