@@ -278,10 +278,6 @@ def check_step(step: Step, info: ExecutorInfo, *, uses_groups: bool = False) -> 
         _check_moves(step, info.pools(agreed=uses_groups))
     if not info.is_generative and step.delta.admissions:
         raise InvalidStepError(f"step {step.step_id} admits a sequence; the model computes vectors or scores alone")
-    if info.has_encoder:
-        for admission in step.delta.admissions:
-            if admission.encoder_input is None:
-                raise InvalidStepError(f"slot {admission.slot} has no encoder_input; the model has an encoder")
     if step.pooling_inputs:
         _check_pooling(step, info)
     if len(step.delta.allowances) and step.delta.allowances[:, 1].max() > info.max_allowance:
@@ -289,7 +285,7 @@ def check_step(step: Step, info: ExecutorInfo, *, uses_groups: bool = False) -> 
             f"step {step.step_id} has an allowance of {step.delta.allowances[:, 1].max()}; the limit is "
             f"{info.max_allowance}"
         )
-    _check_token_ids(step, info.vocab_size)
+    _check_token_ids(step, info)
     for load in step.delta.grammar_loads:
         if len(load.grammar.body) > info.max_grammar_bytes:
             raise InvalidStepError(
@@ -389,14 +385,22 @@ def num_pooled_tokens(step: Step) -> int:
     return sum(len(text.token_ids) for text in step.pooling_inputs) if step.pooling_inputs else 0
 
 
-def _num_encoded_tokens(step: Step) -> int:
-    return sum(given.num_tokens for given in step.encoder_inputs) if step.delta.admissions else 0
+def _num_tokens_beside(step: Step) -> int:
+    return num_pooled_tokens(step) + sum(given.num_tokens for given in step.encoder_inputs)
 
 
-def _check_token_ids(step: Step, vocab_size: int) -> None:
-    delta = step.delta
+def _check_encoder_input(admission: Admission, info: ExecutorInfo) -> None:
+    given = admission.encoder_input
+    if given is None:
+        if info.has_encoder:
+            raise InvalidStepError(f"slot {admission.slot} has no encoder_input; the model has an encoder")
+    elif given.token_ids is not None:
+        check_known_ids(f"the encoder input of slot {admission.slot}", given.token_ids, info.vocab_size)
+
+
+def _check_token_ids(step: Step, info: ExecutorInfo) -> None:
+    delta, vocab_size = step.delta, info.vocab_size
     given = [admission.token_ids for admission in delta.admissions]
-    given += [of.token_ids for of in step.encoder_inputs if of.token_ids is not None]
     if len(delta.appended_tokens):
         given.append(delta.appended_tokens[:, 1])
     for token_ids in given:
@@ -406,6 +410,7 @@ def _check_token_ids(step: Step, vocab_size: int) -> None:
         check_number(f"slot {entry.slot}", "candidates", entry.sampling.num_candidates, vocab_size)
         check_number(f"slot {entry.slot}", "alternatives", entry.sampling.num_logprobs, vocab_size)
     for admission in delta.admissions:
+        _check_encoder_input(admission, info)
         check_number(f"slot {admission.slot}", "alternatives", admission.num_prompt_logprobs, vocab_size)
         if admission.token_rules is not None:
             check_rules(f"slot {admission.slot}", admission.token_rules, vocab_size)
@@ -431,7 +436,7 @@ def check_layout(step: Step, layout: StepLayout, table: BatchTable, info: Execut
 
     Raises: StepFailedError: the step computes too many tokens, or the scheduler's table is another one.
     """
-    num_tokens = layout.num_tokens + num_pooled_tokens(step) + _num_encoded_tokens(step)
+    num_tokens = layout.num_tokens + (_num_tokens_beside(step) if step.pooling_inputs or step.delta.admissions else 0)
     if num_tokens > info.max_num_batched_tokens:
         raise StepFailedError(
             f"step {step.step_id} computes {num_tokens} tokens; the limit is {info.max_num_batched_tokens}"
