@@ -300,9 +300,10 @@ class FakeWorker:
             self._histories.append(layout, result.sampled_token_ids)
         else:
             result = self._answer_spans(step, layout)
-        for kept in (self._states, self._encoder):
-            if kept is not None:
-                kept.fork(step.delta.forks)
+        if self._states is not None:
+            self._states.fork(step.delta.forks)
+        if self._encoder is not None:
+            self._encoder.fork(step.delta.forks)
         result.pooling_outputs = tuple(pool(text, self._nan_token_id) for text in step.pooling_inputs)
         result.table_digest, result.grammars_loaded, result.adapters_loaded = digest, loaded, adapters_loaded
         self.table.resolve(layout, result.sampled_token_ids, result.token_counts)

@@ -10,12 +10,10 @@ If none takes them, everything is as it was. Read next: `core/step/executor_plan
 import asyncio
 import enum
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from octavo.execution.v1 import execution_service_pb2
 from octavo_shared.errors import (
     CallerError,
     FencedError,
@@ -28,25 +26,21 @@ from octavo_shared.process.clock import monotonic_s
 from octavo_shared.process.events import Event
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.engine.live_requests import LiveRequests
+from scheduler_svc.engine.weight_update import Chunks, WeightUpdate, most_frequent, send_to_all
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.drivers import Drivers
 from scheduler_svc.executors.fleet_model import FleetModel
-from scheduler_svc.executors.session import ExecutorLostError, ExecutorSession
+from scheduler_svc.executors.session import ExecutorSession
 from scheduler_svc.request.life import EventKind, LifeEvent
 
 T = TypeVar("T")
-Chunk = execution_service_pb2.WeightsChunk
-Chunks = AsyncIterator[Chunk]
 
 log = logging.getLogger(__name__)
 
 # How often it is looked whether the last step has been answered.
 LOOK_INTERVAL_S = 0.002
-# How long an update that comes in several calls waits for the next one, and a call for the next piece.
+# How long an update that comes in several calls waits for the next one.
 _LONGEST_GAP_S = 600.0
-_LONGEST_STALL_S = 30.0
-# Chunks that wait for one executor: the slowest one sets the pace.
-_MAX_WAITING_CHUNKS = 2
 
 
 class PauseMode(enum.Enum):
@@ -97,8 +91,8 @@ class FleetWeights:
         self._is_changing = False
         self._num_pauses = 0
         self._slept_by_itself = False
-        self._open: Sequence[_Update] = ()  # an update that has begun, and gets more
-        self._ending: list[_Update] = []  # given up, and perhaps still in the way of the next one
+        self._open: Sequence[WeightUpdate] = ()  # an update that has begun, and gets more
+        self._ending: list[WeightUpdate] = []  # given up, and perhaps still in the way of the next one
         self._is_receiving = False
         self._gap: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -203,11 +197,11 @@ class FleetWeights:
             while self._ending:
                 await self._ending.pop().wait()
             self._require_pause()
-            self._open = [_Update(driver, source, weights_digest) for driver in self._able_drivers()]
+            self._open = [WeightUpdate(driver, source, weights_digest) for driver in self._able_drivers()]
         updates, self._is_receiving = self._open, True
         try:
             if not source:
-                await _send_to_all(chunks, updates)
+                await send_to_all(chunks, updates)
             if self._open is not updates:
                 raise FencedError("the update was given up: the fleet was resumed before all of it had come")
         except BaseException:
@@ -238,10 +232,10 @@ class FleetWeights:
         self._ending.extend(self._open)
         self._open, self._is_receiving = (), False
 
-    async def _apply(self, updates: Sequence["_Update"], source: str) -> str:
+    async def _apply(self, updates: Sequence[WeightUpdate], source: str) -> str:
         async with self._changing():
             outcomes = await asyncio.gather(*(update.finish() for update in updates), return_exceptions=True)
-            served = _most_frequent(outcomes)
+            served = most_frequent(outcomes)
             model_hash, digest = served
             staying: set[ExecutorSession] = set()
             for update, outcome in zip(updates, outcomes, strict=True):
@@ -371,49 +365,6 @@ class FleetWeights:
             raise FencedError("the fleet is not paused; pause it first (Pause), and resume it afterwards")
 
 
-class _Update:
-    """An update of one executor, which takes its chunks at its own pace."""
-
-    def __init__(self, driver: ExecutorDriver, source: str, weights_digest: str) -> None:
-        assert driver.session is not None, "it is attached"
-        self.session = driver.session
-        self._queue: asyncio.Queue[Chunk | None] = asyncio.Queue(_MAX_WAITING_CHUNKS)
-        self._is_over = False
-        self._task = asyncio.ensure_future(self.session.update_weights(source, weights_digest, self._chunks()))
-        self._task.add_done_callback(self._note_end)
-
-    def _note_end(self, task: asyncio.Task[tuple[str, str]]) -> None:
-        self.give_up()  # gRPC waits for the next chunk, also of a call that has ended
-        if not task.cancelled():
-            task.exception()  # nobody may ask
-
-    async def _chunks(self) -> Chunks:
-        while (chunk := await self._queue.get()) is not None and not self._is_over:
-            yield chunk
-
-    async def send(self, chunk: Chunk | None) -> bool:
-        """Send a chunk, None behind the last one; return whether the executor still takes some."""
-        putting = asyncio.ensure_future(self._queue.put(chunk))
-        await asyncio.wait({putting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-        putting.cancel()
-        return not self._task.done()
-
-    async def finish(self) -> tuple[str, str]:
-        """Return what the executor has now: model_hash and weights_digest. Raises what it fails with."""
-        await self.send(None)
-        return await self._task
-
-    def give_up(self) -> None:
-        """Let it end before the last chunk: the executor refuses it, and goes on with what it has."""
-        self._is_over = True
-        if self._queue.empty():
-            self._queue.put_nowait(None)
-
-    async def wait(self) -> None:
-        """Return once it has ended, however."""
-        await asyncio.wait({self._task})
-
-
 async def _on_all(
     drivers: Sequence[ExecutorDriver], call: Callable[[ExecutorSession], Awaitable[None]], what: str
 ) -> None:
@@ -426,27 +377,3 @@ async def _on_all(
     for session, outcome in zip(sessions, outcomes, strict=True):
         if outcome is not None:
             session.give_up(f"{what}: {outcome}")
-
-
-def _most_frequent(outcomes: Sequence[tuple[str, str] | BaseException]) -> tuple[str, str]:
-    """Return what most executors have now. Raises what says most, if all have failed."""
-    if done := [outcome for outcome in outcomes if isinstance(outcome, tuple)]:
-        return Counter(done).most_common(1)[0][0]
-    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    for error in errors:
-        if not isinstance(error, ExecutorLostError):
-            raise error
-    raise NoExecutorError("no executor is left", str(errors[0]))
-
-
-async def _send_to_all(chunks: Chunks, updates: Sequence[_Update]) -> None:
-    """Send chunks to all executors that take them. Raises CallerError: none came for long."""
-    takers: list[_Update] = list(updates)
-    while takers:
-        try:
-            chunk = await asyncio.wait_for(anext(chunks, None), _LONGEST_STALL_S)
-        except TimeoutError as error:
-            raise CallerError(f"no piece of the update came for {_LONGEST_STALL_S:g} s; it was given up") from error
-        if chunk is None:
-            return
-        takers = [update for update in takers if await update.send(chunk)]

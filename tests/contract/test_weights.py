@@ -240,7 +240,7 @@ async def test_an_open_update_has_one_digest_ends_with_a_new_begin_and_is_given_
             yield piece(NEW, begins_file=True)
             await refused.wait()
 
-        monkeypatch.setattr("scheduler_svc.engine.weights._LONGEST_STALL_S", 0.05)
+        monkeypatch.setattr("scheduler_svc.engine.weight_update.LONGEST_STALL_S", 0.05)
         code, message = await refusal_of(stack.admin.UpdateWeights(stalling()))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "no piece of the update came" in message
