@@ -57,7 +57,9 @@ async def told(speculate: str, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[st
     """Return what each door tells of each request, what is counted of all, and the number of steps."""
     charged = Counter[str]()
     monkeypatch.setattr(TokenQuotas, "are_there", True)
-    monkeypatch.setattr(TokenQuotas, "take", lambda _, tenant, num_tokens, __: charged.update({tenant: num_tokens}))
+    monkeypatch.setattr(
+        TokenQuotas, "take", lambda _, tenant, num_tokens, __, adapter: charged.update({tenant: num_tokens})
+    )
     worker = FakeWorker(eos_probability=0.02, max_allowance=8)
     async with running_api(worker, speculate=speculate, fronts=0) as api:
         answers = {

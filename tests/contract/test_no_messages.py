@@ -52,7 +52,8 @@ def call_with(channel: grpc.aio.Channel, method: MethodDescriptor, content: byte
         async def contents() -> Any:
             yield content
 
-        return calling(contents()).__aiter__().__anext__()
+        call = calling(contents())
+        return call.__aiter__().__anext__() if method.server_streaming else call
     return calling(content).read() if method.server_streaming else calling(content)
 
 

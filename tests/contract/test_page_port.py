@@ -19,7 +19,7 @@ from tests.support.patience import PATIENCE_S
 from tests.tls.services import Scheduler, running_pair, running_scheduler
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]
-CHANGES = ("Drain", "LoadAdapter", "UnloadAdapter")
+CHANGES = ("Drain", "LoadAdapter", "UnloadAdapter", "Pause", "Resume", "UpdateWeights", "Reset", "Sleep", "WakeUp")
 PATH = f"/{SERVICE.full_name}"
 JSON = {"Content-Type": "application/json"}
 

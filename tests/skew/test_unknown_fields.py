@@ -31,6 +31,9 @@ class NewerWire:
     def unary_unary(self, method: str, **options: Any) -> object:
         return self._channel.unary_unary(method, **self._with_unknown_fields(options))
 
+    def stream_unary(self, method: str, **options: Any) -> object:
+        return self._channel.stream_unary(method, **self._with_unknown_fields(options))
+
     def stream_stream(self, method: str, **options: Any) -> object:
         return self._channel.stream_stream(method, **self._with_unknown_fields(options))
 
