@@ -472,13 +472,18 @@ class Engine:
 
     # Steps: called by the drivers ----------------------------------------------------------------
 
+    @property
+    def holds_steps(self) -> bool:
+        """Whether no step may be decided: the fleet is paused."""
+        return self.weights.holds_steps
+
     def deliver(self, planner: ExecutorPlanner, updates: StepUpdates) -> None:
         """Give the updates of a planner's step to its requests; end requests that are complete."""
         self.requests.deliver(planner, updates)
 
     def schedule(self, planner: ExecutorPlanner, address: str, now_s: float) -> StepInFlight | None:
         """Return the next step of a planner at an address; None: nothing to do. End requests that can never go on."""
-        if self.weights.holds_steps:
+        if self.holds_steps:
             return None
         decision, dispatched_to = self.fleet.schedule(planner, now_s)
         step_id = None if decision.step is None else decision.step.step_id
@@ -491,6 +496,6 @@ class Engine:
 
     def dispatch(self) -> None:
         """Give the first groups in line to planners with room, and wake their drivers; not while no step is decided."""
-        if self.weights.holds_steps:
+        if self.holds_steps:
             return
         self.drivers.wake_those_of(self.fleet.dispatch(monotonic_s()))

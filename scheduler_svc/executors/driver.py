@@ -356,7 +356,7 @@ class ExecutorDriver:
         if self._load_timer is not None:
             self._load_timer.cancel()
             self._load_timer = None
-        if (due_s := planner.poll_due_s) is not None:
+        if not self._owner.holds_steps and (due_s := planner.poll_due_s) is not None:
             self._load_timer = asyncio.get_running_loop().call_later(max(0.0, due_s - monotonic_s()), self.work.set)
 
     async def _receive_results(self, planner: ExecutorPlanner, session: ExecutorSession) -> None:

@@ -52,6 +52,10 @@ class DriverOwner(Protocol):
     async def on_detached(self, driver: "ExecutorDriver") -> None:
         """Note that the driver has no planner any more, or got none."""
 
+    @property
+    def holds_steps(self) -> bool:
+        """Whether no step may be decided for now; all drivers are woken afterwards."""
+
     def deliver(self, planner: ExecutorPlanner, updates: StepUpdates) -> None:
         """Give the updates of a step to the requests; some may have ended since it was processed."""
 

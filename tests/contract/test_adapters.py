@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -75,6 +76,22 @@ def asking(
     request = token_request(num_prompt_tokens, max_tokens, **params)
     request.lora_adapter, request.tenant = name, tenant
     return request
+
+
+async def test_nobody_looks_for_the_end_of_a_load_in_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = FakeWorker(num_adapter_slots=2, read_adapter=Files().read, adapter_load_steps=20)
+    async with running_stack(worker) as stack:
+        [planner] = stack.engine.fleet.planners
+        loading = asyncio.ensure_future(load(stack, "a"))
+        await until(lambda: planner.poll_due_s is not None)
+        await stack.engine.weights.pause(PauseMode.KEEP)
+        asked = Mock(wraps=stack.engine.schedule)
+        monkeypatch.setattr(stack.engine, "schedule", asked)
+        await asyncio.sleep(0.2)
+        assert planner.poll_due_s is not None
+        assert asked.call_count < 5
+        await stack.engine.weights.resume()
+        await loading
 
 
 @pytest.mark.parametrize("fronts", [0, 1])

@@ -102,6 +102,7 @@ class Owner:
     """Stands in for the engine: queues what comes back, and notes what it is told."""
 
     has_room = True
+    holds_steps = False
     transfer_keys = TransferKeys(b"key")
 
     def transfer_place(self, address: str) -> tuple[str, str]:
