@@ -121,7 +121,7 @@ class AttentionLayer:
     sinks: torch.Tensor | None = field(default=None, compare=False)
     # A token sees no position before this one, but for its own. Only the C library has other ones than 0.
     first_position: int = 0
-    # The tokens have queries alone: their keys and values are those that an earlier layer wrote into its cache.
+    # The tokens have queries alone: keys and values are those that an earlier layer, or an encoder, wrote into a cache.
     reads_only: bool = False
 
 
@@ -133,6 +133,7 @@ class CachedLayer:
     head_dim: int
     window: int | None = None  # last tokens that it sees, the token itself included; None: all
     value_begin: int = 0  # see `LayerCache.value_begin`
+    is_of_encoder: bool = False  # it is of the tokens of an encoder's input, not of the sequence
 
 
 class AttentionPlan(Protocol):

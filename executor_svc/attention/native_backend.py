@@ -27,6 +27,10 @@ class NativeAttentionBackend:
         """Prepare a step."""
         return NativeAttentionPlan(self._library, metadata, in_bfloat16=self.in_bfloat16)
 
+    def full_plan(self, metadata: AttentionMetadata) -> "NativeAttentionPlan":
+        """Prepare whole texts, each token of which sees all of its text."""
+        return NativeAttentionPlan(self._library, metadata, in_bfloat16=self.in_bfloat16, is_full=True)
+
 
 class NativeAttentionPlan:
     """One step, prepared; see `executor_svc.attention.interface.AttentionPlan`.

@@ -192,6 +192,9 @@ class LayerConfig:
     # Heads attend on the vectors of the cache, one KV head of that size; None: on keys and values.
     latent: LatentConfig | None = None
     cache_of: int | None = None  # the layer before whose keys and values it reads; None: it has its own
+    # Its keys and values are made of what the encoder returns, not of the tokens of a step, which have queries alone.
+    attends_to_encoder: bool = False
+    names: "WeightNames | None" = None  # its own; None: those of the model
 
     @property
     def has_mixer(self) -> bool:
@@ -211,7 +214,7 @@ class WeightNames:
     embedding: str = "model.embed_tokens"
     embedding_norm: str = ""
     position_embedding: str = ""
-    attention_norm: str = "model.layers.{layer}.input_layernorm"
+    attention_norm: str = "model.layers.{layer}.input_layernorm"  # empty: there is none
     qkv: tuple[str, ...] = (
         "model.layers.{layer}.self_attn.q_proj",
         "model.layers.{layer}.self_attn.k_proj",
@@ -273,6 +276,7 @@ class WeightNames:
     layer_scale: str = "model.layers.{layer}.layer_scalar"  # without a suffix
     norm: str = "model.norm"
     head: str = "lm_head"
+    logits_bias: str = "final_logits_bias"  # without a suffix
     # Of a head that drafts: its projection of the embedding of a token and the hidden state before it, and their norms.
     mtp_projection: str = "mtp.fc"
     mtp_embedding_norm: str = "mtp.pre_fc_norm_embedding"
@@ -318,6 +322,9 @@ class ModelConfig:
     embedding_scale: float = 1.0
     # Rows of the position embedding that come before position 0; None: there is no position embedding.
     position_offset: int | None = None
+    has_sinusoidal_positions: bool = False  # it is computed, and no weight
+    # What a norm before a part of a layer returns is the residual stream from there on.
+    is_post_norm: bool = False
     # Multiplies what attention, state and MLP add to the residual stream.
     residual_scale: float = 1.0
     # Numbers that a token has for each layer; 0: none. See `PerLayer` of dense.py.
@@ -326,11 +333,14 @@ class ModelConfig:
     logit_scale: float = 1.0
     # Logits become cap * tanh(logit / cap), behind the scale.
     logit_soft_cap: float | None = None
+    has_logits_bias: bool = False  # added to the logits
     # Layers of a checkpoint behind these, which predict further tokens and are not read.
     num_further_layers: int = 0
     # The layer of a head that drafts (multi-token prediction, MTP), as checkpoints may have it; None: they have none.
     mtp: LayerConfig | None = None
     uses_mtp: bool = False
+    # What computes the input that layers with `attends_to_encoder` attend to, with the same embedding of tokens.
+    encoder: "ModelConfig | None" = None
 
     def with_layers(self, **changes: Any) -> "ModelConfig":
         """Return the same with other values in all layers."""
@@ -344,6 +354,10 @@ class ModelConfig:
         assert self.mtp is not None, "it has one"
         layer = replace(self.mtp, attention=replace(self.mtp.attention, first_position=1))
         return replace(self, layers=(layer,), names=self.names.of_mtp(), mtp=None, uses_mtp=False)
+
+    def names_of(self, index: int) -> WeightNames:
+        """Return the names of the tensors of a layer."""
+        return self.layers[index].names or self.names
 
     @property
     def num_hidden_layers(self) -> int:

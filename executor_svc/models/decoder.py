@@ -48,6 +48,7 @@ class Decoder:
         states: StateBackend | None = None,
         drafts_for: "Decoder | None" = None,
         adapters: AdapterSlots | None = None,
+        encodes_for: "Decoder | None" = None,
     ) -> None:
         self.config = config
         self.dtype = kernels.dtype
@@ -57,7 +58,13 @@ class Decoder:
         self._kernels = kernels
         self._states = states or TorchStateBackend()
         self.weights: DecoderWeights[Any] = DecoderWeights(
-            config, kernels, self._shard, stored, None if drafts_for is None else drafts_for.weights, adapters
+            config,
+            kernels,
+            self._shard,
+            stored,
+            None if drafts_for is None else drafts_for.weights,
+            adapters,
+            None if encodes_for is None else encodes_for.weights,
         )
         self.adapters = adapters  # None: it has no slots for any
         # How the heads of this rank attend.
@@ -98,7 +105,11 @@ class Decoder:
             max_position_embeddings=config.max_position_embeddings,
             caches=tuple(
                 CachedLayer(
-                    self._shard.num_kv_heads(each), each.head_dim, each.attention.window_tokens, each.value_begin
+                    self._shard.num_kv_heads(each),
+                    each.head_dim,
+                    each.attention.window_tokens,
+                    each.value_begin,
+                    each.attends_to_encoder,
                 )
                 for each in cached
             ),
@@ -117,6 +128,8 @@ class Decoder:
             return "a layer has a state, which is computed on the host"
         if self.weights.has_experts_apart:
             return "the host reads which experts are chosen"
+        if self.config.encoder is not None:
+            return "a step has the plan of an encoder's inputs beside its own"
         return self._group.why_not_capturable
 
     @torch.inference_mode()
@@ -129,10 +142,12 @@ class Decoder:
         wanted: torch.Tensor,
         states: StepStates | None = None,
         previous: torch.Tensor | None = None,
+        encoded: AttentionPlan | None = None,
     ) -> torch.Tensor:
         """Run the decoder; see `LanguageModel.forward`. The last layer ends for the wanted tokens only.
 
         A head that drafts takes `previous` too: the normed hidden state before each token, [num_tokens, hidden_size].
+        Layers that attend to an encoder take `encoded`: how the tokens see its inputs; see `encoder_decoder.py`.
         """
         rotation_of = {
             rope: self._kernels.rotations(positions, frequencies, rope.attention_factor)
@@ -175,7 +190,9 @@ class Decoder:
             if layer.rope is not None and layer.rope.query_growth:
                 factors = self.query_factors[layer.rope][positions // layer.rope.query_interval]
                 qkv[:, : self._shard.num_heads(layer)] *= factors.to(qkv.dtype)[:, None, None]
-            attended = attention.attend(qkv, rotation, cache_of[index], self.attention_layers[index])
+            plan = encoded if layer.attends_to_encoder else attention
+            assert plan is not None, "a model with an encoder is run with a plan for it"
+            attended = plan.attend(qkv, rotation, cache_of[index], self.attention_layers[index])
             if num_gates:
                 attended = self._kernels.gate(attended, gate)
         residual = residual[wanted]

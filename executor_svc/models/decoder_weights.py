@@ -30,7 +30,8 @@ from executor_svc.models.dense import (
     Segment,
 )
 from executor_svc.models.latent_weights import LatentLayers
-from executor_svc.models.sharding import Rows, Shard, qkv_rows
+from executor_svc.models.rotary_embedding import sinusoidal_positions
+from executor_svc.models.sharding import Rows, Shard, encoder_rows, qkv_rows
 from executor_svc.models.state_weights import StateLayers
 from executor_svc.native.structs import FLOAT_INPUTS, NumberFormat
 from executor_svc.states.interface import StateWeights
@@ -51,6 +52,7 @@ class DecoderWeights(Generic[MatrixT]):
         drafted: Those of the model for which these are the head that drafts: both share the embedding, the vocabulary's
             matrix and the map. None: these are of a model.
         adapters: What holds adapters of linear layers of attention and of dense MLPs; None: there are none.
+        embedded: Those of the decoder for which these are the encoder: both share the tokens' embedding and the map.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class DecoderWeights(Generic[MatrixT]):
         stored: StoredFormats | None = None,
         drafted: "DecoderWeights[MatrixT] | None" = None,
         adapters: AdapterSlots | None = None,
+        embedded: "DecoderWeights[MatrixT] | None" = None,
     ) -> None:
-        self.map: WeightMap = WeightMap() if drafted is None else drafted.map
+        sharing = drafted or embedded
+        self.map: WeightMap = WeightMap() if sharing is None else sharing.map
         self._config = config
         self._kernels = kernels
         self._shard = shard
@@ -75,17 +79,26 @@ class DecoderWeights(Generic[MatrixT]):
         names = config.names
         self.joins: Sequence[Segment] = ()  # of embeddings and hidden states, whose sum a head that drafts begins with
         self.embed: Embedding
+        self._embedding: MatrixT
         self._vocabulary: MatrixT
         if drafted is None:
-            embedding = self._vocabulary_matrix(names.embedding)
-            self.embed = kernels.embedding(self._embedding_weights(embedding))
-            self._vocabulary = embedding if config.tie_word_embeddings else self._vocabulary_matrix(names.head)
+            is_tied, has_bias = config.tie_word_embeddings, config.has_logits_bias
+            self._embedding = (
+                self._vocabulary_matrix(names.embedding, has_bias=is_tied and has_bias)
+                if embedded is None
+                else embedded._embedding
+            )
+            self.embed = kernels.embedding(self._embedding_weights(self._embedding))
+            self._vocabulary = self._embedding if is_tied else self._vocabulary_matrix(names.head, has_bias=has_bias)
         else:
+            self._embedding = drafted._embedding
             self.embed, self._vocabulary, self.joins = drafted.embed, drafted._vocabulary, self._joins()
         self.segments: list[Segment | LastSegment] = []  # a `LastSegment` is in front of a layer that mixes no tokens
         self.sinks: list[torch.Tensor | None] = []  # of each layer, of this rank's heads; see `AttentionLayer.sinks`
         self.states: list[StateWeights | None] = []  # of each layer; None: it has none
         self.latents: list[Latent | None] = []  # the same
+        # What makes keys and values of the normed states of an encoder, by layer.
+        self.encoder_maps: dict[int, Segment] = {}
         self.layer_inputs = LayerInputs(torch.empty(0))  # of the step that runs
         # What a token has for each layer: a row of its own, and a projection of its embedding; None: none.
         self.token_inputs: tuple[Embedding, Segment] | None = None
@@ -95,18 +108,25 @@ class DecoderWeights(Generic[MatrixT]):
         layer_end: LayerEnd[MatrixT] | None = None
         for index, layer in enumerate(config.layers):
             if layer.has_mixer:
-                norm = self._norm(names.attention_norm.format(layer=index))
+                name = config.names_of(index).attention_norm
+                norm = self._norm(name.format(layer=index)) if name else None
                 projection = self._projection(index, layer)
-                self.segments.append(kernels.segment(layer_end, norm, projection, self._head_norms(index, layer)))
+                head_norms = self._head_norms(index, layer)
+                self.segments.append(
+                    kernels.segment(layer_end, norm, projection, head_norms, is_post_norm=config.is_post_norm)
+                )
             else:
                 assert layer_end is not None, "the first layer mixes tokens"
-                self.segments.append(kernels.last_segment(layer_end))
+                self.segments.append(kernels.last_segment(layer_end, is_post_norm=config.is_post_norm))
             self.sinks.append(self._sinks(index, layer) if layer.has_sinks else None)
             self.states.append(None if layer.state is None else self._state_layers.weights(index, layer.state))
             self.latents.append(None if layer.latent is None else self._latent_layers.latent(index, layer))
+            if layer.attends_to_encoder:
+                rows = encoder_rows(config, shard, index)
+                self.encoder_maps[index] = kernels.segment(None, None, self._columns(rows, has_bias=config.qkv_bias))
             layer_end = self._layer_end(index, layer)
         assert layer_end is not None, "a model has layers"
-        self.last_segment = kernels.last_segment(layer_end)
+        self.last_segment = kernels.last_segment(layer_end, is_post_norm=config.is_post_norm)
         self.norm = self._norm(names.norm)
         self.head = kernels.segment(None, self.norm, self._vocabulary)
 
@@ -184,7 +204,7 @@ class DecoderWeights(Generic[MatrixT]):
         return index == len(self._config.layers) - 1
 
     def _layer_end(self, index: int, layer: LayerConfig) -> LayerEnd[MatrixT]:
-        config, names = self._config, self._config.names
+        config, names = self._config, self._config.names_of(index)
         output, has_bias = names.attention_output, config.attention_output_bias
         num_inputs = layer.num_heads * layer.head_dim
         if layer.state is not None:
@@ -351,14 +371,19 @@ class DecoderWeights(Generic[MatrixT]):
             self.map.ignore(f"{name}.bias", (num_outputs,))
         return matrix
 
-    def _vocabulary_matrix(self, name: str, num_inputs: int | None = None) -> MatrixT:
-        """Return this rank's rows of the embedding or the head; what pads them is never read or cut off."""
+    def _vocabulary_matrix(self, name: str, num_inputs: int | None = None, *, has_bias: bool = False) -> MatrixT:
+        """Return this rank's rows of the embedding or the head; what pads them is never read or cut off.
+
+        `has_bias`: it makes logits, which have one; one rank has it whole.
+        """
         shape = (self._config.vocab_size, num_inputs or self._config.hidden_size)
         begin, end = self._shard.vocabulary
         num_padded = self._shard.vocabulary_rows - (end - begin)
         sizes = [end - begin, num_padded] if num_padded else [end - begin]
         stored = self._stored_formats([name] * len(sizes))
-        matrix = self._kernels.matrix(shape[1], sizes, role="vocabulary", stored=stored)
+        matrix = self._kernels.matrix(shape[1], sizes, has_bias=has_bias, role="vocabulary", stored=stored)
+        if has_bias:
+            self.map.add(self._config.names.logits_bias, (1, shape[0]), matrix.biases[0][None])
         self.map.ignore(f"{name}.weight", shape)
         if begin < end:
             self.map.add(f"{name}.weight", shape, matrix.weights[0], rows=((begin, end),))
@@ -367,7 +392,10 @@ class DecoderWeights(Generic[MatrixT]):
     def _embedding_weights(self, tokens: MatrixT) -> EmbeddingWeights[MatrixT]:
         config, names = self._config, self._config.names
         positions, offset = None, config.position_offset
-        if offset is not None:
+        if config.has_sinusoidal_positions:
+            table = sinusoidal_positions(config.max_position_embeddings, config.hidden_size)
+            positions = table.to(self._kernels.device, self._kernels.dtype)
+        elif offset is not None:
             positions = self._tensor(config.max_position_embeddings + offset, config.hidden_size)
             self.map.add(f"{names.position_embedding}.weight", tuple(positions.shape), positions)
         return EmbeddingWeights(

@@ -359,6 +359,8 @@ class DenseKernels(Protocol[MatrixT]):
         norm: Norm | None,
         projection: MatrixT,
         head_norms: HeadNorms | None = None,
+        *,
+        is_post_norm: bool = False,
     ) -> Segment:
         """Join weights, filled by now or later, to a segment.
 
@@ -367,10 +369,11 @@ class DenseKernels(Protocol[MatrixT]):
             norm: Before the projection; None: there is none.
             projection: To the next layer's q, k and v, or to logits.
             head_norms: Behind the projection; None: there are none.
+            is_post_norm: Whether what the norms before parts return is the residual stream from there on.
         """
 
-    def last_segment(self, layer_end: LayerEnd[MatrixT]) -> LastSegment:
-        """Join the weights of the end of a layer behind which nothing is projected."""
+    def last_segment(self, layer_end: LayerEnd[MatrixT], *, is_post_norm: bool = False) -> LastSegment:
+        """Join the weights of the end of a layer behind which nothing is projected; `is_post_norm` as of `segment`."""
 
     def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor, factor: float = 1.0) -> Rotation:
         """Return the rotary embedding of tokens at `positions`, [num_tokens].

@@ -21,6 +21,7 @@ from executor_svc.checkpoint.weight_map import WeightSource
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.dense import DenseKernels
+from executor_svc.models.encoder_decoder import EncoderDecoder
 from executor_svc.models.file_formats import FORMAT_NAMES, CodeFormats
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_dense import NativeDense
@@ -203,7 +204,8 @@ def make_model(
     has_states = any(layer.state is not None for layer in config.layers)
     states: Kernels = "torch" if found.library is None else "C"
     state_backend = None if found.library is None else NativeStateBackend(found.library)
-    model = Decoder(config, dense, group, stored, state_backend, adapters=adapters)
+    make = Decoder if config.encoder is None else EncoderDecoder
+    model = make(config, dense, group, stored, state_backend, adapters=adapters)
     return ChosenModel(
         model,
         attention,

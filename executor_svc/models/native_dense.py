@@ -104,18 +104,21 @@ class NativeDense:
         norm: Norm | None,
         projection: PackedMatrix,
         head_norms: HeadNorms | None = None,
+        *,
+        is_post_norm: bool = False,
     ) -> Segment:
         """Join weights to a segment; see `DenseKernels`."""
         if layer_end is None or self._group.size == 1:
-            return NativeSegment(self._library, layer_end, norm, projection, head_norms)
+            return NativeSegment(self._library, layer_end, norm, projection, head_norms, is_post_norm=is_post_norm)
+        assert not is_post_norm, "models with such norms are refused"
         return SharedSegment(
             self.last_segment(layer_end), NativeSegment(self._library, None, norm, projection, head_norms)
         )
 
-    def last_segment(self, layer_end: LayerEnd[PackedMatrix]) -> LastSegment:
+    def last_segment(self, layer_end: LayerEnd[PackedMatrix], *, is_post_norm: bool = False) -> LastSegment:
         """Join the weights of the last layer's end; see `DenseKernels`."""
         if self._group.size == 1:
-            return NativeLastSegment(self._library, layer_end)
+            return NativeLastSegment(self._library, layer_end, is_post_norm=is_post_norm)
         return SharedLastSegment(self._library, layer_end, self._rank_sum)
 
     def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor, factor: float = 1.0) -> Rotation:
@@ -247,7 +250,12 @@ class NativeLastSegment(_WithLayerEnd):
     """See `executor_svc.models.dense.LastSegment`."""
 
     def __init__(
-        self, library: NativeLibrary, layer_end: LayerEnd[PackedMatrix], post_norm: Norm | None = None
+        self,
+        library: NativeLibrary,
+        layer_end: LayerEnd[PackedMatrix],
+        post_norm: Norm | None = None,
+        *,
+        is_post_norm: bool = False,
     ) -> None:
         self._library = library
         self._layer_end: NativeLayerEnd = NativeLayerEnd(layer_end)
@@ -257,7 +265,7 @@ class NativeLastSegment(_WithLayerEnd):
             norm=norm_struct(post_norm),
             hidden_size=self._layer_end.hidden_size,
             has_layer_end=1,
-            is_post_norm=post_norm is not None,
+            is_post_norm=is_post_norm or post_norm is not None,
         )
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> None:

@@ -207,12 +207,12 @@ def native_forward(
 ) -> NativeForward | None:
     """Return the one call for a model that the library computes whole; None: it does not.
 
-    `states` are those of its layers with one; without them the model only pools.
+    `states` are those of its layers with one; without them the model only pools. It does not with an encoder.
     """
     if library is None or not isinstance(model, Decoder) or not isinstance(attention, NativeAttentionBackend):
         return None
     parts = _NativeParts.of(model)
-    if parts is None or len(states) < len(model.shape.states):
+    if parts is None or model.config.encoder is not None or len(states) < len(model.shape.states):
         return None
     return NativeForward(library, model, parts, caches, states, in_bfloat16=attention.in_bfloat16)
 

@@ -202,3 +202,13 @@ def rotations(positions: torch.Tensor, frequencies: torch.Tensor, factor: float,
     if factor != 1:
         cos, sin = cos * factor, sin * factor
     return Rotation(torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype))
+
+
+def sinusoidal_positions(num_positions: int, size: int) -> torch.Tensor:
+    """Return the embedding of each position, [num_positions, size] float32: all sines, then all cosines.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need"; the order is Marian's.
+    """
+    pairs = torch.arange(0, size, 2, dtype=torch.float64) / size
+    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] / 10_000**pairs
+    return torch.cat([angles.sin(), angles.cos()], -1)[:, :size].float()

@@ -43,6 +43,8 @@ class Shard:
     @classmethod
     def of(cls, config: ModelConfig, rank: int, size: int) -> "Shard":
         """Return the part of `rank` of `size`. Raises: ModelLoadError: so many ranks cannot share the model."""
+        if config.encoder is not None and size > 1:
+            raise ModelLoadError(f"tp is {size}, but {config.source} has an encoder, which ranks do not share yet")
         for layer in dict.fromkeys(config.layers):
             _check(config, layer, size)
         rows = -(-config.vocab_size // size)
@@ -107,7 +109,7 @@ def rows_by_turns(tensor: str, num_heads: int, sizes: Sequence[int], ours: Seque
 
 def qkv_rows(config: ModelConfig, shard: Shard, index: int) -> list[Rows]:
     """Return the rows of q, of k and of v of a layer that a rank has, and of the gate of what is attended."""
-    layer, names = config.layers[index], config.names
+    layer, names = config.layers[index], config.names_of(index)
     tensors = [name.format(layer=index) for name in names.qkv]
     counts = (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads)
     ours_of_kv = shard.kv_heads(layer)
@@ -115,7 +117,7 @@ def qkv_rows(config: ModelConfig, shard: Shard, index: int) -> list[Rows]:
     dim = layer.head_dim
     if layer.keys_are_values:
         tensors[2] = tensors[1]
-    if layer.cache_of is not None:
+    if layer.cache_of is not None or layer.attends_to_encoder:
         return [Rows(tensors[0], counts[0] * dim, (scaled(ours[0], dim),))]
     if names.qkv_layout == "apart":
         parts = zip(tensors, counts, ours, strict=True)
@@ -134,6 +136,13 @@ def qkv_rows(config: ModelConfig, shard: Shard, index: int) -> list[Rows]:
             for first, heads in zip(begins, ours, strict=True)
         ]
     return rows_by_turns(tensors[0], layer.num_heads, (dim, dim, dim), ours)
+
+
+def encoder_rows(config: ModelConfig, shard: Shard, index: int) -> list[Rows]:
+    """Return the rows of k and of v that a rank has of a layer that attends to an encoder."""
+    layer, names = config.layers[index], config.names_of(index)
+    ours = scaled(shard.kv_heads(layer), layer.head_dim)
+    return [Rows(tensor, layer.num_kv_heads * layer.head_dim, (ours,)) for tensor in names.qkv[1:]]
 
 
 def _in_rotary_order(layer: LayerConfig, rows: Rows) -> Rows:

@@ -133,14 +133,16 @@ class TorchDense:
         norm: Norm | None,
         projection: TorchMatrix,
         head_norms: HeadNorms | None = None,
+        *,
+        is_post_norm: bool = False,
     ) -> Segment:
         """Join weights to a segment; see `DenseKernels`."""
-        last_segment = None if layer_end is None else TorchLastSegment(layer_end, self._group)
-        return TorchSegment(last_segment, norm, projection, head_norms)
+        last_segment = None if layer_end is None else TorchLastSegment(layer_end, self._group, is_post_norm)
+        return TorchSegment(last_segment, norm, projection, head_norms, is_post_norm)
 
-    def last_segment(self, layer_end: LayerEnd[TorchMatrix]) -> LastSegment:
+    def last_segment(self, layer_end: LayerEnd[TorchMatrix], *, is_post_norm: bool = False) -> LastSegment:
         """Join the weights of the last layer's end; see `DenseKernels`."""
-        return TorchLastSegment(layer_end, self._group)
+        return TorchLastSegment(layer_end, self._group, is_post_norm)
 
     def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor, factor: float = 1.0) -> Rotation:
         """Return the rotary embedding of tokens; see `DenseKernels`."""
@@ -204,6 +206,7 @@ class TorchLastSegment:
 
     layer_end: LayerEnd[TorchMatrix]
     group: TensorParallelGroup
+    is_post_norm: bool = False
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> None:
         """End a layer."""
@@ -216,6 +219,8 @@ class TorchLastSegment:
             return
         assert layer.mlp_norm is not None, "an MLP has one"
         normed, add_up = layer.mlp_norm(residual), self.group.all_reduce
+        if self.is_post_norm:
+            residual.copy_(normed)
         if isinstance(mlp, Experts) and (norms := mlp.norms) is not None:
             assert mlp.shared is not None, "the layer has both"
             output = norms.outputs(add_up(run_chosen(mlp, norms.router(residual), norms.inputs(residual))))
@@ -255,12 +260,16 @@ class TorchSegment:
     norm: Norm | None
     projection: TorchMatrix
     head_norms: HeadNorms | None
+    is_post_norm: bool = False
 
     def __call__(self, attended: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
         """Run the segment."""
         if self.layer_end is not None:
             self.layer_end(attended, residual)
-        return norm_heads(self.projection(residual if self.norm is None else self.norm(residual)), self.head_norms)
+        normed = residual if self.norm is None else self.norm(residual)
+        if self.is_post_norm:
+            residual.copy_(normed)
+        return norm_heads(self.projection(normed), self.head_norms)
 
 
 def norm_heads(projected: torch.Tensor, norms: HeadNorms | None) -> torch.Tensor:

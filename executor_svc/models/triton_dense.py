@@ -18,10 +18,12 @@ from executor_svc.models.dense import (
     Experts,
     HeadMaps,
     HeadNorms,
+    LastSegment,
     LayerEnd,
     MatrixRole,
     MatrixStack,
     Norm,
+    Segment,
 )
 from executor_svc.models.torch_dense import (
     Linear,
@@ -111,12 +113,20 @@ class TritonDense(TorchDense):
         norm: Norm | None,
         projection: TorchMatrix,
         head_norms: HeadNorms | None = None,
-    ) -> "TritonSegment":
-        """Join weights to a segment; see `DenseKernels`."""
-        return TritonSegment(None if layer_end is None else self.last_segment(layer_end), norm, projection, head_norms)
+        *,
+        is_post_norm: bool = False,
+    ) -> Segment:
+        """Join weights to a segment; see `DenseKernels`. With norms behind parts it is torch's."""
+        if is_post_norm:
+            return super().segment(layer_end, norm, projection, head_norms, is_post_norm=True)
+        end = None if layer_end is None else self._layer_end(layer_end)
+        return TritonSegment(end, norm, projection, head_norms)
 
-    def last_segment(self, layer_end: LayerEnd[TorchMatrix]) -> "TritonLastSegment":
-        """Join the weights of the last layer's end; see `DenseKernels`."""
+    def last_segment(self, layer_end: LayerEnd[TorchMatrix], *, is_post_norm: bool = False) -> LastSegment:
+        """Join the weights of the last layer's end; see `segment`."""
+        return super().last_segment(layer_end, is_post_norm=True) if is_post_norm else self._layer_end(layer_end)
+
+    def _layer_end(self, layer_end: LayerEnd[TorchMatrix]) -> "TritonLastSegment":
         add_up = partial(sum_in_rank_order, self._group) if self._is_invariant else self._group.all_reduce
         return TritonLastSegment(layer_end, add_up)
 

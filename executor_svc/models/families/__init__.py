@@ -9,6 +9,7 @@ from typing import Final
 from executor_svc.checkpoint.model_files import refuse_quantized
 from executor_svc.checkpoint.scaled_codes import read_codes
 from executor_svc.models.config import ModelConfig
+from executor_svc.models.families.bart import read_bart, read_marian, read_mbart
 from executor_svc.models.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_dots1, read_glm4_moe_lite
 from executor_svc.models.families.gemma import (
     read_gemma,
@@ -48,6 +49,7 @@ from octavo_shared.errors import ModelLoadError, UnknownArchitectureError, Unsup
 FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingProxyType(
     {
         "ArceeForCausalLM": read_arcee,
+        "BartForConditionalGeneration": read_bart,
         "BloomForCausalLM": read_bloom,
         "CwmForCausalLM": read_cwm,
         "DeepseekV2ForCausalLM": read_deepseek_v2,
@@ -69,6 +71,8 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "Lfm2ForCausalLM": read_lfm2,
         "Lfm2MoeForCausalLM": read_lfm2_moe,
         "LlamaForCausalLM": read_llama,
+        "MBartForConditionalGeneration": read_mbart,
+        "MarianMTModel": read_marian,
         "MinistralForCausalLM": read_ministral,
         "Ministral3ForCausalLM": read_ministral3,
         "MistralForCausalLM": read_mistral,

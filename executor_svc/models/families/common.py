@@ -23,6 +23,7 @@ from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 
 ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "silu": "silu",
+    "swish": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",

@@ -273,7 +273,7 @@ void run_segment(const Segment *segment, long num_rows, float *attended, float *
                                          &scratch.normed, member);
         shrink_rows(&segment->projection, normed.values, normed.stride, member);
         project(&segment->projection, &normed, out, false, member);
-    } else if (segment->is_post_norm) {
+    } else if (segment->is_post_norm && segment->norm.weight) {
         normalize_residual(segment, output_norm, scratch.outputs, &segment->norm, residual, &scratch.normed, member);
     } else if (output_norm) {
         Phase phase = begin_phase(member, num_rows, ONCE);
@@ -303,7 +303,8 @@ static void run_segment_call(const Member *member, void *argument) {
 //   residual += residual_scale * norm(attended @ attention_output.T)  with the end of a layer that has it
 //   residual += residual_scale * norm(mlp(norm(residual)))            with the end of a layer that has an MLP
 //   out = norm(residual) @ projection.T, its heads normed             with a projection only
-// With is_post_norm residual = norm(residual) in front of the MLP and of the projection, or where a projection would be.
+// With is_post_norm residual = norm(residual) in front of the MLP and of the projection, or where a projection would be,
+// where the norm has a weight.
 //
 // attended [num_rows][inputs of attention_output], residual [num_rows][hidden_size], out [num_rows][outputs of
 // projection]; scratch has octavo_segment_scratch_bytes(...), aligned to 64 bytes.
