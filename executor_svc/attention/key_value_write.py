@@ -80,10 +80,13 @@ def _write(
     heads: torch.Tensor, slot_mapping: torch.Tensor, pool: torch.Tensor, scales: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
     """Write keys or values; return what the format of the cache makes of them."""
-    if pool.dtype == heads.dtype:
+    if pool.dtype == heads.dtype and pool.is_contiguous():
         pool.flatten(0, 1)[slot_mapping] = heads
         return heads
     blocks, offsets = slot_mapping // pool.shape[1], slot_mapping % pool.shape[1]
+    if pool.dtype == heads.dtype:
+        pool[blocks, offsets] = heads
+        return heads
     elements, new_scales = encode(heads, pool.dtype, scale)
     if pool.dtype.itemsize == 1:  # torch moves bytes, but not all numbers of one
         pool, written = pool.view(torch.uint8), elements.view(torch.uint8)

@@ -3,7 +3,7 @@
 Layers with a recurrent state are the last group: the states of sequences lie at the slots of the batch table, and its
 blocks are saved states. A window's group needs the blocks of the windows of all sequences, and of what one step
 computes; as many again keep windows of earlier sequences for sequences that begin alike. The other layers get what is
-left.
+left; those that attend to an encoder get as many blocks as those that attend to the sequence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ def size_groups(
     for kind, count in {**dict.fromkeys(whole, of_whole), **num_blocks}.items():
         groups.append(
             CacheGroup(
-                kind=CacheKind.WINDOW if kind.window else CacheKind.LATENT if kind.value_begin else CacheKind.FULL,
+                kind=_kind_of(kind),
                 layers=tuple(layers_of[kind]),
                 block_size_tokens=shape.block_size,
                 num_device_blocks=count,
@@ -78,6 +78,12 @@ def size_groups(
         num_bytes, sizes = sum(state_bytes.values()), (shape.block_size, blocks.states, blocks.host_states)
         groups.append(CacheGroup(CacheKind.STATE, tuple(state_bytes), *sizes, bytes_per_block=num_bytes))
     return tuple(groups)
+
+
+def _kind_of(layer: CachedLayer) -> CacheKind:
+    if layer.is_of_encoder:
+        return CacheKind.ENCODER
+    return CacheKind.WINDOW if layer.window else CacheKind.LATENT if layer.value_begin else CacheKind.FULL
 
 
 class GroupedCacheEngine:

@@ -302,6 +302,8 @@ def read_model_config(directory: Model, config: ExecutorConfig) -> ModelConfig:
             raise ModelLoadError(f"{setting}, which needs Octavo's own decoder; but {reason}") from reason
         raise
     model_config = _with_drafts(model_config, directory, config)
+    if model_config.encoder is not None:
+        _check_encoder(directory, config)
     Shard.of(model_config, rank=0, size=config.tp)
     most = model_config.max_positions
     if most is not None and (config.max_model_len or model_config.max_position_embeddings) > most:
@@ -310,6 +312,13 @@ def read_model_config(directory: Model, config: ExecutorConfig) -> ModelConfig:
             f"it becomes longer than {most} tokens; set max_model_len to {most} or less"
         )
     return model_config
+
+
+def _check_encoder(directory: Model, config: ExecutorConfig) -> None:
+    """Raise ModelLoadError if settings ask of a model with an encoder what it does not have."""
+    wanted = {"device is cuda": config.device == "cuda", "--lora or --lora-dir is set": config.num_adapter_slots > 0}
+    for setting in (setting for setting, is_wanted in wanted.items() if is_wanted):
+        raise ModelLoadError(f"{setting}, but {directory.source} has an encoder, which runs on a CPU, without adapters")
 
 
 def _from_transformers(

@@ -35,6 +35,7 @@ from executor_svc.drafts.drafting import Drafting
 from executor_svc.drafts.mtp import Mtp
 from executor_svc.drafts.proposer import PromptLookup
 from executor_svc.models.decoder import Decoder
+from executor_svc.models.encoder_decoder import EncoderDecoder
 from executor_svc.models.kernels import ChosenModel
 from executor_svc.models.native_forward import native_forward
 from executor_svc.models.pooling import DecoderTexts, EmbeddingHead, NormedHead, Pooler
@@ -302,6 +303,7 @@ class _Parts:
             max_adapter_rank=0 if slots is None else slots.max_rank,
             adapter_names=sources.names if slots is not None else (),
             updates_weights=self.weights is not None,
+            max_encoder_tokens=self._max_encoder_tokens,
         )
 
         head = None if drafting is None else drafting.mtp
@@ -390,6 +392,14 @@ class _Parts:
     def _mtp(self) -> Decoder | None:
         model = self.chosen.model
         return model.mtp if isinstance(model, Decoder) else None
+
+    @property
+    def _max_encoder_tokens(self) -> int:
+        """Tokens of the longest input of an encoder, which runs in one step; 0: the model has none."""
+        model = self.chosen.model
+        if not isinstance(model, EncoderDecoder):
+            return 0
+        return min(model.max_encoder_tokens, self.config.max_num_batched_tokens)
 
     def _pooler(self) -> Pooler | None:
         """Return what makes vectors of texts; None: the model makes none."""

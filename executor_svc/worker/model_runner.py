@@ -25,13 +25,15 @@ from executor_svc.attention.interface import (
 from executor_svc.device.transfer import index_to_device
 from executor_svc.drafts.mtp import Mtp, MtpResult, MtpRows
 from executor_svc.models.decoder import Decoder
+from executor_svc.models.encoder_decoder import EncodedInputs, EncoderDecoder
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.states.live_states import AcceptedDrafts, LiveStates, StepStates
 from executor_svc.worker.last_tokens import LastTokens
 from executor_svc.worker.step_graphs import StepGraphs
 from executor_svc.worker.step_tokens import StepTokens
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
-from octavo_shared.step_wire.step import Int32Array
+from octavo_shared.step_wire.step import EncoderInput, Int32Array
+from octavo_shared.step_wire.table_columns import BlockTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,9 @@ class ModelRunner:
             index_to_device(wanted, self.model.device),
             self._step_states,
         )
-        if of_rows is None:
+        if isinstance(self.model, EncoderDecoder):
+            hidden = self.model.forward(*arguments, encoded=self._plan_of_encoder(table, layout))
+        elif of_rows is None:
             hidden = self.model.forward(*arguments)
         else:
             with using(self._adapters, StepRows.of(of_rows, layout.lengths, wanted)):
@@ -175,6 +179,25 @@ class ModelRunner:
 
     def _plan(self, inputs: ModelInput) -> AttentionPlan:
         return join_plans([*map(self._backend.plan, inputs.attention, self._first_caches)])
+
+    def encode(self, inputs: Sequence[EncoderInput], tables: BlockTables) -> None:
+        """Run the encoder on inputs that have token ids, and fill their blocks, which are those of `tables`."""
+        assert isinstance(self.model, EncoderDecoder), "no other model has one"
+        texts = [given.token_ids for given in inputs if given.token_ids is not None]
+        lengths = np.array([given.num_tokens for given in inputs], np.int32)
+        block_tables = np.zeros((len(inputs), max(len(given.block_ids) for given in inputs)), np.int32)
+        for row, given in zip(block_tables, inputs, strict=True):
+            row[: len(given.block_ids)] = given.block_ids - np.int32(tables.first_id)
+        places = EncodedInputs(lengths, block_tables, tables.block_size)
+        self.model.encode(texts, places, self._caches, self._backend)
+
+    def _plan_of_encoder(self, table: BatchTable, layout: StepLayout) -> AttentionPlan:
+        assert table.encoder is not None, "the model has an encoder"
+        lengths = table.num_encoder_tokens[layout.slots]
+        num_blocks = -(-int(lengths.max()) // table.encoder.block_size)
+        block_tables = table.encoder.block_ids[layout.slots, :num_blocks]
+        encoded = EncodedInputs(lengths, block_tables, table.encoder.block_size)
+        return self._backend.plan(encoded.seen_by(layout.lengths, self.model.device), self._first_caches[-1])
 
     def accept_drafts(self, num_accepted: Int32Array) -> None:
         """Let the states take the first drafts of each row; see `Runner.accept_drafts`."""

@@ -10,8 +10,21 @@ import pytest
 import torch
 
 from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, LayerCache
+from executor_svc.config import ExecutorConfig
 from executor_svc.models.encoder_decoder import EncodedInputs, EncoderDecoder
-from octavo_shared.step_wire.step import Int32Array
+from executor_svc.worker.interface import execute
+from executor_svc.worker.loading import load_worker
+from octavo_shared.errors import ModelLoadError
+from octavo_shared.step_wire.cache_group import CacheKind
+from octavo_shared.step_wire.step import (
+    Admission,
+    EncoderInput,
+    Int32Array,
+    SamplingRow,
+    Step,
+    TableDelta,
+    pairs,
+)
 from tests.numerics.architectures import load_architecture, save_tiny_architecture
 
 SIZES = {
@@ -139,3 +152,50 @@ def test_a_sequence_has_the_same_bits_alone_and_among_others(name: str, tmp_path
     for text, output, logits in zip(texts, outputs, together, strict=True):
         (alone,) = Run(model, backend, 8).logits([text], [output], chunk=1)
         assert torch.equal(alone, logits)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.inference_mode()
+def test_steps_answer_with_the_greedy_tokens_of_transformers(name: str, tmp_path: Path) -> None:
+    """Two inputs, each computed once: the third sequence begins later with the blocks of the first."""
+    _, _, reference = load(tmp_path, name)
+    config = ExecutorConfig(model=str(tmp_path), num_device_blocks=20, block_size_tokens=8, max_num_seqs=5)
+    worker = load_worker(config)
+    own, encoders = worker.table.groups[0], worker.table.encoder
+    assert encoders is not None
+    assert [group.kind for group in worker.info.cache_groups] == [CacheKind.FULL, CacheKind.ENCODER]
+    assert worker.info.max_encoder_tokens == SIZES["max_position_embeddings"]
+    texts, prompt, most = _texts((19, 33)), np.array([2, 7, 11], np.int32), 12
+    blocks = np.split(encoders.first_id + np.arange(8, dtype=np.int32), [3])
+    num_own = -(-most // own.block_size)
+
+    def admit(slot: int, text: int, *, is_computed: bool) -> Admission:
+        given = EncoderInput(len(texts[text]), blocks[text], texts[text] if is_computed else None)
+        own_blocks = np.arange(slot * num_own, (slot + 1) * num_own, dtype=np.int32)
+        return Admission(slot, 1, prompt, len(prompt), 0, own_blocks, SamplingRow(), encoder_input=given)
+
+    both = (admit(0, 0, is_computed=True), admit(1, 1, is_computed=True))
+    later = (admit(2, 0, is_computed=False),)
+    deltas = [
+        TableDelta(admissions=both, prefill_chunks=pairs((0, 2), (1, 3))),
+        TableDelta(prefill_chunks=pairs((0, 1))),
+        TableDelta(admissions=later, prefill_chunks=pairs((2, 3))),
+        *[TableDelta()] * 6,
+    ]
+    for step_id, delta in enumerate(deltas, 1):
+        execute(worker, Step(1, step_id, delta))
+
+    for slot, text in enumerate((0, 1, 0)):
+        tokens = worker.table.token_ids[slot, : worker.table.num_tokens[slot]].astype(np.int64)
+        assert len(tokens) >= len(prompt) + 6
+        ids = torch.from_numpy(texts[text].astype(np.int64))[None]
+        logits = reference(input_ids=ids, decoder_input_ids=torch.from_numpy(tokens)[None, :-1]).logits[0]
+        assert tokens[len(prompt) :].tolist() == logits.argmax(-1)[len(prompt) - 1 :].tolist()
+
+
+def test_what_an_encoder_decoder_does_not_have_is_refused_by_name(tmp_path: Path) -> None:
+    save_tiny_architecture(tmp_path, "MarianMTModel", FAMILIES["MarianMTModel"])
+
+    for settings, words in (({"tp": 2}, "tp is 2"), ({"device": "cuda"}, "device is cuda")):
+        with pytest.raises(ModelLoadError, match=words):
+            load_worker(ExecutorConfig.model_validate({"model": str(tmp_path), "num_device_blocks": 9, **settings}))
