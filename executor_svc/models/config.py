@@ -4,7 +4,7 @@ A family (`executor_svc/models/families/`) reads a config.json into it. Everythi
 a field here, or is refused by the family.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -194,7 +194,7 @@ class LayerConfig:
     cache_of: int | None = None  # the layer before whose keys and values it reads; None: it has its own
     # Its keys and values are made of what the encoder returns, not of the tokens of a step, which have queries alone.
     attends_to_encoder: bool = False
-    names: "WeightNames | None" = None  # its own; None: those of the model
+    names: "WeightNames | None" = field(default=None, compare=False)  # its own; None: those of the model
 
     @property
     def has_mixer(self) -> bool:

@@ -119,6 +119,7 @@ class NativeForward:
             kind.window = like.attention.window_tokens or 0
             kind.rotation = None if like.rope is None else addressof(self._rotations[ropes[like.rope]])
             kind.has_output_gate = like.has_output_gate
+            kind.attends_to_encoder = like.attends_to_encoder
         self._layer_inputs = (LayerInputsStruct * 2)()  # of all tokens, and of the wanted ones
         self._state_structs: list[DeltaNetStruct | ShortConvStruct | Mamba2Struct] = []
         self._layers = (LayerStruct * len(layers))()
@@ -207,12 +208,12 @@ def native_forward(
 ) -> NativeForward | None:
     """Return the one call for a model that the library computes whole; None: it does not.
 
-    `states` are those of its layers with one; without them the model only pools. It does not with an encoder.
+    `states` are those of its layers with one; without them the model only pools.
     """
     if library is None or not isinstance(model, Decoder) or not isinstance(attention, NativeAttentionBackend):
         return None
     parts = _NativeParts.of(model)
-    if parts is None or model.config.encoder is not None or len(states) < len(model.shape.states):
+    if parts is None or len(states) < len(model.shape.states):
         return None
     return NativeForward(library, model, parts, caches, states, in_bfloat16=attention.in_bfloat16)
 

@@ -269,7 +269,12 @@ class RotationStruct(ctypes.Structure):
 class AttentionKindStruct(ctypes.Structure):
     """`AttentionKind` of forward.c."""
 
-    _fields_ = (("step", StepStruct), ("window", LONG), ("rotation", POINTER), *_of(LONG, "group", "has_output_gate"))
+    _fields_ = (
+        ("step", StepStruct),
+        ("window", LONG),
+        ("rotation", POINTER),
+        *_of(LONG, "group", "has_output_gate", "attends_to_encoder"),
+    )
 
 
 class LayerStruct(ctypes.Structure):
@@ -322,6 +327,7 @@ class BatchStruct(ctypes.Structure):
         *_of(POINTER, "slots", "starts", "lengths", "commits", "wanted"),
         *_of(LONG, "num_wanted", "num_logit_rows"),
         *_of(POINTER, "previous", "hidden", "normed", "logits", "likeliest", "draft_inputs"),
+        ("encoded", StepRowsStruct),
     )
 
 

@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +47,7 @@ from executor_svc.sampler.interface import DrawOnDevice
 from executor_svc.sampler.sampler import Sampler
 from executor_svc.states.live_states import LiveStates
 from executor_svc.worker.adapter_sources import AdapterSources
+from executor_svc.worker.encoder_inputs import encode_inputs
 from executor_svc.worker.grammar_masks import GrammarMasks, GrammarSupport, grammar_support
 from executor_svc.worker.graph_capture import graph_capture
 from executor_svc.worker.largest_step import NUM_DEVICE_BLOCKS, run_largest_steps
@@ -321,7 +323,8 @@ class _Parts:
             if forward is not None and draw is None:  # it reads all tokens from the batch table
                 own = caches.layers[-1:]
                 mtp = None if self._mtp is None else native_forward(self._mtp, backend, chosen.library, own)
-                return NativeRunner(model, forward, config.max_num_seqs, mtp), caches
+                encode = partial(encode_inputs, model, caches.layers, backend)
+                return NativeRunner(model, forward, config.max_num_seqs, mtp, encode), caches
             graphs = self._capture_graphs(caches.layers, last_tokens) if has_graphs else None
             return ModelRunner(model, caches.layers, backend, last_tokens, graphs, states), caches
 

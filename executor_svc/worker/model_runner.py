@@ -25,9 +25,10 @@ from executor_svc.attention.interface import (
 from executor_svc.device.transfer import index_to_device
 from executor_svc.drafts.mtp import Mtp, MtpResult, MtpRows
 from executor_svc.models.decoder import Decoder
-from executor_svc.models.encoder_decoder import EncodedInputs, EncoderDecoder
+from executor_svc.models.encoder_decoder import EncoderDecoder
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.states.live_states import AcceptedDrafts, LiveStates, StepStates
+from executor_svc.worker.encoder_inputs import encode_inputs, inputs_of
 from executor_svc.worker.last_tokens import LastTokens
 from executor_svc.worker.step_graphs import StepGraphs
 from executor_svc.worker.step_tokens import StepTokens
@@ -86,6 +87,9 @@ class Runner(Protocol):
 
     def run_mtp(self, table: BatchTable, rows: MtpRows) -> MtpResult | None:
         """Run the head that drafts, if the model has one; see `MtpRunner.run_mtp`."""
+
+    def encode(self, inputs: Sequence[EncoderInput], tables: BlockTables) -> None:
+        """Run the encoder, if the model has one, on inputs with token ids; fill their blocks, which are of `tables`."""
 
 
 class ModelRunner:
@@ -150,7 +154,8 @@ class ModelRunner:
             self._step_states,
         )
         if isinstance(self.model, EncoderDecoder):
-            hidden = self.model.forward(*arguments, encoded=self._plan_of_encoder(table, layout))
+            seen = inputs_of(table, layout).seen_by(layout.lengths, self.model.device)
+            hidden = self.model.forward(*arguments, encoded=self._backend.plan(seen, self._first_caches[-1]))
         elif of_rows is None:
             hidden = self.model.forward(*arguments)
         else:
@@ -181,23 +186,8 @@ class ModelRunner:
         return join_plans([*map(self._backend.plan, inputs.attention, self._first_caches)])
 
     def encode(self, inputs: Sequence[EncoderInput], tables: BlockTables) -> None:
-        """Run the encoder on inputs that have token ids, and fill their blocks, which are those of `tables`."""
-        assert isinstance(self.model, EncoderDecoder), "no other model has one"
-        texts = [given.token_ids for given in inputs if given.token_ids is not None]
-        lengths = np.array([given.num_tokens for given in inputs], np.int32)
-        block_tables = np.zeros((len(inputs), max(len(given.block_ids) for given in inputs)), np.int32)
-        for row, given in zip(block_tables, inputs, strict=True):
-            row[: len(given.block_ids)] = given.block_ids - np.int32(tables.first_id)
-        places = EncodedInputs(lengths, block_tables, tables.block_size)
-        self.model.encode(texts, places, self._caches, self._backend)
-
-    def _plan_of_encoder(self, table: BatchTable, layout: StepLayout) -> AttentionPlan:
-        assert table.encoder is not None, "the model has an encoder"
-        lengths = table.num_encoder_tokens[layout.slots]
-        num_blocks = -(-int(lengths.max()) // table.encoder.block_size)
-        block_tables = table.encoder.block_ids[layout.slots, :num_blocks]
-        encoded = EncodedInputs(lengths, block_tables, table.encoder.block_size)
-        return self._backend.plan(encoded.seen_by(layout.lengths, self.model.device), self._first_caches[-1])
+        """Run the encoder; see `Runner.encode`."""
+        encode_inputs(self.model, self._caches, self._backend, inputs, tables)
 
     def accept_drafts(self, num_accepted: Int32Array) -> None:
         """Let the states take the first drafts of each row; see `Runner.accept_drafts`."""
@@ -216,7 +206,7 @@ class FollowedRunner:
 
     def __init__(self, runner: Runner, mtp: Mtp) -> None:
         self.model = runner.model
-        self.run_mtp = runner.run_mtp
+        self.run_mtp, self.encode = runner.run_mtp, runner.encode
         self._runner = runner
         self._mtp = mtp
 

@@ -3,6 +3,7 @@
 The library reads the batch table in place. See `model_runner.py` for the same with any model.
 """
 
+from collections.abc import Callable, Sequence
 from ctypes import Array, addressof
 
 import numpy as np
@@ -14,12 +15,15 @@ from executor_svc.adapters.step_rows import StepRows
 from executor_svc.drafts.mtp import MtpResult, MtpRows
 from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.native_forward import NativeForward
-from executor_svc.native.structs import BatchStruct, BlockTablesStruct
+from executor_svc.native.structs import BatchStruct, BlockTablesStruct, StepRowsStruct
 from executor_svc.states.interface import StateRows
 from executor_svc.states.live_states import AcceptedDrafts, state_rows
 from executor_svc.worker.model_runner import SampleLogits, adapters_of, wanted_tokens
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
-from octavo_shared.step_wire.step import Int32Array
+from octavo_shared.step_wire.step import EncoderInput, Int32Array
+from octavo_shared.step_wire.table_columns import BlockTables
+
+Encode = Callable[[Sequence[EncoderInput], BlockTables], None]
 
 
 class NativeRunner:
@@ -30,12 +34,19 @@ class NativeRunner:
         forward: The call.
         max_num_seqs: Most rows of a step.
         mtp: The call of a head that drafts; None: there is none.
+        encode: Runs the encoder, if the model has one; see `Runner.encode`.
     """
 
     def __init__(
-        self, model: LanguageModel, forward: NativeForward, max_num_seqs: int, mtp: NativeForward | None = None
+        self,
+        model: LanguageModel,
+        forward: NativeForward,
+        max_num_seqs: int,
+        mtp: NativeForward | None,
+        encode: Encode,
     ) -> None:
         self.model = model
+        self.encode = encode
         self._forward = forward
         self._batch = BatchStruct()
         self._tables: Array[BlockTablesStruct] = (BlockTablesStruct * 0)()
@@ -49,6 +60,7 @@ class NativeRunner:
         self._likeliest = np.empty(max_num_seqs, np.int32)
         self._starts = np.empty(max_num_seqs, np.int32)
         self._draft_inputs = torch.empty(0)
+        self._encoded: Int32Array = np.empty((3, 0), np.int32)  # of the last step, as `_rows_of_encoder` returns it
         self._mtp = mtp
         self._normed = torch.empty(0, forward.hidden_size)
         self._rows: StateRows | None = None  # of the last step, if the model has states
@@ -129,6 +141,7 @@ class NativeRunner:
             self._likeliest = np.empty(num_logit_rows, np.int32)
         self._tables = _tables(table)
         commits, draft_inputs = self._prepare_drafts(layout)
+        self._encoded = _rows_of_encoder(table, layout) if table.encoder is not None else np.empty((3, 0), np.int32)
         self._batch = BatchStruct(
             token_ids=_address(table.token_ids),
             tables=addressof(self._tables),
@@ -147,6 +160,7 @@ class NativeRunner:
             logits=self._logits.data_ptr(),
             likeliest=_address(self._likeliest) if finds_likeliest else None,
             draft_inputs=draft_inputs,
+            encoded=StepRowsStruct(self._encoded.shape[1], *map(_address, self._encoded)),
         )
         self._computed = SampleLogits(
             self._logits[:num_logit_rows],
@@ -168,10 +182,17 @@ class NativeRunner:
         return _address(rows.commits), self._draft_inputs.data_ptr()
 
 
+def _rows_of_encoder(table: BatchTable, layout: StepLayout) -> Int32Array:
+    """Return slot, start and length of each token as a row at the end of an encoder's input, [3, num_tokens]."""
+    slots = np.repeat(layout.slots, layout.lengths)
+    return np.stack((slots, table.num_encoder_tokens[slots] - 1, np.ones_like(slots)))
+
+
 def _tables(table: BatchTable) -> Array[BlockTablesStruct]:
     """Return where the block tables of each cache group are."""
-    tables = (BlockTablesStruct * len(table.groups))()
-    for struct, group in zip(tables, table.groups, strict=True):
+    groups = table.all_tables
+    tables = (BlockTablesStruct * len(groups))()
+    for struct, group in zip(tables, groups, strict=True):
         struct.block_ids, struct.width = _address(group.block_ids), group.block_ids.shape[1]
         struct.block_size = group.block_size
     return tables

@@ -45,7 +45,7 @@ from executor_svc.worker.interface import (
 from executor_svc.worker.last_tokens import MAX_UNKNOWN_TOKENS, LastTokens
 from executor_svc.worker.launched_answer import launch_answer
 from executor_svc.worker.launched_step import LaunchedStep
-from executor_svc.worker.model_runner import ModelRunner, Runner, SampleLogits
+from executor_svc.worker.model_runner import Runner, SampleLogits
 from executor_svc.worker.replaceable_weights import ReplaceableWeights
 from executor_svc.worker.step_answer import answer_step, flag_ended_rows, flag_guided_rows, follow_answer, no_answer
 from executor_svc.worker.step_timer import HostTimer, start_timer
@@ -241,7 +241,6 @@ class TorchWorker:
         if self._states is not None:
             self._states.fork(step.delta.beam_forks)
         if self.table.encoder is not None and (inputs := step.encoder_inputs):
-            assert isinstance(self._runner, ModelRunner), "no other runner has an encoder"
             self._runner.encode(inputs, self.table.encoder)
         run = self._launch_on_device if isinstance(self._sampler, DeviceSampler) else self._run_on_host
         running = run(step, layout, digest, timer)

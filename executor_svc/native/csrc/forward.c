@@ -30,6 +30,7 @@ typedef struct {
     const Rotation *rotation;  // NULL: none
     long group;                // cache group
     long has_output_gate;      // whether qkv has gates of what is attended behind the values
+    long attends_to_encoder;   // whether tokens see the encoder's input of their sequence alone
 } AttentionKind;
 
 // What comes before an attention or what a layer has in its place, and that, if there is one.
@@ -78,7 +79,7 @@ typedef struct {
 // A step: the rows of the batch table that it computes, and the results that are wanted.
 typedef struct {
     const int32_t *token_ids;     // [max_num_seqs][max_model_len]
-    const BlockTables *tables;    // of each cache group
+    const BlockTables *tables;    // of each cache group; behind `num_groups`, whose tables grow, that of an encoder
     long max_model_len, num_groups;
     StepRows rows;
     const int32_t *wanted;  // [num_wanted] tokens of the step whose hidden states are wanted
@@ -90,6 +91,7 @@ typedef struct {
     int32_t *likeliest;               // [num_logit_rows] first of the largest logits, or NOT_FINITE; NULL: not wanted
     // What each layer with a state takes for each token that is not committed, layer by layer; NULL: all are committed.
     float *draft_inputs;
+    StepRows encoded;  // the tokens of the step as rows, each at the last position of an encoder's input
 } Batch;
 
 // The drafts of a step that were right.
@@ -169,15 +171,21 @@ static long layer_scratch_bytes(const Model *model, long num_tokens) {
     return bytes;
 }
 
+static long longest_of(const StepRows *rows) {
+    long longest = 0;
+    for (long row = 0; row < rows->num_rows; row++) longest = most(longest, rows->starts[row] + rows->lengths[row]);
+    return longest;
+}
+
 // Plan the attention of every kind of layer.
 static void plan(const Model *model, const Batch *batch, int num_threads, Arena *arena) {
-    long longest = 0;
-    for (long row = 0; row < batch->rows.num_rows; row++)
-        longest = most(longest, batch->rows.starts[row] + batch->rows.lengths[row]);
+    long longest_row = longest_of(&batch->rows), longest_input = longest_of(&batch->encoded);
     for (long i = 0; i < model->num_kinds; i++) {
+        bool is_encoded = model->kinds[i].attends_to_encoder;
+        long longest = is_encoded ? longest_input : longest_row;
         Step *step = &model->kinds[i].step;
         step->window = model->kinds[i].window ? least(model->kinds[i].window, longest) : longest;
-        plan_attention(&batch->rows, num_threads, step, arena);
+        plan_attention(is_encoded ? &batch->encoded : &batch->rows, num_threads, step, arena);
     }
 }
 
