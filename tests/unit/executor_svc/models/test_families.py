@@ -36,6 +36,8 @@ SIZES = {
 LATENT = {"kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8, "n_routed_experts": 32}
 
 REFUSED: list[tuple[str, dict[str, object], str]] = [
+    ("MarianMTModel", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings False"),
+    ("BartForConditionalGeneration", {"tie_word_embeddings": False}, "tie_word_embeddings False"),
     (
         "BloomForCausalLM",
         {"apply_residual_connection_post_layernorm": True},
