@@ -1,6 +1,6 @@
 """Attention written out: scores, what shapes them, softmax, weighted values.
 
-For what torch's fused attention cannot do: it takes no soft cap and no sinks, and it would round the bias of ALiBi to
+For what torch's fused attention cannot do: it takes no soft cap and no sinks, and it would round biases of scores to
 the number format of the queries. Nor does it round float32 to bfloat16.
 """
 
@@ -25,6 +25,8 @@ def attend_explicitly(
     soft_cap: float | None,
     slopes: torch.Tensor | None,
     sinks: torch.Tensor | None,
+    distance_biases: torch.Tensor | None = None,
+    sees_later_tokens: bool = False,
     in_bfloat16: bool = False,
 ) -> torch.Tensor:
     """Attend with the query tokens of n rows, each to the keys of its row.
@@ -39,6 +41,8 @@ def attend_explicitly(
         soft_cap: See `AttentionLayer`.
         slopes: Of ALiBi, [num_heads] in `score_dtype` of the query; None: no ALiBi.
         sinks: See `AttentionLayer`.
+        distance_biases: The same.
+        sees_later_tokens: Whether those are of both directions.
         in_bfloat16: Whether what is multiplied is rounded to bfloat16; sums stay in the format of the query.
 
     Returns:
@@ -60,6 +64,11 @@ def attend_explicitly(
             scores.div_(soft_cap).tanh_().mul_(soft_cap)
         if slopes is not None:
             scores.addcmul_(slopes.view(num_kv_heads, group, 1, 1), distances[:, None, None, tile])
+        if distance_biases is not None:
+            first = -(distance_biases.shape[1] // 2) if sees_later_tokens else 0
+            nearest = (-distances[:, tile] - first).clamp(0, distance_biases.shape[1] - 1).long()
+            of_pairs = distance_biases.to(scores.dtype)[:, nearest]  # [num_heads, n, tile, num_keys]
+            scores.add_(of_pairs.view(num_kv_heads, group, *nearest.shape).movedim(2, 0))
         scores.masked_fill_(hidden[:, None, None, tile], -torch.inf)
         if sinks is not None:
             column = sinks.to(scores.dtype).view(num_kv_heads, group, 1, 1).expand(*scores.shape[:-1], 1)

@@ -214,6 +214,7 @@ class _Scores(TypedDict):
 def _scores(layer: AttentionLayer) -> _Scores:
     """Return how a layer attends in the library's words; its window does not count the token itself."""
     assert layer.sinks is None, "neither version has sinks; the rules say so"
+    assert layer.distance_biases is None, "neither version has distance biases; the rules say so"
     return {
         "softmax_scale": layer.scale,
         "causal": True,

@@ -102,9 +102,9 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """How one layer attends. A score is `scale` * query . key, then capped, then shifted by ALiBi.
+    """How one layer attends. A score is `scale` * query . key, then capped, then shifted by ALiBi and distance biases.
 
-    Equal ones attend alike but for their sinks, which are weights, each layer's own.
+    Equal ones attend alike but for their sinks and distance biases, which are weights.
     """
 
     scale: float
@@ -119,6 +119,11 @@ class AttentionLayer:
     # model. Before there are weights, one on the device "meta" stands for them.
     # Source: OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card".
     sinks: torch.Tensor | None = field(default=None, compare=False)
+    # To a score of head h is added distance_biases[h, min(query position - key position, num_distances - 1)];
+    # [num_heads, num_distances] float32, where `sinks` are. Where a token sees later ones too, a row is of distances
+    # from -n to n; those beyond count as these.
+    # Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer".
+    distance_biases: torch.Tensor | None = field(default=None, compare=False)
     # A token sees no position before this one, but for its own. Only the C library has other ones than 0.
     first_position: int = 0
     # The tokens have queries alone: keys and values are those that an earlier layer, or an encoder, wrote into a cache.

@@ -70,6 +70,7 @@ class NativeAttentionPlan:
         else:
             struct.cos, struct.sin = rotation.cos.data_ptr(), rotation.signed_sin.data_ptr()
             struct.rotary_dim = rotation.cos.shape[1]
+        struct.distance_biases, struct.num_distances = biases_address(layer)
         out = torch.empty(num_tokens, num_heads * cache.value_dim)
         self._library.attention(struct, qkv, cache_struct(cache), sinks_address(layer), out)
         return out
@@ -112,9 +113,17 @@ def cache_struct(cache: LayerCache) -> LayerCacheStruct:
 
 def sinks_address(layer: AttentionLayer) -> int | None:
     """Return where the sinks of a layer are; None: it has none."""
-    if layer.sinks is None:
-        return None
-    assert layer.sinks.dtype == torch.float32, "C reads float32"
-    assert layer.sinks.device.type == "cpu", "the sinks have come with the weights"
-    assert layer.sinks.is_contiguous(), "heads lie one after the other"
-    return layer.sinks.data_ptr()
+    return None if layer.sinks is None else _address(layer.sinks)
+
+
+def biases_address(layer: AttentionLayer) -> tuple[int | None, int]:
+    """Return where the distance biases of a layer are, and how many a head has; None and 0: it has none."""
+    biases = layer.distance_biases
+    return (None, 0) if biases is None else (_address(biases), biases.shape[1])
+
+
+def _address(weights: torch.Tensor) -> int:
+    assert weights.dtype == torch.float32, "C reads float32"
+    assert weights.device.type == "cpu", "they have come with the weights"
+    assert weights.is_contiguous(), "heads lie one after the other"
+    return weights.data_ptr()

@@ -69,6 +69,11 @@ class AttentionNeeds:
         return any(layer.sinks is not None for layer in self.layers)
 
     @property
+    def has_distance_biases(self) -> bool:
+        """Whether some layer has biases of distances."""
+        return any(layer.distance_biases is not None for layer in self.layers)
+
+    @property
     def reads_only(self) -> bool:
         """Whether some layer reads the cache of an earlier one."""
         return any(layer.reads_only for layer in self.layers)
@@ -166,7 +171,7 @@ class FlashAttention2Rules(BackendRules):
             or _why_not_reads(needs)
             or _why_not_latent(needs)
             or _why_not_flash_attn_head_dim(needs)
-            or _why_not_flash_attn_sinks(needs)
+            or _why_not_flash_attn_biases(needs)
             or why_not_version("flash-attn", "flash-attn", self._installed, needed=(2, 8))
         )
 
@@ -195,7 +200,7 @@ class FlashAttention3Rules(BackendRules):
             or _why_not_reads(needs)
             or _why_not_latent(needs)
             or _why_not_flash_attn_head_dim(needs)
-            or _why_not_flash_attn_sinks(needs)
+            or _why_not_flash_attn_biases(needs)
             or ("version 3 does not support ALiBi, which this model needs" if needs.has_alibi else None)
             or (None if self._is_installed else "flash-attn 3 (the module flash_attn_interface) is not installed")
         )
@@ -233,6 +238,7 @@ class XformersRules(BackendRules):
             "soft cap": needs.has_soft_cap,
             "ALiBi": needs.has_alibi,
             "attention sinks": needs.has_sinks,
+            "distance biases": needs.has_distance_biases,
         }
         for feature, is_wanted in wanted.items():
             if problem is None and is_wanted:
@@ -292,8 +298,14 @@ def _why_not_flash_attn_head_dim(needs: AttentionNeeds) -> str | None:
     )
 
 
-def _why_not_flash_attn_sinks(needs: AttentionNeeds) -> str | None:
-    return "it does not support attention sinks, which this model needs" if needs.has_sinks else None
+def _why_not_flash_attn_biases(needs: AttentionNeeds) -> str | None:
+    for feature, is_wanted in {
+        "attention sinks": needs.has_sinks,
+        "distance biases": needs.has_distance_biases,
+    }.items():
+        if is_wanted:
+            return f"it does not support {feature}, which this model needs"
+    return None
 
 
 def dtype_name(dtype: torch.dtype) -> str:

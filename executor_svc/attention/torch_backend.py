@@ -3,13 +3,16 @@
 Pages are gathered with `index_select` over whole blocks, then torch's fused attention runs on the
 copy, in the number format of the queries. Of the pure torch forms this is the fastest on CPUs (loops
 over sequences, gathers by token and matmul-softmax-matmul lose by 2x and more). Layers with a soft
-cap, ALiBi or sinks, and products in bfloat16 of float32, write it out.
+cap, ALiBi, distance biases or sinks, and products in bfloat16 of float32, write it out.
 
 Rows of one token (decodes) run batched in buckets of similar length. Longer rows (prefill chunks)
 run one by one: on their own keys and values when they see no others, else on their gathered pages.
 What is read depends on the window of a layer: it is planned once for each, when the first layer
 asks for it.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 -- the usual name
@@ -18,7 +21,7 @@ from executor_svc.attention.cache_format import decode
 from executor_svc.attention.explicit_attention import attend_explicitly, slopes_on
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, LayerCache, Rotation
 from executor_svc.attention.key_value_write import read_in_torch, write_in_torch
-from executor_svc.attention.step_reads import DecodeBucket, PrefillChunk, StepReads, plan_reads
+from executor_svc.attention.step_reads import DecodeBucket, PrefillChunk, StepReads, plan_reads, score_dtype
 
 
 class TorchAttentionBackend:
@@ -33,6 +36,10 @@ class TorchAttentionBackend:
     def plan(self, metadata: AttentionMetadata, cache: LayerCache) -> "TorchAttentionPlan":
         """Prepare a step."""
         return TorchAttentionPlan(metadata, cache, in_bfloat16=self._in_bfloat16)
+
+    def full_plan(self, metadata: AttentionMetadata) -> "TorchFullPlan":
+        """Prepare whole texts, each token of which sees all of its text."""
+        return TorchFullPlan(metadata.lengths.tolist(), self._in_bfloat16)
 
 
 class TorchAttentionPlan:
@@ -148,7 +155,8 @@ class TorchAttentionPlan:
         return output.squeeze(0).transpose(0, 1)
 
     def _is_fused(self, layer: AttentionLayer) -> bool:
-        is_plain = layer.soft_cap is None and layer.alibi_slopes is None and layer.sinks is None
+        biases = layer.alibi_slopes, layer.distance_biases, layer.sinks
+        is_plain = layer.soft_cap is None and all(each is None for each in biases)
         return is_plain and not self._in_bfloat16
 
     def _explicitly(
@@ -171,8 +179,47 @@ class TorchAttentionPlan:
             soft_cap=layer.soft_cap,
             slopes=None if slopes is None else slopes_on(query.device, query.dtype, slopes),
             sinks=layer.sinks,
+            distance_biases=layer.distance_biases,
             in_bfloat16=self._in_bfloat16,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFullPlan:
+    """Whole texts of these lengths, each token of which sees all of its text; the cache stays as it is."""
+
+    lengths: Sequence[int]
+    in_bfloat16: bool
+
+    def attend(
+        self, qkv: torch.Tensor, rotation: Rotation | None, cache: LayerCache, layer: AttentionLayer
+    ) -> torch.Tensor:
+        """Attend; see `AttentionPlan`. No encoder rotates."""
+        assert rotation is None, "positions are in the embedding, or in biases"
+        num_kv_heads = cache.keys.shape[2]
+        sizes = [qkv.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads]
+        attended = []
+        for text in torch.split(qkv, list(self.lengths)):
+            query, keys, values = (part.unsqueeze(0) for part in torch.split(text, sizes, 1))
+            positions = torch.arange(len(text), device=qkv.device, dtype=score_dtype(qkv.dtype))
+            distances = (positions - positions[:, None]).unsqueeze(0)
+            slopes = layer.alibi_slopes
+            output = attend_explicitly(
+                query,
+                keys,
+                values,
+                distances=distances,
+                hidden=torch.zeros_like(distances, dtype=torch.bool),
+                scale=layer.scale,
+                soft_cap=layer.soft_cap,
+                slopes=None if slopes is None else slopes_on(qkv.device, qkv.dtype, slopes),
+                sinks=layer.sinks,
+                distance_biases=layer.distance_biases,
+                sees_later_tokens=True,
+                in_bfloat16=self.in_bfloat16,
+            )
+            attended.append(output.squeeze(0))
+        return torch.cat(attended).flatten(1)
 
 
 def _read(

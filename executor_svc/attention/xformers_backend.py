@@ -70,6 +70,7 @@ class XformersPlan:
         assert layer.soft_cap is None, "it has no soft cap; the rules say so"
         assert layer.alibi_slopes is None, "it has no paged mask with ALiBi; the rules say so"
         assert layer.sinks is None, "it has no sinks; the rules say so"
+        assert layer.distance_biases is None, "it has no distance biases; the rules say so"
         query = self._write(qkv, rotation, self._metadata.slot_mapping, cache).query
         if len(self._parts) == 1:
             return self._attend_part(self._parts[0], query, cache, layer)

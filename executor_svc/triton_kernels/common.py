@@ -86,6 +86,26 @@ def shape_scores(products, distances, slopes, scale, soft_cap, HAS_SOFT_CAP: tl.
 
 
 @triton.jit
+def add_distance_biases(scores, distances, nearest, biases, num_distances):
+    """Return scores in units of log2(e) with the biases of their distances.
+
+    Args:
+        scores: [num_queries, num_keys].
+        distances: Key position - query position, int32, broadcastable to `scores`.
+        nearest: Least query position - key position; far keys all have the last bias.
+        biases: Pointers to the rows of the heads of the queries, [num_queries, 1]; see `AttentionLayer`.
+        num_distances: Of a row.
+    """
+    last = num_distances - 1
+    # Outside of a branch Triton would keep room in shared memory for the biases of some tiles ahead.
+    if nearest < last:
+        scores += tl.load(biases + tl.minimum(tl.maximum(-distances, 0), last)) * LOG2_E
+    else:
+        scores += tl.load(biases + last) * LOG2_E
+    return scores
+
+
+@triton.jit
 def add_sinks(highest, total, sinks):
     """Return totals of queries with the sinks of their heads in the softmax, and the factor of their weighted values.
 

@@ -18,6 +18,7 @@ from executor_svc.triton_kernels.cache_formats import INT8, numbers_of, operands
 from executor_svc.triton_kernels.common import (
     LOG2_E,
     LOWEST_SCORE,
+    add_distance_biases,
     add_sinks,
     block_ids_of,
     dot,
@@ -54,6 +55,8 @@ def decode_kernel(
     value_scales,
     value_factor,
     sinks,
+    biases,
+    num_distances,
     HAS_SOFT_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
@@ -132,8 +135,14 @@ def decode_kernel(
             v = (numbers_of(value_elements, tl.float32, FORMAT) * of_values[:, None]).to(q.dtype)
         else:
             v = numbers_of(value_elements, q.dtype, FORMAT)
-        distances = (positions - (visible - 1)).to(tl.float32)[None, :]
-        scores = shape_scores(products, distances, slope, scale, soft_cap, HAS_SOFT_CAP, slopes is not None)
+        distances = (positions - (visible - 1))[None, :]
+        scores = shape_scores(
+            products, distances.to(tl.float32), slope, scale, soft_cap, HAS_SOFT_CAP, slopes is not None
+        )
+        if biases is not None:
+            rows = biases + (kv_head * GROUP + tl.minimum(heads, GROUP - 1))[:, None] * num_distances
+            nearest = visible - (tile + 1) * TILE_KEYS
+            scores = add_distance_biases(scores, distances, nearest, rows, num_distances)
         scores = tl.where(is_visible[None, :], scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         weights = tl.exp2(scores - new_highest[:, None])
@@ -284,6 +293,8 @@ def decode(
         operands.value_scales,
         operands.value_factor,
         layer.sinks,
+        layer.distance_biases,
+        0 if layer.distance_biases is None else layer.distance_biases.shape[1],
         HAS_SOFT_CAP=layer.soft_cap is not None,
         IS_SPLIT=num_splits > 1,
         GROUP=group,

@@ -31,6 +31,7 @@ from executor_svc.triton_kernels.cache_formats import INT8, numbers_of, operands
 from executor_svc.triton_kernels.common import (
     LOG2_E,
     LOWEST_SCORE,
+    add_distance_biases,
     add_sinks,
     block_ids_of,
     dot,
@@ -109,6 +110,8 @@ def attend_kernel(
     value_scales,
     value_factor,
     sinks,
+    biases,
+    num_distances,
     HAS_SOFT_CAP: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -188,6 +191,10 @@ def attend_kernel(
             scores = shape_scores(
                 products, distances.to(tl.float32), slope, scale, soft_cap, HAS_SOFT_CAP, slopes is not None
             )
+            if biases is not None:
+                bias_rows = biases + heads[:, None] * num_distances
+                nearest = start + 1 - (tile + 1) * TILE_KEYS
+                scores = add_distance_biases(scores, distances, nearest, bias_rows, num_distances)
             scores = tl.where((distances <= 0) & (distances > -window), scores, float("-inf"))
             new_highest = tl.maximum(highest, tl.max(scores, 1))
             weights = tl.exp2(scores - new_highest[:, None])
@@ -333,6 +340,8 @@ def attend(
         operands.value_scales,
         operands.value_factor,
         layer.sinks,
+        layer.distance_biases,
+        0 if layer.distance_biases is None else layer.distance_biases.shape[1],
         HAS_SOFT_CAP=layer.soft_cap is not None,
         GROUP=group,
         NUM_KV_HEADS=num_groups,

@@ -20,6 +20,7 @@ from executor_svc.triton_kernels.cache_formats import INT8, numbers_of, operands
 from executor_svc.triton_kernels.common import (
     LOG2_E,
     LOWEST_SCORE,
+    add_distance_biases,
     add_sinks,
     block_ids_of,
     dot,
@@ -57,6 +58,9 @@ def attend_to_tiles(
     kv_head,
     key_scales,
     value_scales,
+    heads,
+    biases,
+    num_distances,
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
@@ -106,6 +110,10 @@ def attend_to_tiles(
             v = numbers_of(value_elements, q.dtype, FORMAT)
         distances = positions[None, :] - query_positions[:, None]
         scores = shape_scores(products, distances.to(tl.float32), slope, scale, soft_cap, HAS_SOFT_CAP, HAS_ALIBI)
+        if biases is not None:
+            rows = biases + heads[:, None] * num_distances
+            nearest = tl.min(query_positions) + 1 - (tile + 1) * TILE_KEYS
+            scores = add_distance_biases(scores, distances, nearest, rows, num_distances)
         if IS_MASKED:
             is_visible = distances <= 0
             if HAS_WINDOW:
@@ -143,6 +151,8 @@ def prefill_kernel(
     value_scales,
     value_factor,
     sinks,
+    biases,
+    num_distances,
     IS_SPLIT: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -231,6 +241,9 @@ def prefill_kernel(
                 kv_head,
                 key_scales,
                 value_scales,
+                heads,
+                biases,
+                num_distances,
                 IS_MASKED=part != 1,
                 HAS_WINDOW=HAS_WINDOW,
                 HAS_SOFT_CAP=HAS_SOFT_CAP,
@@ -347,6 +360,8 @@ def prefill(
         operands.value_scales,
         operands.value_factor,
         layer.sinks,
+        layer.distance_biases,
+        0 if layer.distance_biases is None else layer.distance_biases.shape[1],
         IS_SPLIT=num_splits > 1,
         HAS_SOFT_CAP=layer.soft_cap is not None,
         HAS_WINDOW=layer.window_tokens is not None,

@@ -48,6 +48,7 @@ class Case:
     has_invariant: bool = True  # whether the invariant attention is compiled too
     cache: str = ""  # format of the cache; empty: `dtype`
     value_begin: int = 0  # not 0: the cache is latent, and `group` are all query heads
+    has_distance_biases: bool = False
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -141,7 +142,8 @@ def _inputs(case: Case) -> tuple[torch.Tensor, LayerCache, AttentionLayer, torch
     qkv = torch.empty(4, num_heads + cache.num_vectors, case.head_dim, dtype=dtype)
     if case.has_options:
         return qkv, cache, AttentionLayer(0.1, 100, 30.0, sinks=torch.empty(num_heads)), torch.empty(num_heads)
-    return qkv, cache, AttentionLayer(0.1), None
+    biases = torch.empty(num_heads, 129) if case.has_distance_biases else None
+    return qkv, cache, AttentionLayer(0.1, distance_biases=biases), None
 
 
 def _write(case: Case) -> None:

@@ -56,6 +56,7 @@ QUICK = [
     Case(100, "float16", 64, 16, has_options=False),
     Case(100, "bfloat16", 256, 16, has_options=True),
     Case(100, "float32", 128, 16, has_options=True),
+    Case(80, "bfloat16", 64, 16, has_options=False, group=1, has_distance_biases=True),
     Case(100, "bfloat16", 128, 16, has_options=False, cache="int8"),
     Case(100, "bfloat16", 128, 16, has_options=False, cache="fp8_e4m3"),
 ]

@@ -30,7 +30,7 @@ from executor_svc.triton_kernels import invariant_attention
 from executor_svc.triton_kernels.tiles import SPLIT_KEYS, invariant_tile, pad
 from tests.kernels.device import DEVICE, SLOW_IF_INTERPRETED
 from tests.kernels.products import add_up_rows_alike
-from tests.numerics.attention import LayerInput, Step
+from tests.numerics.attention import LayerInput, Step, biases_of
 
 LENGTH = 80
 HEADS, HEAD_DIM = (2, 1), 16
@@ -140,7 +140,7 @@ def step_of(
 LAYERS = {
     "plain": AttentionLayer(0.25),
     "window": AttentionLayer(0.25, 40),
-    "all": AttentionLayer(0.4, 70, 1.5, (0.5, 0.1), torch.tensor([0.5, 3.0], device=DEVICE)),
+    "all": AttentionLayer(0.4, 70, 1.5, (0.5, 0.1), torch.tensor([0.5, 3.0], device=DEVICE), biases_of(2, 30, DEVICE)),
 }
 SCHEDULES = {
     "all at once": Schedule((63, 7, 1, 1, 8), block_size=48, has_neighbours=True, num_multiprocessors=32),

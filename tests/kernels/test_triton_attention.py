@@ -17,7 +17,7 @@ from executor_svc.models.families.common import alibi_slopes
 from executor_svc.triton_kernels import tiles
 from tests.kernels.device import DEVICE, RANDOM_CASES, SLOW_IF_INTERPRETED
 from tests.kernels.random_shapes import shape_of_case
-from tests.numerics.attention import LayerInput, Rows, Step, sinks_of
+from tests.numerics.attention import LayerInput, Rows, Step, biases_of, sinks_of
 from tests.support.each_row import each_row
 
 MIXED: Rows = [(3, 1), (0, 2), (70, 1), (30, 7)]
@@ -67,6 +67,16 @@ def test_every_block_size(block_size: int) -> None:
 def test_every_number_of_query_heads_for_a_kv_head(heads: tuple[int, int]) -> None:
     layer = AttentionLayer(0.5, 20, 1.5, alibi_slopes(heads[0]), sinks_of(heads[0], DEVICE))
     check(LayerInput(on_device(MIXED, 16, 20), heads, 16), layer)
+
+
+@pytest.mark.parametrize("num_distances", [1, 41])
+@pytest.mark.parametrize(("heads", "num_multiprocessors"), [((6, 2), 1), ((5, 1), 24)])
+def test_distance_biases(num_distances: int, heads: tuple[int, int], num_multiprocessors: int) -> None:
+    biases = biases_of(heads[0], num_distances, DEVICE)
+    layer = AttentionLayer(1.0, distance_biases=biases)
+    check(LayerInput(on_device(MIXED, 16), heads, 16), layer, num_multiprocessors=num_multiprocessors)
+    layer = AttentionLayer(0.5, 33, 1.5, alibi_slopes(heads[0]), sinks_of(heads[0], DEVICE), biases)
+    check(LayerInput(on_device(MIXED, 16, 33), heads, 16), layer, num_multiprocessors=num_multiprocessors)
 
 
 @each_row(16, 18, 64, 72, 80, 96, 128, 160, 256)

@@ -194,6 +194,9 @@ def _attend_one(query: Doubles, keys: Doubles, values: Doubles, position: int, l
             scores = layer.soft_cap * np.tanh(scores / layer.soft_cap)
         if layer.alibi_slopes is not None:
             scores = scores + layer.alibi_slopes[head] * (np.arange(first, position + 1) - position)
+        if layer.distance_biases is not None:
+            biases = layer.distance_biases[head].cpu().double().numpy()
+            scores = scores + biases[np.minimum(position - np.arange(first, position + 1), len(biases) - 1)]
         sink = -np.inf if layer.sinks is None else float(layer.sinks[head])
         highest = max(scores.max(), sink)
         weights = np.exp(scores - highest)
@@ -205,3 +208,9 @@ def _attend_one(query: Doubles, keys: Doubles, values: Doubles, position: int, l
 def sinks_of(num_heads: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return sinks below, among and above the scores, one far above all and one that is as good as none."""
     return torch.tensor([0.5, 3.0, -2.0, 1e30, -torch.inf, 7.0], device=device).repeat(-(-num_heads // 6))[:num_heads]
+
+
+def biases_of(num_heads: int, num_distances: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Return distance biases, [num_heads, num_distances]."""
+    generator = torch.Generator().manual_seed(num_distances)
+    return (2 * torch.randn(num_heads, num_distances, generator=generator)).to(device)

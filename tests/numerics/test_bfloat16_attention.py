@@ -15,7 +15,7 @@ from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
 from executor_svc.native.library import NativeLibrary
 from tests.numerics import test_cache_formats
-from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, decoded, sinks_of
+from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, biases_of, decoded, sinks_of
 from tests.numerics.native import LANES, library_path, mode_of_floats, native_library
 from tests.numerics.test_cache_formats import PIECES, SCALES, Written
 from tests.support.each_row import each_row, further_case
@@ -29,6 +29,7 @@ SHAPES = [
     ((3, 3), 33, 16, AttentionLayer(0.2)),
     ((4, 1), 96, 16, AttentionLayer(0.1, 7)),
     ((4, 1), 128, 16, AttentionLayer(0.09, alibi_slopes=alibi_slopes(4))),
+    ((4, 2), 24, 16, AttentionLayer(0.2, distance_biases=biases_of(4, 40))),
     ((2, 1), 256, 16, AttentionLayer(0.06, 97)),
     ((8, 1), 64, 16, AttentionLayer(0.125, 128, sinks=sinks_of(8))),
 ]
@@ -99,6 +100,7 @@ PIECE_SHAPES = [
     ((9, 3), 64, AttentionLayer(0.125)),
     ((4, 2), 20, AttentionLayer(0.25, 251, 1.5)),
     ((10, 2), 33, AttentionLayer(0.2, alibi_slopes=alibi_slopes(10), sinks=sinks_of(10))),
+    ((4, 4), 64, AttentionLayer(1.0, distance_biases=biases_of(4, 129))),
     ((9, 1), 128, AttentionLayer(0.1, 7)),
 ]
 

@@ -16,7 +16,7 @@ from executor_svc.models.families.common import alibi_slopes
 from executor_svc.models.pooling import ScratchCache, text_rows
 from executor_svc.native.library import NativeLibrary
 from executor_svc.native.structs import StepStruct
-from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, sinks_of
+from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, biases_of, sinks_of
 from tests.numerics.native import LANES, library_path, native_library
 from tests.support.each_row import each_row
 
@@ -34,7 +34,8 @@ def check(inputs: LayerInput, lanes: str, layer: AttentionLayer, *, rtol: float 
 def check_shapes(rows: Rows, heads: tuple[int, int], head_dim: int, block_size: int, lanes: str) -> None:
     """Compare a plain layer, and one with every option."""
     check(LayerInput(Step(rows, block_size), heads, head_dim), lanes, AttentionLayer(head_dim**-0.5))
-    layer = AttentionLayer(head_dim**-0.5, 40, 1.5, alibi_slopes(heads[0]), sinks_of(heads[0]))
+    biases = biases_of(heads[0], 30)
+    layer = AttentionLayer(head_dim**-0.5, 40, 1.5, alibi_slopes(heads[0]), sinks_of(heads[0]), biases)
     check(LayerInput(Step(rows, block_size, 40), heads, head_dim), lanes, layer)
 
 
@@ -96,6 +97,8 @@ def test_a_long_context_is_split_over_the_threads(lanes: str, window: int | None
     inputs = LayerInput(Step(rows, 16, window), (4, 2), 16)
     for soft_cap, slopes, sinks in itertools.product((None, 1.5), (None, alibi_slopes(4)), (None, sinks_of(4))):
         check(inputs, lanes, AttentionLayer(0.25, window, soft_cap, slopes, sinks))
+    for num_distances in (1, 129):
+        check(inputs, lanes, AttentionLayer(0.25, window, distance_biases=biases_of(4, num_distances)))
 
 
 @pytest.mark.parametrize("lanes", LANES)
@@ -107,6 +110,7 @@ def test_layers_of_one_plan_attend_each_in_its_own_way(
     all_slopes, all_sinks = (None, alibi_slopes(4), (0.3, 0.2, 0.1, 0.0)), (None, sinks_of(4), sinks_of(5)[1:])
     kinds = list(itertools.product(windows, (None, 1.5), all_slopes, (True, False), all_sinks))
     layers = [AttentionLayer(0.25, window, soft_cap, slopes, sinks) for window, soft_cap, slopes, _, sinks in kinds]
+    layers[::3] = [replace(layer, distance_biases=biases_of(4, 50 + seed)) for seed, layer in enumerate(layers[::3])]
     inputs = [LayerInput(step, (4, 2), 8, is_rotated=kind[3], seed=seed) for seed, kind in enumerate(kinds)]
     caches = [LayerCache(each.keys.clone(), each.values.clone()) for each in inputs]
 
@@ -253,6 +257,7 @@ MANY_NEIGHBOURS: Rows = [(20, 1)] * 12  # so that tasks have several heads
             AttentionLayer(0.25),
             AttentionLayer(0.25, 250, 1.5),
             AttentionLayer(0.25, 200, sinks=sinks_of(10)),
+            AttentionLayer(1.0, distance_biases=biases_of(10, 129)),
             AttentionLayer(1.5, 7, alibi_slopes=(0.5, 0.3, 0.25, 0.1, 0.05, 0.03, 0.02, 0.01, 0.001, 0.4)),
         ],
     )
@@ -262,6 +267,8 @@ def test_bits_do_not_depend_on_the_schedule(lanes: str, heads: tuple[int, int], 
         layer = replace(layer, alibi_slopes=layer.alibi_slopes[: heads[0]])
     if layer.sinks is not None:
         layer = replace(layer, sinks=layer.sinks[: heads[0]])
+    if layer.distance_biases is not None:
+        layer = replace(layer, distance_biases=layer.distance_biases[: heads[0]])
     sequence = Sequence(430, heads, 20, layer)
     for block_size, neighbours in ((16, []), (5, NEIGHBOURS), (16, MANY_NEIGHBOURS)):
         sequence.check(native_library(lanes), block_size, neighbours)
@@ -290,6 +297,7 @@ def attend_to_all(
     qkv: torch.Tensor,
     num_kv_heads: int,
     dtype: torch.dtype = torch.float32,
+    biases: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend as an encoder does, in a number format, on a scratch cache full of NaN."""
     rows = text_rows(lengths, 16, torch.device("cpu"))
@@ -298,24 +306,32 @@ def attend_to_all(
     cache.values.fill_(torch.nan)
     in_bfloat16 = dtype == torch.bfloat16
     plan = NativeAttentionPlan(native_library(lanes), rows, in_bfloat16=in_bfloat16, is_full=True)
-    return plan.attend(qkv, None, cache, AttentionLayer(qkv.shape[2] ** -0.5))
+    return plan.attend(qkv, None, cache, AttentionLayer(qkv.shape[2] ** -0.5, distance_biases=biases))
 
 
-@each_row(*product(LANES, [(4, 4), (6, 2), (9, 1)], [24, 64], [torch.float32, torch.bfloat16]))
+@each_row(*product(LANES, [(4, 4), (6, 2), (9, 1)], [24, 64], [torch.float32, torch.bfloat16], [0, 128]))
 def test_in_an_encoder_every_token_sees_all_tokens_of_its_text_with_the_same_bits_alone(
-    lanes: str, heads: tuple[int, int], head_dim: int, dtype: torch.dtype
+    lanes: str, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, farthest: int
 ) -> None:
+    """Without and with biases of the distances from `-farthest` to `farthest`."""
+    biases = biases_of(heads[0], 2 * farthest + 1) if farthest else None
     lengths = [1, 2, 17, 96, 97, 1, 400, 800]
     qkv = torch.randn(sum(lengths), heads[0] + 2 * heads[1], head_dim, generator=torch.Generator().manual_seed(0))
-    attended = attend_to_all(lanes, lengths, qkv, heads[1], dtype)
+    attended = attend_to_all(lanes, lengths, qkv, heads[1], dtype, biases)
     for text, ours in zip(torch.split(qkv, lengths), torch.split(attended, lengths), strict=True):
         queries, keys, values = torch.split(text.transpose(0, 1), [heads[0], heads[1], heads[1]])
+        positions = torch.arange(len(text))
+        distances = (positions[:, None] - positions).clamp(-farthest, farthest) + farthest
         theirs = torch.nn.functional.scaled_dot_product_attention(
-            queries[None], keys[None], values[None], enable_gqa=True
+            queries[None],
+            keys[None],
+            values[None],
+            attn_mask=None if biases is None else biases[:, distances],
+            enable_gqa=True,
         )
         rtol, atol = (1e-5, 5e-6) if dtype == torch.float32 else (0.01, 0.01)
         torch.testing.assert_close(ours, theirs[0].transpose(0, 1).flatten(1), rtol=rtol, atol=atol)
-        assert torch.equal(attend_to_all(lanes, [len(text)], text.contiguous(), heads[1], dtype), ours)
+        assert torch.equal(attend_to_all(lanes, [len(text)], text.contiguous(), heads[1], dtype, biases), ours)
 
 
 @each_row(*product(LANES, [1, 8, 9, 20], [(8, 24), (64, 576), (6, 21)]))

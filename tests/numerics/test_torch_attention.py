@@ -11,7 +11,7 @@ from executor_svc.attention.explicit_attention import TILE_TOKENS
 from executor_svc.attention.interface import AttentionLayer, AttentionMetadata, AttentionPlan, DecodeBatch, LayerCache
 from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.families.common import alibi_slopes
-from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, sinks_of
+from tests.numerics.attention import CHUNKS, DECODES, LayerInput, Rows, Step, biases_of, sinks_of
 from tests.numerics.torch_decode import TorchDecodePlanner
 from tests.support.each_row import each_row
 
@@ -63,6 +63,7 @@ def test_long_contexts(rows: Rows, window: int | None) -> None:
         AttentionLayer(0.5, window, 1.5),
         AttentionLayer(0.5, window, alibi_slopes=alibi_slopes(2)),
         AttentionLayer(0.5, window, sinks=sinks_of(2)),
+        AttentionLayer(0.5, window, distance_biases=biases_of(2, 129)),
     ):
         check(LayerInput(Step(rows, 16, window), (2, 1), 8), layer)
 

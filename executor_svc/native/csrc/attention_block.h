@@ -91,16 +91,35 @@ static void shape_scores(float *scores, long begin, long end, float soft_cap, fl
     }
 }
 
-// As shape_scores, for rows [first_row, first_row + num_rows) of a tile and one KV head, where the layer asks for it.
+// Add the biases of a head to the scores of one query, in whole vectors; `distance` is the position of the query minus the
+// position of the block.
+static void add_distance_biases(const Step *step, float *scores, long begin, long end, long head, long distance) {
+    const long first = step->is_full ? -(step->num_distances / 2) : 0, last = first + step->num_distances - 1;
+    const float *biases = step->distance_biases + head * step->num_distances - first;  // [distance]
+    for (long t = begin; t < end; t += LANES) {
+        float of_keys[LANES];
+        vfloat bias = vf_all(biases[last]);
+        if (distance - t - (LANES - 1) < last) {
+            for (long i = 0; i < LANES; i++) of_keys[i] = biases[most(first, least(distance - t - i, last))];
+            bias = vf_load(of_keys);
+        }
+        vf_store(scores + t, vf_fma(vf_all(LOG2_E), bias, vf_load(scores + t)));
+    }
+}
+
+// As shape_scores and add_distance_biases, for rows [first_row, first_row + num_rows) of a tile and one KV head, where the layer asks for it.
 INLINE void shape_rows(const Step *step, const QueryTile *tile, long head, const KeyBlock *block, long first_row,
                        long num_rows, long begin, long end, float *scores) {
-    if (step->soft_cap == 0 && !step->slopes) return;
+    bool is_shaped = step->soft_cap != 0 || step->slopes;
+    if (!is_shaped && !step->distance_biases) return;
     long group = group_of(step);
     for (long i = 0; i < num_rows; i++) {
         long row = first_row + i;
-        float slope = step->slopes ? step->slopes[head * group + row % group] : 0;
-        shape_scores(scores + i * BLOCK_KEYS, begin, end, step->soft_cap, slope,
-                     block->begin - tile->first_position - row / group);
+        long query_head = head * group + row % group, distance = tile->first_position + row / group - block->begin;
+        float slope = step->slopes ? step->slopes[query_head] : 0;
+        if (is_shaped) shape_scores(scores + i * BLOCK_KEYS, begin, end, step->soft_cap, slope, -distance);
+        if (step->distance_biases)
+            add_distance_biases(step, scores + i * BLOCK_KEYS, begin, end, query_head, distance);
     }
 }
 

@@ -46,6 +46,10 @@ typedef struct {
     long first;                   // a token sees no position before this one, but for its own
     float scale, soft_cap;        // of query . key; soft_cap 0: none
     const float *slopes;          // of ALiBi, [num_heads]; NULL: none
+    // Added to scores, by query position - key position, [num_heads][num_distances]; NULL: none. The first is of distance
+    // 0, where is_full of -(num_distances / 2); distances beyond the first and the last count as these.
+    const float *distance_biases;
+    long num_distances;
     const float *cos, *sin;       // [num_tokens][rotary_dim], the sines of the first half with a minus
     const int64_t *slot_mapping;  // [num_tokens] block * block_size + offset
     const int32_t *block_tables;  // [][table_width]

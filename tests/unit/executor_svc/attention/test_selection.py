@@ -36,6 +36,7 @@ XFORMERS = InstalledLibraries(xformers="0.0.35", triton="3.7.1")
 PLAIN, WINDOW, CAP = AttentionLayer(0.1), AttentionLayer(0.1, 64), AttentionLayer(0.1, soft_cap=30.0)
 ALIBI = AttentionLayer(0.1, alibi_slopes=(0.5, 0.25))
 SINKS = AttentionLayer(0.1, sinks=torch.empty(2, device="meta"))
+BIASES = AttentionLayer(1.0, distance_biases=torch.empty(2, 129, device="meta"))
 READS = AttentionLayer(scale=1.0, reads_only=True)
 
 
@@ -184,6 +185,18 @@ REFUSED: list[tuple[Situation, str]] = [
             "use --attention-backend triton",
         )
         for capability in ((8, 0), (9, 0))
+    ),
+    *(
+        (
+            replace(situation, installed=ALL, layers=(PLAIN, BIASES)),
+            f"attention_backend is {situation.name}, but it {problem}, which this model needs; "
+            "use --attention-backend triton",
+        )
+        for situation, problem in (
+            (Situation("flash_attn"), "does not support distance biases"),
+            (Situation("flash_attn", (9, 0)), "does not support distance biases"),
+            (Situation("xformers"), "has no distance biases on a paged cache"),
+        )
     ),
     *(
         (
