@@ -4,9 +4,12 @@ A family (`executor_svc/models/families/`) reads a config.json into it. Everythi
 a field here, or is refused by the family.
 """
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.models.state_config import StateConfig
@@ -174,6 +177,31 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DistanceBuckets:
+    """Buckets of the distances of tokens, each with a bias of each head: near ones apart, far ones by their logarithm.
+
+    Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer".
+    """
+
+    num_buckets: int
+    max_distance: int
+    sees_later_tokens: bool  # half of the buckets are of these
+
+    @property
+    def of_distances(self) -> list[int]:
+        """The bucket of each distance to a token before, from 0 or `-max_distance` to `max_distance`."""
+        num_buckets = self.num_buckets // 2 if self.sees_later_tokens else self.num_buckets
+        num_exact = num_buckets // 2
+        distances = torch.arange(self.max_distance + 1)
+        # In float32, as the models were trained.
+        logarithms = torch.log(distances.float() / num_exact) / math.log(self.max_distance / num_exact)
+        far = (num_exact + (logarithms * (num_buckets - num_exact)).long()).clamp(max=num_buckets - 1)
+        buckets: list[int] = torch.where(distances < num_exact, distances, far).tolist()
+        later = [num_buckets + bucket for bucket in buckets[:0:-1]] if self.sees_later_tokens else []
+        return later + buckets
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """A layer: attention, a state or neither, which mix tokens; then an MLP, experts or neither."""
 
@@ -185,6 +213,7 @@ class LayerConfig:
     mlp: MlpConfig | ExpertsConfig | None
     attends: bool = True
     has_sinks: bool = False  # see `AttentionLayer.sinks`
+    distance_buckets: DistanceBuckets | None = None  # of `AttentionLayer.distance_biases`; None: it has none
     state: StateConfig | None = None  # a layer with one does not attend
     # What is attended is multiplied by the sigmoid of a gate, number by number.
     has_output_gate: bool = False
@@ -238,6 +267,7 @@ class WeightNames:
     attention_output: str = "model.layers.{layer}.self_attn.o_proj"
     attention_output_norm: str = ""
     sinks: str = "model.layers.{layer}.self_attn.sinks"  # without a suffix
+    distance_biases: str = ""  # of each bucket
     state: str = "model.layers.{layer}.linear_attn"  # the module of all tensors of a layer with a state
     delta_net_layout: DeltaNetLayout = "apart"
     mlp_norm: str = "model.layers.{layer}.post_attention_layernorm"

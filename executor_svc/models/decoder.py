@@ -69,8 +69,10 @@ class Decoder:
         self.adapters = adapters  # None: it has no slots for any
         # How the heads of this rank attend.
         self.attention_layers = [
-            self._shard.attention_layer(layer, sinks)
-            for layer, sinks in zip(config.layers, self.weights.sinks, strict=True)
+            self._shard.attention_layer(layer, sinks, biases)
+            for layer, sinks, biases in zip(
+                config.layers, self.weights.sinks, self.weights.distance_biases, strict=True
+            )
         ]
         self.frequencies = {
             layer.rope: inverse_frequencies(layer.rope, layer.head_dim).to(kernels.device)

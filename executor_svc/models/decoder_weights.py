@@ -95,6 +95,9 @@ class DecoderWeights(Generic[MatrixT]):
             self.embed, self._vocabulary, self.joins = drafted.embed, drafted._vocabulary, self._joins()
         self.segments: list[Segment | LastSegment] = []  # a `LastSegment` is in front of a layer that mixes no tokens
         self.sinks: list[torch.Tensor | None] = []  # of each layer, of this rank's heads; see `AttentionLayer.sinks`
+        # The same of `AttentionLayer.distance_biases`, which layers may share.
+        self.distance_biases: list[torch.Tensor | None] = []
+        self._tables: dict[str, torch.Tensor] = {}  # those, by the names of their tensors
         self.states: list[StateWeights | None] = []  # of each layer; None: it has none
         self.latents: list[Latent | None] = []  # the same
         # What makes keys and values of the normed states of an encoder, by layer.
@@ -119,6 +122,7 @@ class DecoderWeights(Generic[MatrixT]):
                 assert layer_end is not None, "the first layer mixes tokens"
                 self.segments.append(kernels.last_segment(layer_end, is_post_norm=config.is_post_norm))
             self.sinks.append(self._sinks(index, layer) if layer.has_sinks else None)
+            self.distance_biases.append(self._distance_biases(index, layer))
             self.states.append(None if layer.state is None else self._state_layers.weights(index, layer.state))
             self.latents.append(None if layer.latent is None else self._latent_layers.latent(index, layer))
             if layer.attends_to_encoder:
@@ -330,6 +334,19 @@ class DecoderWeights(Generic[MatrixT]):
         sinks = self._tensor(end - begin, dtype=torch.float32)
         self.map.add(self._config.names.sinks.format(layer=index), (layer.num_heads,), sinks, rows=(ours,))
         return sinks
+
+    def _distance_biases(self, index: int, layer: LayerConfig) -> torch.Tensor | None:
+        if layer.distance_buckets is None:
+            return None
+        name = self._config.names_of(index).distance_biases.format(layer=index)
+        if name not in self._tables:
+            begin, end = ours = self._shard.even_part(layer.num_heads)
+            buckets = layer.distance_buckets.of_distances
+            table = self._tables[name] = self._tensor(end - begin, len(buckets), dtype=torch.float32)
+            shape = layer.distance_buckets.num_buckets, layer.num_heads
+            rows = [(bucket, bucket + 1) for bucket in buckets]
+            self.map.add(f"{name}.weight", shape, table.T, rows=rows, columns=ours)
+        return self._tables[name]
 
     def _columns_of_vector(self, parts: Sequence[Rows], num_inputs: int) -> MatrixT:
         return self._columns(parts, has_bias=False, num_inputs=num_inputs)

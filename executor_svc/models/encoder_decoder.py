@@ -17,6 +17,7 @@ from executor_svc.adapters.slots import AdapterSlots
 from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, AttentionPlan, LayerCache
 from executor_svc.attention.key_value_write import write_in_torch
 from executor_svc.attention.native_backend import NativeAttentionBackend
+from executor_svc.attention.torch_backend import TorchAttentionBackend
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.decoder_weights import StoredFormats
@@ -116,23 +117,27 @@ class EncoderDecoder(Decoder):
             torch.from_numpy(np.concatenate(texts).astype(np.int64)).to(self.device),
             torch.from_numpy(positions).to(self.device),
             [cache] * self.encoder.config.num_hidden_layers,
-            _full_plan(backend, rows, cache),
+            self._full_plan(backend, rows, cache),
             torch.arange(len(positions), device=self.device),
         )
         return self.encoder.final_norm(hidden)
 
+    def _full_plan(self, backend: AttentionBackend, rows: AttentionMetadata, cache: LayerCache) -> AttentionPlan:
+        """Return how each token of some texts sees all of its text."""
+        if isinstance(backend, NativeAttentionBackend):
+            return backend.full_plan(rows)
+        if any(layer.distance_buckets is not None for layer in self.encoder.config.layers):
+            return (backend if isinstance(backend, TorchAttentionBackend) else TorchAttentionBackend()).full_plan(rows)
+        places = EncodedInputs(rows.lengths, rows.block_tables, cache.block_size)
+        tokens = places.seen_by(rows.lengths, rows.slot_mapping.device)
+        return backend.plan(replace(tokens, slot_mapping=rows.slot_mapping), cache)
+
     def _is_redundant(self, name: str) -> bool:
         """Whether a checkpoint may hold the tensor `name` although the model computes or shares it."""
-        stacks = ("model.encoder.", "model.decoder.")
+        stacks = ("encoder.", "decoder.")
         is_computed = self.config.has_sinusoidal_positions and name.endswith(".embed_positions.weight")
         is_shared = name.endswith(".embed_tokens.weight")
-        return (name.startswith(stacks) and (is_computed or is_shared)) or super()._is_redundant(name)
-
-
-def _full_plan(backend: AttentionBackend, rows: AttentionMetadata, cache: LayerCache) -> AttentionPlan:
-    """Return how each token of some texts sees all of its text."""
-    if isinstance(backend, NativeAttentionBackend):
-        return backend.full_plan(rows)
-    places = EncodedInputs(rows.lengths, rows.block_tables, cache.block_size)
-    tokens = places.seen_by(rows.lengths, rows.slot_mapping.device)
-    return backend.plan(replace(tokens, slot_mapping=rows.slot_mapping), cache)
+        # T5's attention to its encoder has one in old checkpoints, and does not use it.
+        is_unused = name.endswith(".EncDecAttention.relative_attention_bias.weight")
+        is_of_stack = name.removeprefix("model.").startswith(stacks)
+        return (is_of_stack and (is_computed or is_shared or is_unused)) or super()._is_redundant(name)

@@ -13,6 +13,7 @@ from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 # More than any model has. Of the first ones something is made one by one as soon as config.json is read.
 _LIMITS: Final = {
     10_000: (
+        *("num_decoder_layers", "relative_attention_num_buckets", "relative_attention_max_distance"),
         *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "max_window_layers", "num_nextn_predict_layers"),
         *("num_attention_heads", "num_heads", "n_head", "n_heads", "num_key_value_heads", "num_global_key_value_heads"),
         *("linear_num_key_heads", "linear_num_value_heads", "n_group", "topk_group", "first_k_dense_replace"),
@@ -31,6 +32,7 @@ _LIMITS: Final = {
     ),
     10_000_000: (
         *("hidden_size", "d_model", "n_embed", "head_dim", "global_head_dim", "rotary_dim", "intermediate_size"),
+        *("d_ff", "d_kv"),
         *("moe_intermediate_size", "shared_intermediate_size", "shared_expert_intermediate_size", "ffn_dim"),
         *("moe_shared_expert_intermediate_size", "hidden_size_per_layer_input", "block_ff_dim", "block_multiple_of"),
         *("vocab_size", "type_vocab_size", "num_labels"),

@@ -14,7 +14,7 @@ import torch
 
 from executor_svc.attention.cache_format import FORMAT_NUMBERS
 from executor_svc.attention.interface import AttentionBackend, LayerCache
-from executor_svc.attention.native_backend import NativeAttentionBackend, cache_struct, sinks_address
+from executor_svc.attention.native_backend import NativeAttentionBackend, biases_address, cache_struct, sinks_address
 from executor_svc.models.config import LayerConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.language_model import LanguageModel
@@ -116,6 +116,8 @@ class NativeForward:
             cache = cache_of[layers.index(like)]  # layers that attend alike are in one cache group
             kind.group = cache.group
             kind.step = _constant_step(like, cache, slopes, in_bfloat16=in_bfloat16)
+            attention = self._attention_layers[layers.index(like)]  # equal layers have the same biases of distances
+            kind.step.distance_biases, kind.step.num_distances = biases_address(attention)
             kind.window = like.attention.window_tokens or 0
             kind.rotation = None if like.rope is None else addressof(self._rotations[ropes[like.rope]])
             kind.has_output_gate = like.has_output_gate

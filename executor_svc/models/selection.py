@@ -235,8 +235,12 @@ def choose_decoder(
     dtype = torch_dtype(config.dtype)
     shard = Shard.of(model_config, group.rank, group.size)
     layers = [
-        # The sinks themselves come with the weights.
-        shard.attention_layer(layer, torch.empty(shard.num_heads(layer), device="meta") if layer.has_sinks else None)
+        # The sinks and biases themselves come with the weights.
+        shard.attention_layer(
+            layer,
+            torch.empty(shard.num_heads(layer), device="meta") if layer.has_sinks else None,
+            None if layer.distance_buckets is None else torch.empty(shard.num_heads(layer), 1, device="meta"),
+        )
         for layer in model_config.layers
         if layer.attends
     ]

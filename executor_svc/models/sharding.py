@@ -73,10 +73,13 @@ class Shard:
         """Return how many KV heads of a layer this rank has."""
         return max(1, layer.num_kv_heads // self.size)
 
-    def attention_layer(self, layer: LayerConfig, sinks: torch.Tensor | None = None) -> AttentionLayer:
-        """Return how this rank's heads of a layer attend, with their sinks."""
+    def attention_layer(
+        self, layer: LayerConfig, sinks: torch.Tensor | None = None, distance_biases: torch.Tensor | None = None
+    ) -> AttentionLayer:
+        """Return how this rank's heads of a layer attend, with their sinks and distance biases."""
         slopes, own = layer.attention.alibi_slopes, slice(*self.even_part(layer.num_heads))
-        return replace(layer.attention, alibi_slopes=None if slopes is None else slopes[own], sinks=sinks)
+        slopes = None if slopes is None else slopes[own]
+        return replace(layer.attention, alibi_slopes=slopes, sinks=sinks, distance_biases=distance_biases)
 
 
 def scaled(heads: Range, head_dim: int) -> Range:

@@ -28,6 +28,7 @@ from executor_svc.checkpoint.gguf.rounding import block_size
 from executor_svc.checkpoint.scaled_codes import E4M3, INT8, NVFP4, UINT4_G32, UINT4_G128
 from executor_svc.checkpoint.weight_map import TensorTarget
 from executor_svc.models.config import (
+    DistanceBuckets,
     ExpertsConfig,
     LatentConfig,
     LayerConfig,
@@ -264,6 +265,8 @@ def probe_models_of(config: ModelConfig) -> Mapping[str, ModelConfig]:
     models: dict[str, ModelConfig] = {}
     if any(layer.has_sinks for layer in config.layers):
         models["sinks_and_bounded_experts"] = _with_sinks()
+    if any(layer.distance_buckets is not None for layer in config.layers):
+        models["distance_biases"] = _with_distance_biases()
     if any(isinstance(layer.state, ShortConvConfig) for layer in config.layers):
         models["short_convolutions"] = _with_short_convolutions()
     if any(isinstance(layer.state, DeltaNetConfig) for layer in config.layers):
@@ -296,6 +299,12 @@ def _with_sinks() -> ModelConfig:
     experts = ExpertsConfig(num_experts=5, num_chosen=2, is_normalized=True, mlp=bounded, has_router_bias=True)
     layers = (_layer((4, 2), 12, _PLAIN, window_tokens=19), _layer((4, 2), 12, _PLAIN))
     return _model(*layers).with_layers(has_sinks=True, mlp=experts)
+
+
+def _with_distance_biases() -> ModelConfig:
+    buckets = DistanceBuckets(num_buckets=8, max_distance=20, sees_later_tokens=False)
+    model = _model(_layer((3, 3), 16, None)).with_layers(distance_buckets=buckets)
+    return replace(model, names=replace(_NAMES, distance_biases="model.distance_biases"))
 
 
 def _with_short_convolutions() -> ModelConfig:

@@ -148,8 +148,8 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-# Of Gemma 4, which no signature has.
-KEYWORDS = ("global_head_dim", "num_global_key_value_heads")
+# Of Gemma 4 and T5, which no signature has.
+KEYWORDS = ("global_head_dim", "num_global_key_value_heads", "tie_word_embeddings")
 
 
 @torch.no_grad()

@@ -38,6 +38,15 @@ SIZES = {
     "decoder_ffn_dim": 64,
     "max_position_embeddings": 64,
 }
+T5_SIZES = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "relative_attention_max_distance": 40,
+}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "BartForConditionalGeneration": {**SIZES, "activation_function": "gelu"},
     "MBartForConditionalGeneration": {**SIZES, "activation_function": "relu", "scale_embedding": True},
@@ -48,6 +57,15 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "scale_embedding": True,
         "pad_token_id": 98,
         "decoder_start_token_id": 98,
+    },
+    "T5ForConditionalGeneration": T5_SIZES,
+    "Flan-T5": {
+        **T5_SIZES,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+        "num_decoder_layers": 3,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 20,
     },
 }
 NUM_BLOCKS = 40
@@ -116,8 +134,12 @@ def _texts(lengths: Sequence[int]) -> list[Int32Array]:
 
 
 def load(tmp_path: Path, name: str, **settings: Any) -> tuple[EncoderDecoder, AttentionBackend, Any]:
-    reference = save_tiny_architecture(tmp_path, name, FAMILIES[name])
-    reference.final_logits_bias.normal_(std=0.1)
+    architecture = "T5ForConditionalGeneration" if name == "Flan-T5" else name
+    reference = save_tiny_architecture(tmp_path, architecture, FAMILIES[name])
+    if name == "Flan-T5":
+        reference.lm_head.weight = torch.nn.Parameter(torch.randn(99, 32))
+    if architecture != "T5ForConditionalGeneration":
+        reference.final_logits_bias.normal_(std=0.1)
     for module in reference.modules():
         if hasattr(module, "create_weight"):  # of Marian's positions, which are computed
             module.weight.copy_(module.create_weight())
@@ -164,7 +186,7 @@ def test_steps_answer_with_the_greedy_tokens_of_transformers(name: str, kernels:
     own, encoders = worker.table.groups[0], worker.table.encoder
     assert encoders is not None
     assert [group.kind for group in worker.info.cache_groups] == [CacheKind.FULL, CacheKind.ENCODER]
-    assert worker.info.max_encoder_tokens == SIZES["max_position_embeddings"]
+    assert worker.info.max_encoder_tokens == FAMILIES[name].get("max_position_embeddings", 512)
     texts, prompt, most = _texts((19, 33)), np.array([2, 7, 11], np.int32), 12
     blocks = np.split(encoders.first_id + np.arange(8, dtype=np.int32), [3])
     num_own = -(-most // own.block_size)

@@ -29,8 +29,8 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, object], str]] = {
         rf"FooForCausalLM {CANNOT}its code is part of the model repository \(auto_map\), and such code is never run",
     ),
     "not causal": (
-        {"architectures": ["T5ForConditionalGeneration"]},
-        f"T5ForConditionalGeneration {CANNOT}it is not a causal language model",
+        {"architectures": ["UMT5ForConditionalGeneration"]},
+        f"UMT5ForConditionalGeneration {CANNOT}it is not a causal language model",
     ),
     "fixed attention": (
         {"architectures": ["FalconForCausalLM"]},

@@ -43,6 +43,7 @@ from executor_svc.models.families.llama import (
 )
 from executor_svc.models.families.nemotron import read_nemotron_h
 from executor_svc.models.families.qwen_hybrid import read_qwen3_5, read_qwen3_5_moe, read_qwen3_next
+from executor_svc.models.families.t5 import read_t5
 from executor_svc.models.fields import ConfigFields, refuse_absurd_numbers
 from octavo_shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
 
@@ -94,6 +95,7 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "SmolLM3ForCausalLM": read_smollm3,
         "StableLmForCausalLM": read_stablelm,
         "Starcoder2ForCausalLM": read_starcoder2,
+        "T5ForConditionalGeneration": read_t5,
     }
 )
 

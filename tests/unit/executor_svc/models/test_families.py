@@ -37,6 +37,11 @@ LATENT = {"kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_h
 
 REFUSED: list[tuple[str, dict[str, object], str]] = [
     ("MarianMTModel", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings False"),
+    (
+        "T5ForConditionalGeneration",
+        {"feed_forward_proj": "gated-tanh"},
+        "feed_forward_proj 'gated-tanh'; supported are",
+    ),
     ("BartForConditionalGeneration", {"tie_word_embeddings": False}, "tie_word_embeddings False"),
     (
         "BloomForCausalLM",
@@ -127,6 +132,12 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
         "6 heads in a Mamba-2 layer, not a",
     ),
     ("Lfm2ForCausalLM", {"full_attn_idxs": 1}, "full_attn_idxs 1; it must be a list of layers"),
+    (
+        "T5ForConditionalGeneration",
+        {"relative_attention_num_buckets": 30},
+        "relative_attention_num_buckets 30 and relative_attention_max_distance 128; there must be a multiple of 4",
+    ),
+    ("T5ForConditionalGeneration", {"relative_attention_max_distance": 10**9}, "1000000000; at most 10000 are"),
     ("MptForCausalLM", {"attn_config": 3}, "attn_config 3; it must be an object"),
     ("Gemma2ForCausalLM", {"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
     (
