@@ -42,8 +42,10 @@ def _check_blocks(planner: ExecutorPlanner) -> None:
         named.update(planner.transfers.held(index))
         counted = {block: int(count) for block, count in enumerate(of.allocator.ref_counts.tolist()) if count}
         assert dict(named) == counted, f"block tables name {dict(named)}, reference counts are {counted}"
+    if (encoder := planner.blocks.encoder) is not None:
+        encoder.check_integrity(slots, (encoding for sent in planner.in_flight for encoding in sent.encodings))
     if planner.blocks.states is not None:
-        held = planner.transfers.held(len(planner.blocks.groups))
+        held = planner.transfers.held(len(planner.blocks.wanted))
         planner.blocks.states.check_integrity((save for sent in planner.in_flight for save in sent.saves), held)
 
 
@@ -128,7 +130,8 @@ def _check_lengths(planner: ExecutorPlanner) -> None:
         assert knows_all or sequence.group.beams is None, "a beam waits for a token that no row samples"
     for step in planner.in_flight:
         num_pooled_tokens = sum(len(text.token_ids) for text in step.step.pooling_inputs)
-        num_tokens = int(step.layout.lengths.sum()) + num_pooled_tokens
+        num_encoded_tokens = sum(encoding.num_tokens for encoding in step.encodings)
+        num_tokens = int(step.layout.lengths.sum()) + num_pooled_tokens + num_encoded_tokens
         assert num_tokens <= limits.max_num_batched_tokens, "a step is over its budget"
 
 

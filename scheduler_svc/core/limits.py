@@ -80,6 +80,11 @@ class CoreLimits:
             unless it is a fork, and none is swapped.
         num_host_state_blocks: States that can be in the executor's host pool.
         state_bytes: Size of a state, in the unit of `block_bytes`.
+        max_encoder_tokens: Longest input of the encoder, at most what its pool and the budget of a step hold; 0: the
+            model has none.
+        num_encoder_blocks: Blocks of its output.
+        num_encoder_host_blocks: Such blocks of the executor's host pool, which stay empty.
+        encoder_bytes: Size of such a block, in the unit of `block_bytes`.
         role: What is placed here.
         prefill_role_tokens: Groups with more tokens to compute are for executors with the role PREFILL.
         max_transfers: Transfers of blocks, to and from other executors, that may be pending at once; 0: none is made.
@@ -123,6 +128,10 @@ class CoreLimits:
     num_state_blocks: int = 0
     num_host_state_blocks: int = 0
     state_bytes: int = 1
+    max_encoder_tokens: int = 0
+    num_encoder_blocks: int = 0
+    num_encoder_host_blocks: int = 0
+    encoder_bytes: int = 1
     max_transfers: int = 0
     role: Role = Role.BOTH
     prefill_role_tokens: int = 1024
@@ -146,6 +155,8 @@ class CoreLimits:
             slides = pool.sliding_window > 0 and num_resident_tokens <= pool.num_blocks * self.block_size
             assert slides or self.max_model_len <= pool.num_blocks * self.block_size
         assert self.max_long_prefills >= 1
+        most_encoded = min(self.max_num_batched_tokens, self.num_encoder_blocks * self.block_size)
+        assert self.max_encoder_tokens <= most_encoded
         assert not (self.has_states and self.prefix_caching and not self.num_state_blocks)
         assert self.has_states or not self.num_state_blocks
         assert self.max_allowance == 1 or self.max_sample_rows >= self.max_num_seqs

@@ -88,13 +88,19 @@ class Requirements(NamedTuple):
     numerics: Numerics | None
 
 
-def salted(cache_salt: int, adapter: Adapter) -> int:
-    """Return the salt of blocks that were computed with an adapter: other content, other blocks, whatever its name.
+def salted(cache_salt: int, identity: bytes) -> int:
+    """Return the salt of blocks that depend on something besides their tokens: an adapter, the input of an encoder.
 
-    Without a digest no two adapters have one salt: nobody knows what the content will be.
+    Other content, other blocks, whatever the name of an adapter is. Without a digest no two adapters have one salt:
+    nobody knows what the content will be.
     """
-    salt = hashlib.blake2b(cache_salt.to_bytes(8, "little") + adapter.identity, digest_size=8).digest()
+    salt = hashlib.blake2b(cache_salt.to_bytes(8, "little") + identity, digest_size=8).digest()
     return int.from_bytes(salt, "little")
+
+
+def attending_salt(salt: int, encoder_token_ids: Int32Array) -> int:
+    """Return the salt of blocks of sequences that attend to the input of an encoder."""
+    return salted(salt, hashlib.blake2b(encoder_token_ids.astype("<i4").tobytes(), person=b"encoder").digest())
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +121,8 @@ class SequenceGroup:
     `grammar`: the grammar that its outputs follow; None: none. `matcher_id`: the matcher of the front that checked it,
     else of the first executor; only executors with the same one, which allows the same tokens, take it. Empty: any.
     `adapter`: what its sequences are computed with on top of the weights; None: nothing.
+    `encoder_token_ids`: what its sequences attend to besides themselves, once encoded; None: nothing. `encoder_names`:
+    the names of its blocks, of the era and with the salt in `encoder_named_by`.
     `pooling`: what the model makes of the whole prompt in one step, in place of tokens: the group has no slot and no
     block, and its one sequence ends with the answer. None: it generates. `token_type_ids`: a byte a token; empty:
     all are 0.
@@ -156,6 +164,9 @@ class SequenceGroup:
     adapter: Adapter | None = None
     pooling: PoolingTask | None = None
     token_type_ids: bytes = b""
+    encoder_token_ids: Int32Array | None = None
+    encoder_names: list[bytes] = field(default_factory=list)
+    encoder_named_by: tuple[int, int] = (-1, 0)
     block_salt: int = field(init=False)
     order: tuple[int, int] = field(init=False)
     sequences: list[Sequence] = field(init=False)
@@ -205,13 +216,24 @@ class SequenceGroup:
             for sequence in self.sequences:
                 sequence.block_hashes, sequence.hashed_by = [], (0, 0)
 
+    @property
+    def sent_salt(self) -> int:
+        """The salt that executors are told: without the input of the encoder, which would give its tokens away."""
+        return self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter.identity)
+
     def _shared_salt(self) -> int:
-        return self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter)
+        salt = self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter.identity)
+        return salt if self.encoder_token_ids is None else attending_salt(salt, self.encoder_token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:
         """Length of the original prompt."""
         return len(self.prompt_token_ids)
+
+    @property
+    def has_unit(self) -> bool:
+        """Whether it has work that a step does whole: a text to be pooled, or an input to be encoded."""
+        return self.pooling is not None or self.encoder_token_ids is not None
 
     @property
     def lacks_prompt_logprobs(self) -> bool:

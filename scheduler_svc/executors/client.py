@@ -68,6 +68,7 @@ WANTED = frozenset(
         Capability.POOLING,
         Capability.CACHE_GROUPS,
         Capability.STATES,
+        Capability.ENCODER,
         Capability.VARIABLE_TOKENS,
         Capability.BLOCK_TRANSFER,
         Capability.WEIGHT_VERSIONS,

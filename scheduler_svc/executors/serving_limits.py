@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.process.events import Event
-from octavo_shared.step_wire.cache_group import CacheGroup
+from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
 from octavo_shared.step_wire.delta_check import MAX_ALLOWANCE
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import MAX_SOURCE_BYTES
@@ -22,6 +22,7 @@ from scheduler_svc.core.step.step_size import (
     ADAPTER_LOAD_BYTES,
     GRAMMAR_LOAD_BYTES,
     admission_bytes,
+    encoder_input_bytes,
     max_rules_bytes,
     other_bytes,
     pooled_bytes,
@@ -75,7 +76,7 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
             f"{info.max_sample_rows}, at least its max_num_seqs"
         )
     groups = info.groups(agreed=True)
-    if any(group.block_size_tokens != info.block_size_tokens for group in groups):
+    if any(group.block_size_tokens != info.block_size_tokens for group in (*groups, *_encoder_groups(info))):
         raise ExecutorRefusedError("its cache groups have blocks of several sizes, which this scheduler cannot use")
     token_budget = min(settings.max_num_batched_tokens or NO_LIMIT, info.max_num_batched_tokens)
     max_model_len = longest_sequence(info, token_budget)
@@ -101,12 +102,15 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         num_allowances=max_num_seqs * min(1, most_drafts),
     )
     num_blocks = len(groups) * (max_model_len // info.block_size_tokens + 2)
+    max_encoder_tokens = longest_input(info, token_budget)
     largest_step = num_other_bytes + admission_bytes(max_model_len, num_blocks, largest_rules_bytes(info))
     if not info.is_generative:
         most_values = max(info.embedding_size, info.num_scores)
         largest_step = num_other_bytes + pooling_bytes(max_model_len) + pooled_bytes(most_values)
     if info.num_adapter_slots:
         largest_step += ADAPTER_LOAD_BYTES + MAX_SOURCE_BYTES
+    if max_encoder_tokens:
+        largest_step += encoder_input_bytes(max_encoder_tokens, max_encoder_tokens // info.block_size_tokens + 1)
     if largest_step > max_message_bytes:
         setting = (
             "the executor's max_message_bytes"
@@ -156,6 +160,14 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         role=Role(info.role) if info.role in tuple(Role) else Role.BOTH,
         prefill_role_tokens=settings.prefill_role_tokens,
     )
+    for group in _encoder_groups(info):
+        limits = replace(
+            limits,
+            max_encoder_tokens=max_encoder_tokens,
+            num_encoder_blocks=group.num_device_blocks,
+            num_encoder_host_blocks=group.num_host_blocks,
+            encoder_bytes=max(1, group.bytes_per_block),
+        )
     return _with_states(limits, info.cache_groups[-1]) if info.has_states else limits
 
 
@@ -187,6 +199,16 @@ def largest_rules_bytes(info: ExecutorInfo) -> int:
         num_word_tokens=num_words * MAX_BANNED_WORD_TOKENS,
         num_mask_bytes=num_mask_bytes(info.vocab_size),
     )
+
+
+def _encoder_groups(info: ExecutorInfo) -> list[CacheGroup]:
+    return [group for group in info.cache_groups if group.kind is CacheKind.ENCODER]
+
+
+def longest_input(info: ExecutorInfo, token_budget: int) -> int:
+    """Return the longest input of the encoder that a step can encode and its blocks hold, in tokens; 0: it has none."""
+    rooms = [group.num_device_blocks * group.block_size_tokens for group in _encoder_groups(info)]
+    return min(info.max_encoder_tokens, token_budget, *rooms) if rooms else 0
 
 
 def longest_sequence(info: ExecutorInfo, token_budget: int) -> int:

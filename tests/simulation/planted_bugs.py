@@ -309,7 +309,7 @@ BUGS = (
     Bug(
         "the names of blocks do not say with which adapter they were computed",
         f"{CORE}/sequence.py",
-        "self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter)\n",
+        "self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter.identity)\n",
         "self.cache_salt\n",
     ),
     Bug(

@@ -45,6 +45,8 @@ def small_limits(
     grammar_slots: int = 0,
     tells_loads: bool = False,
     adapter_slots: int = 0,
+    max_encoder_tokens: int = 0,
+    encoder_blocks: int = 0,
 ) -> CoreLimits:
     """Return limits that are easy to follow by hand: without a watermark, and nothing is found again."""
     return CoreLimits(
@@ -72,6 +74,8 @@ def small_limits(
         max_grammar_bytes=1000 if grammar_slots else 0,
         tells_loads=tells_loads,
         num_adapter_slots=adapter_slots,
+        max_encoder_tokens=max_encoder_tokens,
+        num_encoder_blocks=encoder_blocks,
     )
 
 
@@ -88,6 +92,7 @@ def group(
     speculate: bool = True,
     grammar: Grammar | None = None,
     adapter: Adapter | None = None,
+    encoder: list[int] | None = None,
 ) -> SequenceGroup:
     """Return a request, named a, b, c ... by arrival.
 
@@ -109,6 +114,7 @@ def group(
         speculate=speculate,
         grammar=grammar,
         adapter=adapter,
+        encoder_token_ids=None if encoder is None else np.array(encoder, np.int32),
     )
 
 
@@ -157,6 +163,7 @@ class Bench:
         speculate: bool = True,
         grammar: Grammar | None = None,
         adapter: Adapter | None = None,
+        encoder: list[int] | None = None,
     ) -> SequenceGroup:
         """Queue a request that can be served; see `group`."""
         added = group(
@@ -171,6 +178,7 @@ class Bench:
             speculate=speculate,
             grammar=grammar,
             adapter=adapter,
+            encoder=encoder,
         )
         assert self.planner.admissions.can_ever_admit(added)
         self.queue.add(added)
@@ -287,6 +295,5 @@ def with_logprobs(result: StepResult, logprobs: list[float]) -> StepResult:
 def check_pools_are_free(planner: ExecutorPlanner) -> None:
     """Assert that nobody has a block of any cache group, on the device or on the host, but copies on their way."""
     coming = Counter(copy.host.allocator for sent in planner.in_flight for copy in sent.copies)
-    groups = [*planner.blocks.groups] + ([] if planner.blocks.states is None else [planner.blocks.states])
-    pools = [pool for group in groups for pool in (group.allocator, group.host.allocator)]
+    pools = [pool for group in planner.blocks.pools for pool in (group.allocator, group.host.allocator)]
     assert all(pool.num_used_blocks == coming[pool] for pool in pools), "a block is not free"

@@ -37,7 +37,7 @@ class PlacementCheck:
         [self._inbox] = [inbox for inbox in fleet.fleet.dispatcher.inboxes if inbox.planner is planner]
         self._dispatched = {assignment.group for assignment in self._inbox.assignments}
         self._num_moves = _num_moves(planner)
-        self._needs_step_of_texts = planner.admissions.text_needs_step
+        self._needs_step_of_texts = planner.admissions.unit_needs_step
         self._has_solo = planner.solo is not None or planner.queue.has_solo
         self._wanted = planner.batch.is_decoding & ~planner.batch.stop_checker.at_length_limit(planner.table.num_tokens)
         self._num_scheduled_tokens = planner.table.num_scheduled_tokens.copy()

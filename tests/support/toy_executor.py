@@ -145,7 +145,12 @@ class ToyExecutor:
         self._adapters: dict[int, bytes] = {}  # by adapter slot: the content that was told
         sizes = limits.max_num_seqs, limits.max_model_len, limits.block_size, limits.num_blocks
         more_pools = [(limits.block_size, pool.num_blocks) for pool in limits.more_groups]
-        self.table = BatchTable(*sizes, limits.num_grammar_slots, more_pools, limits.num_adapter_slots)
+        of_encoder = limits.block_size, limits.num_encoder_blocks, limits.max_encoder_tokens
+        encoder_pool = of_encoder if limits.max_encoder_tokens else None
+        self.table = BatchTable(*sizes, limits.num_grammar_slots, more_pools, limits.num_adapter_slots, encoder_pool)
+        # By block as on the wire: what stands for the input there, and the number of the block.
+        self._encoded: dict[int, tuple[int, int]] = {}
+        self._inputs: dict[int, int] = {}  # by slot
         self.layout: StepLayout | None = None
         self._limits = limits
         self._next_token = next_token
@@ -166,6 +171,7 @@ class ToyExecutor:
         self._save_states(received)
         self._move_blocks(received)
         self._begin_states(received)
+        self._encode(received, layout)
         spans = self._draft(layout)
         rows = list(zip(layout.slots.tolist(), layout.starts.tolist(), layout.lengths.tolist(), strict=True))
         for slot, start, length in rows:
@@ -174,6 +180,7 @@ class ToyExecutor:
             self._attend(slot, start, start + length)
             self._take_into_state(slot, start, start + len(spans.get(slot) or [0] * length))
         self._fork_states(received.delta.forks)
+        self._fork_inputs(received.delta.forks)
         sampled_token_ids, counts, candidates = self._sample(layout, spans)
         self.table.resolve(layout, sampled_token_ids, counts)
         arrived, sent, cancelled = self._end_transfers()
@@ -295,6 +302,32 @@ class ToyExecutor:
             for text in step.pooling_inputs
         )
 
+    def _encode(self, step: Step, layout: StepLayout) -> None:
+        """Run the encoder; then every row reads the whole input that it began with."""
+        num_tokens = layout.num_tokens + sum(given.num_tokens for given in step.encoder_inputs)
+        assert num_tokens <= self._limits.max_num_batched_tokens, "inputs are beyond the budget of the step"
+        for admission in step.delta.admissions if self.table.encoder else ():
+            given = admission.encoder_input
+            assert given is not None, "a sequence has no input"
+            if given.token_ids is not None:
+                content = zlib.crc32(given.token_ids.tobytes(), admission.cache_salt & 0xFFFFFFFF)
+                self._encoded.update({block: (content, i) for i, block in enumerate(given.block_ids.tolist())})
+            self._inputs[admission.slot] = self._encoded[int(given.block_ids[0])][0]
+        self._fork_inputs(step.delta.beam_forks)
+        for slot in layout.slots.tolist() if self.table.encoder else ():
+            found = [self._encoded[block] for block in self._encoder_blocks(slot)]
+            wanted = [(self._inputs[slot], index) for index in range(len(found))]
+            assert found == wanted, f"slot {slot} attends to another input"
+
+    def _encoder_blocks(self, slot: int) -> list[int]:
+        tables = self.table.encoder
+        assert tables is not None
+        return [tables.first_id + int(block) for block in tables.of_slot(slot)]
+
+    def _fork_inputs(self, forks: Iterable[Fork]) -> None:
+        for fork in forks if self.table.encoder else ():
+            self._inputs[fork.slot] = self._inputs[fork.parent_slot]
+
     def _move_blocks(self, step: Step) -> None:
         """Swap out, swap in, copy."""
         for device, host in step.blocks_to_swap_out.tolist():
@@ -360,6 +393,10 @@ class ToyExecutor:
     def _next(self, slot: int, history: list[int]) -> int:
         token_id = self._next_token(history, int(self.table.sampling["output_index"][slot]))
         adapter_slot, vocab_size = int(self.table.adapter_slot[slot]), self._limits.vocab_size
+        if self.table.encoder:
+            token_id = (token_id + self._inputs[slot] % 97) % vocab_size
+        if self.table.encoder:
+            token_id = (token_id + self._inputs[slot] % 97) % vocab_size
         adapter = None if adapter_slot == NO_ADAPTER else self.table.adapters[adapter_slot]
         return followed(adapted(token_id, adapter, vocab_size), self._grammar_of(slot), vocab_size)
 
@@ -378,12 +415,15 @@ class ToyExecutor:
                 token_ids += [] if has_counts else [UNKNOWN_TOKEN]
                 counts.append(0)
                 count = int(layout.num_candidates[row])
-                candidates.append(candidates_of(history, count, self._limits.vocab_size))
+                candidates.append(candidates_of([*self._beginning(slot), *history], count, self._limits.vocab_size))
             else:
                 span = spans.get(slot) or [self._next(slot, history)]
                 token_ids += span
                 counts.append(len(span))
         return np.array(token_ids, np.int32), np.array(counts, np.uint8) if has_counts else None, candidates
+
+    def _beginning(self, slot: int) -> list[int]:
+        return [self._inputs[slot] % 97] if self.table.encoder else []
 
     def _grammar_of(self, slot: int) -> Grammar | None:
         grammar_slot = int(self.table.grammar_slot[slot])

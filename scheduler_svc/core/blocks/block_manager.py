@@ -23,9 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo_shared.step_wire.batch_table import IndexArray
-from octavo_shared.step_wire.step import Int32Array, no_slots
+from octavo_shared.step_wire.step import EncoderInput, Int32Array, no_slots
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.block_holders import BlockHolders
+from scheduler_svc.core.blocks.encoder_blocks import EncoderBlocks, EncoderPlan, Encoding
 from scheduler_svc.core.blocks.group_blocks import NOTHING_FOUND, Found, GroupBlocks
 from scheduler_svc.core.blocks.host_blocks import Copy
 from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, BlockHasher
@@ -34,7 +35,7 @@ from scheduler_svc.core.blocks.saved_states import SavedStates
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.step_cost import StepCost
-from scheduler_svc.core.step.step_size import admission_bytes, rules_bytes
+from scheduler_svc.core.step.step_size import admission_bytes, encoder_input_bytes, rules_bytes
 
 # Most blocks that a step copies to the host, and as long as it is not known what they cost.
 MAX_COPIED_BLOCKS, FIRST_COPIED_BLOCKS = 64, 8
@@ -80,6 +81,7 @@ class SequenceBlocks:
 class Allocated:
     """What an admission got: of each sequence its block tables, one a cache group, and the state that it begins with.
 
+    `encoder_inputs` are what each attends to besides; the step does the `encoding`.
     `swap_ins` are the pairs of a swap-in as on the wire; `held` are blocks of states, kept until the step is made.
     """
 
@@ -87,6 +89,8 @@ class Allocated:
     state_blocks: list[int | None]
     swap_ins: list[tuple[int, int]]
     held: tuple[int, ...]
+    encoder_inputs: list[EncoderInput | None]
+    encoding: Encoding | None
 
 
 class Scarcest(NamedTuple):
@@ -108,13 +112,15 @@ class AdmissionPlan:
 
     Attributes:
         sequences: An entry for each of `SequenceGroup.sequences_to_compute`.
-        num_needed: Free blocks that it takes of each cache group.
+        num_needed: Free blocks that it takes of each cache group, that of the encoder behind the others.
         scarcest: The same of the scarcest cache group, and its free blocks less the watermark.
+        encoder: How it would get the blocks of its encoder's input; None: the model has no encoder.
     """
 
     sequences: tuple[SequenceBlocks, ...]
     num_needed: tuple[int, ...]
     scarcest: Scarcest
+    encoder: EncoderPlan | None = None
 
 
 class BlockManager:
@@ -126,9 +132,11 @@ class BlockManager:
         holders: The fleet's index of registered blocks of the first cache group; None: there is no fleet.
 
     Attributes:
-        groups: The cache groups.
+        groups: The cache groups with block tables that grow.
+        encoder: The output of the encoder; None: the model has none.
+        wanted: The pools that admissions take blocks of: those of `groups` and of the encoder.
         prefixes: Finds prefixes.
-        pools: Those of the cache groups and of saved states, as their blocks are numbered.
+        pools: Those of the cache groups, of the encoder and of saved states, as their blocks are numbered.
         allocator, prefix_cache: Of the first cache group.
         states: The saved states of a model with states; None: none is saved.
         first_state: The id of the first one on the wire.
@@ -148,20 +156,28 @@ class BlockManager:
             self.groups.append(GroupBlocks(limits, pool, first_id, first_host_id, None if self.groups else holders))
             first_host_id += pool.num_host_blocks
         self.states: SavedStates | None = None
+        self.encoder: EncoderBlocks | None = None
         self.first_state = sum(group.allocator.num_blocks for group in self.groups)
+        if limits.max_encoder_tokens:
+            self.encoder = EncoderBlocks(limits, self.first_state, first_host_id)
+            self.first_state += limits.num_encoder_blocks
+            first_host_id += limits.num_encoder_host_blocks
+        self.wanted: Seq[GroupBlocks | EncoderBlocks] = (
+            self.groups if self.encoder is None else [*self.groups, self.encoder]
+        )
         if limits.num_state_blocks:
             self.states = SavedStates(limits, self.first_state, first_host_id)
             self.groups[0].allocator.dependents = self.groups[0].host.allocator.dependents = self.states
         # As their blocks are numbered.
-        self.pools: list[GroupBlocks | SavedStates] = [*self.groups]
+        self.pools: list[GroupBlocks | EncoderBlocks | SavedStates] = [*self.wanted]
         self.pools += [] if self.states is None else [self.states]
         for index, group in enumerate(self.groups) if limits.more_groups else ():
             group.words = f" of cache group {index} ({f'window of {group.window}' if group.window else 'all'} tokens)"
-        self.prefixes = Prefixes(self.groups, self.states)
+        self.prefixes = Prefixes(self.groups, self.states, len(self.wanted))
         self.allocator, self.prefix_cache = self.groups[0].allocator, self.groups[0].prefix_cache
         self.num_watermark_blocks = self.groups[0].num_watermark_blocks
         self.hasher, self.era = BlockHasher(prefix_key, limits.block_size), 0
-        self.nothing = (0,) * len(self.groups)
+        self.nothing = (0,) * len(self.wanted)
         self._nothing_found: Seq[Found] = (NOTHING_FOUND,) * len(self.groups)
         self.step_cost = StepCost()
         self.num_copied_blocks = 0
@@ -182,31 +198,37 @@ class BlockManager:
     def can_ever_allocate(self, group: SequenceGroup) -> bool:
         """Return whether the empty pools hold the group as it is now, and its first fork."""
         num_needed = self.num_blocks_ever_needed(group)
-        return all(num <= of.allocator.num_blocks for num, of in zip(num_needed, self.groups, strict=True))
+        return all(num <= of.allocator.num_blocks for num, of in zip(num_needed, self.wanted, strict=True))
 
     def num_blocks_ever_needed(self, group: SequenceGroup) -> tuple[int, ...]:
         """Return the blocks of the group as it is now, and of its first fork, in the empty pool of each cache group."""
         sequences = group.sequences_to_compute
         num_not_needed = self._num_shared_blocks(sequences) * (len(sequences) - 1) - self._num_fork_blocks(group)
         lengths = [len(sequence.token_ids) for sequence in sequences]
-        return tuple([sum(of.num_new(length, 0) for length in lengths) - num_not_needed for of in self.groups])
+        num_needed = [sum(of.num_new(length, 0) for length in lengths) - num_not_needed for of in self.groups]
+        if self.encoder is not None:
+            num_needed.append(self.encoder.num_blocks_of(group))
+        return tuple(num_needed)
 
     def scarcest_ever(self, group: SequenceGroup) -> Scarcest:
         """Return what the group takes of the empty pools, and how large they are."""
-        return self.scarcest(self.num_blocks_ever_needed(group), [of.allocator.num_blocks for of in self.groups])
+        return self.scarcest(self.num_blocks_ever_needed(group), [of.allocator.num_blocks for of in self.wanted])
 
     def scarcest(self, num_needed: Seq[int], num_free: Seq[int]) -> Scarcest:
-        """Return the cache group that lacks most blocks; both arguments are [num_cache_groups]."""
+        """Return the cache group that lacks most blocks; both arguments are of each of the pools that are `wanted`."""
         if len(num_needed) == 1:
             return Scarcest(num_needed[0], num_free[0])
-        needs = zip(num_needed, num_free, (of.words for of in self.groups), strict=True)
+        needs = zip(num_needed, num_free, (of.words for of in self.wanted), strict=True)
         return Scarcest(*max(needs, key=lambda need: need[0] - need[1]))
 
     def admission_bytes(self, sequence: Sequence) -> int:
         """Return an upper bound of the bytes in a step's message that admit a sequence."""
         num_tokens, rules = len(sequence.token_ids), sequence.group.token_rules
         num_blocks = self.num_blocks_for(num_tokens + 1) * len(self.groups)
-        return admission_bytes(num_tokens, num_blocks, 0 if rules is None else rules_bytes(rules))
+        num_bytes = 0 if rules is None else rules_bytes(rules)
+        if (encoder_token_ids := sequence.group.encoder_token_ids) is not None:
+            num_bytes += encoder_input_bytes(len(encoder_token_ids), self.num_blocks_for(len(encoder_token_ids)))
+        return admission_bytes(num_tokens, num_blocks, num_bytes)
 
     def plan_admission(self, group: SequenceGroup) -> AdmissionPlan:
         """Return which blocks the group would get now, and how many are free."""
@@ -225,8 +247,25 @@ class BlockManager:
             parts = [blocks.parts[index] for blocks in planned]
             num_new = sum(part.num_taken for part in parts) + num_fork_blocks
             num_needed.append(_num_unused(of, [part.found.on_device for part in parts]) + num_new)
-        scarcest = self.scarcest(num_needed, [of.num_free for of in self.groups])
-        return AdmissionPlan(tuple(planned), tuple(num_needed), scarcest)
+        encoder = None if self.encoder is None else self.plan_encoder(group)
+        if encoder is not None:
+            num_needed.append(encoder.num_needed)
+        scarcest = self.scarcest(num_needed, [of.num_free for of in self.wanted])
+        return AdmissionPlan(tuple(planned), tuple(num_needed), scarcest, encoder)
+
+    def plan_encoder(self, group: SequenceGroup) -> EncoderPlan | None:
+        """Return how a group would get the blocks of its encoder's input now; None: the model has no encoder."""
+        return None if self.encoder is None else self.encoder.plan(group, self.hasher, self.era)
+
+    def allocate_encoder(
+        self, plan: EncoderPlan | None, num_sequences: int
+    ) -> tuple[list[EncoderInput | None], Encoding | None]:
+        """Take the blocks of a plan; return what each sequence is admitted with, and what the step encodes."""
+        if self.encoder is None or plan is None:
+            return [None] * num_sequences, None
+        given, encoding = self.encoder.allocate(plan, num_sequences)
+        others = EncoderInput(given.num_tokens, given.block_ids)
+        return [given, *[others] * (num_sequences - 1)], encoding
 
     def _has_room_for_states(self, plan: AdmissionPlan) -> bool:
         """Return whether the state on the host that a plan begins with has room beside those on the device."""
@@ -256,7 +295,8 @@ class BlockManager:
                 before = [some for some in (skipped, present) if len(some)]
                 of_sequence.append(np.concatenate((*before, new), dtype=np.int32) if before else new)
         held = tuple([block for block in state_blocks if block is not None])
-        return Allocated(tables, state_blocks, swap_ins, held)
+        encoded = self.allocate_encoder(plan.encoder, len(plan.sequences))
+        return Allocated(tables, state_blocks, swap_ins, held, *encoded)
 
     def _take_states(self, plan: AdmissionPlan) -> tuple[list[int | None], list[tuple[int, int]]]:
         """Keep the states that a plan begins with until the step that loads them is made; bring those on the host."""
@@ -309,6 +349,8 @@ class BlockManager:
         for group in self.pools:
             if group.prefix_cache is not None:
                 group.prefix_cache.drop_unsent_names()
+        if self.encoder is not None:
+            self.encoder.name_anew()
 
     def name_anew(self, sequence: Sequence, token_ids: Int32Array, tables: Seq[Int32Array]) -> None:
         """Take the names of a running sequence's blocks away, and name its tokens by the present hasher and salt.

@@ -71,6 +71,11 @@ class BlockHasher:
             before := blake2b(before + block).digest()[:HASH_BYTES] for (block,) in self._block.iter_unpack(content)
         ]
 
+    def name_whole(self, token_ids: Int32Array, num_blocks: int, cache_salt: int) -> list[bytes]:
+        """Return the names of the blocks of something that is found as a whole."""
+        before = self._root(cache_salt) + blake2b(token_ids.astype(TOKEN, copy=False).tobytes()).digest()
+        return [blake2b(before + index.to_bytes(4, "little")).digest()[:HASH_BYTES] for index in range(num_blocks)]
+
     def _make_root(self, cache_salt: int) -> bytes:
         return blake2b(cache_salt.to_bytes(8, "little"), key=self._key).digest()[:HASH_BYTES]
 

@@ -54,11 +54,14 @@ class Prefixes:
     Args:
         groups: The cache groups.
         states: The saved states; None: none is saved.
+        states_pool: The number of their pool.
     """
 
-    def __init__(self, groups: Seq[GroupBlocks], states: SavedStates | None) -> None:
-        self._groups, self._states = groups, states
-        self._pools: list[GroupBlocks | SavedStates] = [*groups, *([] if states is None else [states])]
+    def __init__(self, groups: Seq[GroupBlocks], states: SavedStates | None, states_pool: int) -> None:
+        self._groups, self._states, self._states_pool = groups, states, states_pool
+        self._pools: dict[int, GroupBlocks | SavedStates] = dict(enumerate(groups))
+        if states is not None:
+            self._pools[states_pool] = states
 
     def find(self, names: list[bytes], step_cost: StepCost) -> Prefix:
         """Return the longest prefix with these names on the device, or on both places if the longer one pays."""
@@ -107,7 +110,7 @@ class Prefixes:
             parts.append(Part(pool, names[group.first_seen(end) : end], found.blocks))
         if self._states is not None and end:
             block: IndexArray = np.array([self._states.block_of(names[end - 1])], np.intp)
-            parts.append(Part(len(self._groups), [names[end - 1]], block))
+            parts.append(Part(self._states_pool, [names[end - 1]], block))
         return end, parts
 
     def num_held(self, names: list[bytes]) -> int:

@@ -60,6 +60,8 @@ class Footprint(NamedTuple):
         num_tokens = len(lead.token_ids)
         if group.is_lone:
             num_blocks = tuple([of.num_new(num_tokens, 0) for of in blocks.groups])
+            if blocks.encoder is not None:
+                num_blocks += (blocks.encoder.num_blocks_of(group),)
         else:
             num_blocks = blocks.num_blocks_ever_needed(group)
         names: list[bytes] = []
@@ -80,8 +82,10 @@ class Footprint(NamedTuple):
 
     def num_blocks_behind(self, num_cached_blocks: int, planner: ExecutorPlanner) -> tuple[int, ...]:
         """Return the blocks of each cache group that it takes behind a cached prefix."""
-        groups = zip(self.num_blocks, planner.blocks.groups, strict=True)
-        return tuple([num - of.num_saved(self.num_lead_tokens, num_cached_blocks) for num, of in groups])
+        groups = zip(self.num_blocks, planner.blocks.groups, strict=False)
+        num_blocks = tuple([num - of.num_saved(self.num_lead_tokens, num_cached_blocks) for num, of in groups])
+        # Where the prefix is cached, so is the input of the encoder.
+        return num_blocks if planner.blocks.encoder is None else (*num_blocks, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +135,7 @@ class Capacity:
             planner.load + inbox.num_tokens + inbox.num_slots,
             planner.batch.num_rows + inbox.num_slots,
             planner.batch.num_free_slots - inbox.num_slots,
-            [of.num_free_beside(num) for of, num in zip(blocks.groups, inbox.num_blocks, strict=True)],
+            [of.num_free_beside(num) for of, num in zip(blocks.wanted, inbox.num_blocks, strict=True)],
             _NO_LIMIT if is_serving else limits.max_num_batched_tokens - planner.num_claimed_tokens - inbox.num_tokens,
             limits.max_long_prefills - planner.prefills.num_long - inbox.num_long,
             planner.groups.first_return,
@@ -198,7 +202,7 @@ class Capacity:
         self.load += assignment.num_tokens + assignment.num_slots
         self.num_rows += assignment.num_slots
         self.num_free_slots -= assignment.num_slots
-        groups = self.planner.blocks.groups
+        groups = self.planner.blocks.wanted
         for index, num_taken in enumerate(assignment.num_blocks):
             if self.num_free_blocks[index] == groups[index].allocator.num_blocks:  # an empty pool has no watermark
                 self.num_free_blocks[index] -= groups[index].num_watermark_blocks

@@ -7,9 +7,10 @@ waits too, or a large request would starve. Three kinds of groups are passed ove
 to end: groups with a prefix that a step in flight computes, long prefills while `max_long_prefills` of them run, and
 groups with a grammar that is being loaded, or finds no slot while running groups use all. `demand.py` has the rule.
 
-Texts to be pooled need neither slots nor blocks, and so pass groups that wait for these. A step computes a text whole.
-While a text is longer than the budget that running groups leave, one step goes to texts alone; the next step has all
-other groups again, so that no stream waits for more than one such step.
+Texts to be pooled need neither slots nor blocks, and so pass groups that wait for these. A step computes a text whole,
+and an input of the encoder too: they are units of work. While one is longer than the budget that running groups leave,
+one step goes to units alone; the next step has all other groups again, so that no stream waits for more than one such
+step.
 """
 
 from collections.abc import Iterable
@@ -17,8 +18,9 @@ from contextlib import closing
 from itertools import takewhile
 
 from octavo.values.wording import counted
-from octavo_shared.step_wire.step import PoolingTask
+from octavo_shared.step_wire.step import Int32Array, PoolingTask
 from scheduler_svc.core.blocks.block_manager import AdmissionPlan, BlockManager
+from scheduler_svc.core.blocks.encoder_blocks import EncoderPlan, Encoding
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Requirements, SequenceGroup, SequenceStatus
 from scheduler_svc.core.step.admitted_groups import AdmissionQueue, AdmittedGroups
@@ -41,7 +43,8 @@ class Admissions:
     """Admits groups to the batch of one executor.
 
     Attributes:
-        text_needs_step: Whether a text waits that is longer than the budget that running groups leave.
+        unit_needs_step: Whether a text, or an input of the encoder, waits that is longer than the budget that running
+            groups leave.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Admissions:
         self._groups = groups
         self.numerics = numerics
         self._things = running.batch.things
-        self.text_needs_step = False
+        self.unit_needs_step = False
 
     # From the host pool --------------------------------------------------------------------------
 
@@ -85,21 +88,23 @@ class Admissions:
             if not self._can_ever_be_sent(group):  # it has outgrown a message; admission ends it
                 self._groups.recompute_swapped(plan, group)
                 continue
-            if self.obstacle_to_swap_in(demand) is not None or not self._fits_step(plan, group):
+            encoder = self._blocks.plan_encoder(group)
+            if self.obstacle_to_swap_in(demand) is not None or not self._fits_step(plan, group, encoder):
                 return
             if not self._swapped.can_states_return(group):
                 return
-            self._swap_in_group(plan, group)
+            self._swap_in_group(plan, group, encoder)
 
     def demand_to_swap_in(self, group: SequenceGroup) -> Demand:
         """Return what the swap-in of a group takes. While any group runs, the watermark is not free for it."""
         num_free_blocks = [
             max(0, of.allocator.num_free_blocks - (of.num_watermark_blocks if self._batch.num_rows else 0))
-            for of in self._blocks.groups
+            for of in self._blocks.wanted
         ]
-        return Demand(
-            group.requires, self._blocks.scarcest(self._swapped.num_blocks_to_swap_in(group), num_free_blocks)
-        )
+        num_needed = self._swapped.num_blocks_to_swap_in(group)
+        if (encoder := self._blocks.plan_encoder(group)) is not None:
+            num_needed.append(encoder.num_needed)
+        return Demand(group.requires, self._blocks.scarcest(num_needed, num_free_blocks))
 
     def obstacle_to_swap_in(self, demand: Demand) -> Obstacle | None:
         """Return why a swapped group cannot come back; None: only budget and message may keep it out."""
@@ -108,11 +113,14 @@ class Admissions:
         obstacle = obstacle or self._things.obstacle_of_slots(requires)
         return obstacle or (self._things.obstacle_of_loads(requires) if self._things.waits_for_load(requires) else None)
 
-    def _swap_in_group(self, plan: StepPlan, group: SequenceGroup) -> None:
+    def _swap_in_group(self, plan: StepPlan, group: SequenceGroup, encoder: EncoderPlan | None) -> None:
         sequences = self._swapped.swap_in(plan, group)
+        encoder_inputs, encoding = self._blocks.allocate_encoder(encoder, len(sequences))
+        if encoding is not None:
+            self._encode(plan, group, encoding)
         plan.note(group, EventKind.SWAPPED_IN, sequences[0].num_computed_tokens)
         self._batch.add(group)
-        for back in sequences:
+        for back, encoder_input in zip(sequences, encoder_inputs, strict=True):
             self._blocks.hash_blocks(back.sequence)
             self._prefills.start(
                 plan,
@@ -121,6 +129,7 @@ class Admissions:
                 back.num_computed_tokens,
                 back.num_skipped_blocks,
                 state_block=back.state_block,
+                encoder_input=encoder_input,
             )
 
     # From the queue ------------------------------------------------------------------------------
@@ -135,12 +144,12 @@ class Admissions:
         with closing(self._queue.solo()) as groups:
             self._admit_all(plan, groups)
 
-    def admit_texts(self, plan: StepPlan) -> None:
-        """Give the step to the texts at the head of the queue, since one needs it; the next step is for all groups."""
-        self.text_needs_step = False
+    def admit_units(self, plan: StepPlan) -> None:
+        """Give the step to units of work at the head of the queue, since one needs it; the next step is for all."""
+        self.unit_needs_step = False
         if not plan.is_closed:
             with closing(self._queue.in_order()) as groups:
-                self._admit_all(plan, takewhile(lambda group: group.pooling is not None, groups))
+                self._admit_all(plan, takewhile(lambda group: group.has_unit, groups))
 
     def _admit_all(self, plan: StepPlan, groups: Iterable[SequenceGroup]) -> None:
         num_passed = 0
@@ -149,7 +158,8 @@ class Admissions:
                 return
             verdict = self.judge(group)
             if isinstance(verdict, Demand):
-                if not self._fits_step(plan, group):
+                encoder = None if verdict.plan is None else verdict.plan.encoder
+                if not self._fits_step(plan, group, encoder):
                     return
                 self._queue.remove(group)
                 if verdict.plan is None:
@@ -169,10 +179,13 @@ class Admissions:
                 flag = None if failed is None else failed.failed_flag
                 plan.fail(group, verdict.reason, flag, lacks_adapter=isinstance(failed, AdapterSlots))
 
-    def _fits_step(self, plan: StepPlan, group: SequenceGroup) -> bool:
-        """Return whether the step's message has room for the group, and its budget for the whole of a text."""
-        if group.pooling is not None and group.num_prompt_tokens > plan.token_budget:
-            self.text_needs_step = not plan.pooling_groups
+    def _fits_step(self, plan: StepPlan, group: SequenceGroup, encoder: EncoderPlan | None = None) -> bool:
+        """Return whether the step's message has room for the group, and its budget for a unit of work."""
+        num_tokens = 0 if encoder is None else encoder.num_tokens_to_encode
+        if group.pooling is not None:
+            num_tokens = group.num_prompt_tokens
+        if num_tokens > plan.token_budget:
+            self.unit_needs_step = not (plan.pooling_groups or plan.encodings)
             return False
         return self._message_bytes(group) <= plan.num_admissible_bytes
 
@@ -269,6 +282,8 @@ class Admissions:
                 f"the request was accepted for {accepted_len} tokens (a prompt of {group.num_prompt_tokens}); this "
                 f"executor holds sequences of {limits.max_model_len}"
             )
+        if why := self._why_never_encoded(group.encoder_token_ids):
+            return why
         longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
         if longest >= limits.max_model_len:
             return f"{longest} tokens plus one output token exceed max_model_len, {limits.max_model_len}"
@@ -283,6 +298,19 @@ class Admissions:
                 "--max-message-bytes of the scheduler or the executor"
             )
         return ""
+
+    def _why_never_encoded(self, token_ids: Int32Array | None) -> str:
+        longest = self._limits.max_encoder_tokens
+        if token_ids is None:
+            return "the model has an encoder, so the request needs an input for it (encoder_prompt)" if longest else ""
+        if not longest:
+            return "the model has no encoder; give what encoder_prompt says in the prompt"
+        if 1 <= len(token_ids) <= longest:
+            return ""
+        return (
+            f"the encoder's input has {counted(len(token_ids), 'token')}; a step encodes it whole, and takes 1 to "
+            f"{longest}: the least of the model's max_encoder_tokens, its blocks and --max-num-batched-tokens"
+        )
 
     def _why_never_pooled(self, group: SequenceGroup) -> str:
         limits, num_tokens = self._limits, group.num_prompt_tokens
@@ -333,9 +361,11 @@ class Admissions:
         taken = self._blocks.allocate(allocation)
         plan.held_states += taken.held
         plan.blocks_to_swap_in += taken.swap_ins
+        if taken.encoding is not None:
+            self._encode(plan, group, taken.encoding)
         lead, places = None, list[int]()
-        for blocks, of_sequence, state_block in zip(
-            allocation.sequences, taken.tables, taken.state_blocks, strict=True
+        for blocks, of_sequence, state_block, encoder_input in zip(
+            allocation.sequences, taken.tables, taken.state_blocks, taken.encoder_inputs, strict=True
         ):
             num_computed_blocks = blocks.num_cached + blocks.num_shared
             if self._blocks.states is not None:
@@ -350,9 +380,16 @@ class Admissions:
                 lead=lead if blocks.num_shared else None,
                 pending_forks=pending_forks,
                 state_block=state_block,
+                encoder_input=encoder_input,
                 places=places,
             )
             lead = lead or prefill
+
+    def _encode(self, plan: StepPlan, group: SequenceGroup, encoding: Encoding) -> None:
+        """Encode the input of a group in this step."""
+        plan.encodings += (encoding,)
+        plan.token_budget -= encoding.num_tokens
+        self._queue.charge(group.tenant, encoding.num_tokens)
 
     def _note_admission(
         self, plan: StepPlan, group: SequenceGroup, num_cached_tokens: int, num_brought_tokens: int = 0

@@ -72,7 +72,13 @@ class Batch:
         num_slots = limits.max_num_seqs
         more_pools = [(limits.block_size, pool.num_blocks) for pool in limits.more_groups]
         sizes = limits.block_size, limits.num_blocks, limits.num_grammar_slots
-        self.table = BatchTable(num_slots, limits.max_model_len, *sizes, more_pools, limits.num_adapter_slots)
+        sizes_of_encoder = limits.block_size, limits.num_encoder_blocks, limits.max_encoder_tokens
+        encoder_pool = None if blocks.encoder is None else sizes_of_encoder
+        self.table = BatchTable(
+            num_slots, limits.max_model_len, *sizes, more_pools, limits.num_adapter_slots, encoder_pool
+        )
+        if blocks.encoder is not None and self.table.encoder is not None:
+            blocks.encoder.tables = self.table.encoder
         for group, tables in zip(blocks.groups, self.table.groups, strict=True):
             group.tables = tables
         self.things = SlottedThings(limits)
@@ -312,11 +318,15 @@ class Batch:
         """Add references to the blocks that a slot holds, in each cache group."""
         for group in self.blocks.groups:
             group.allocator.acquire(group.held(slot), num_references)
+        if self.blocks.encoder is not None:
+            self.blocks.encoder.share(slot, num_references)
 
     def free_blocks(self, slot: int) -> None:
         """Free the blocks that a slot holds, in each cache group."""
         for group in self.blocks.groups:
             group.allocator.free(group.held(slot))
+        if self.blocks.encoder is not None:
+            self.blocks.encoder.free(slot)
 
     def slide_window(self, slot: int, position: int) -> None:
         """Free the blocks of a slot that its next token, at `position`, does not see any more.

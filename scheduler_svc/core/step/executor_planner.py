@@ -188,9 +188,9 @@ class ExecutorPlanner:
             self.admissions.admit_solo(plan)
         elif not is_mixed:
             self._prefill_first(plan)
-        elif self.admissions.text_needs_step:
-            self.admissions.admit_texts(plan)
-        if plan.prefill_chunks or plan.pooling_groups:
+        elif self.admissions.unit_needs_step:
+            self.admissions.admit_units(plan)
+        if plan.prefill_chunks or plan.pooling_groups or plan.encodings:
             decodes = Decodes(np.zeros_like(self.batch.is_decoding), [])
         else:
             decodes = self._decoding.decide(plan)
@@ -261,12 +261,12 @@ class ExecutorPlanner:
         """Give the step to prefills if there are some, and to decodes when it is their turn."""
         wants_decode = self._decoding.is_wanted(plan)
         if not wants_decode or self._num_prefill_steps < MAX_PREFILL_STEPS:
-            if self.admissions.text_needs_step:
-                self.admissions.admit_texts(plan)
+            if self.admissions.unit_needs_step:
+                self.admissions.admit_units(plan)
             self.prefills.continue_all(plan)
             if not plan.is_closed:
                 self.admissions.admit(plan)
-        has_chunks = plan.prefill_chunks or plan.pooling_groups
+        has_chunks = plan.prefill_chunks or plan.pooling_groups or plan.encodings
         self._num_prefill_steps = self._num_prefill_steps + 1 if has_chunks and wants_decode else 0
 
     def _send(self, plan: StepPlan, decodes: Decodes) -> StepInFlight | None:
@@ -302,6 +302,8 @@ class ExecutorPlanner:
         num_chunk_tokens = layout.num_tokens - len(layout.slots)
         if plan.pooling_groups:
             num_chunk_tokens += sum(group.num_prompt_tokens for group in plan.pooling_groups)
+        if plan.encodings:
+            num_chunk_tokens += sum(encoding.num_tokens for encoding in plan.encodings)
         has_moves = plan.blocks_to_swap_out or plan.blocks_to_swap_in
         in_flight = StepInFlight(
             step,
@@ -313,6 +315,7 @@ class ExecutorPlanner:
             plan.pooling_groups,
             plan.saves,
             plan.copies,
+            plan.encodings,
             self.blocks.num_moved_bytes(plan.blocks_to_swap_out, plan.blocks_to_swap_in) if has_moves else 0,
         )
         self.in_flight.append(in_flight)
@@ -358,7 +361,7 @@ class ExecutorPlanner:
             self.ended_transfers = self.transfers.take(result)
         self.last_processed_step_id = result.step_id
         sent = self.in_flight[0]
-        workload = sent.workload if sent.pooling_groups else sent.layout
+        workload = sent.workload if sent.pooling_groups or sent.encodings else sent.layout
         duration_s = result.execute_duration_us * 1e-6
         self.blocks.step_cost.learn(workload, duration_s, sent.num_moved_bytes, result.move_duration_us * 1e-6)
         self.pace.learn(workload, duration_s)
@@ -367,6 +370,9 @@ class ExecutorPlanner:
             self.batch.take_saved_state(save)
         for copy in sent.copies:
             copy.host.take(copy)
+        if self.blocks.encoder is not None:
+            for encoding in sent.encodings:
+                self.blocks.encoder.take(encoding)
         if result.grammars_loaded or result.adapters_loaded:  # `check_result` has accepted them
             self.batch.things.end_loads(result, self.now_s)
         updates = self._results.take(self.in_flight.popleft(), result)

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from octavo_shared.step_wire.step import NO_LOGPROBS, Admission, Fork, Int32Array, no_slots
+from octavo_shared.step_wire.step import NO_LOGPROBS, Admission, EncoderInput, Fork, Int32Array, no_slots
 from scheduler_svc.core.blocks.saved_states import PASSING_BLOCKS, SavedStates
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
@@ -30,8 +30,8 @@ class Prefill:
     """A sequence that catches up: tokens from `num_scheduled_tokens` to `num_tokens` are to be sent.
 
     `tables` are its block tables, one a cache group. Its first `num_shared_tokens` are computed by `lead`, if there is
-    one. The `pending_forks` of its group fork off it at the end. Its state is saved behind `places` tokens, ascending,
-    and was last saved, or loaded, behind `num_saved_tokens`.
+    one. The `pending_forks` of its group fork off it at the end; it and they attend to `encoder_input` besides. Its
+    state is saved behind `places` tokens, ascending, and was last saved, or loaded, behind `num_saved_tokens`.
     """
 
     sequence: Sequence
@@ -42,6 +42,7 @@ class Prefill:
     num_shared_tokens: int = 0
     lead: "Prefill | None" = None
     pending_forks: Seq[Sequence] = ()
+    encoder_input: EncoderInput | None = None
     places: list[int] = field(default_factory=list)
     num_saved_tokens: int = 0
 
@@ -119,6 +120,7 @@ class Prefills:
         lead: Prefill | None = None,
         pending_forks: Seq[Sequence] = (),
         state_block: int | None = None,
+        encoder_input: EncoderInput | None = None,
         places: Seq[int] = (),
     ) -> Prefill:
         """Admit a sequence to a slot, with its blocks, and send as much of it as the step takes.
@@ -132,6 +134,7 @@ class Prefills:
             lead: The prefill that computes its shared blocks; None: it has none.
             pending_forks: The sequences that fork off it.
             state_block: The saved state that it begins with; None: there is none, or it begins at its first token.
+            encoder_input: What it attends to besides; None: nothing.
             places: Behind how many tokens its state is saved, ascending: at ends of full blocks.
         """
         group, token_ids = sequence.group, sequence.token_ids
@@ -148,12 +151,13 @@ class Prefills:
                 num_computed_tokens,
                 self._batch.blocks.wire_ids(tables),
                 self._beam_batch.sampling_of(group) if group.beams else group.sampling_of(sequence),
-                group.block_salt,
+                group.block_salt if encoder_input is None else group.sent_salt,
                 group.token_rules,
                 group.num_prompt_logprobs if group.lacks_prompt_logprobs and lead is None else NO_LOGPROBS,
                 group.traceparent,
                 resources,
                 None if state_block is None else self._batch.blocks.first_state + state_block,
+                encoder_input,
             )
         )
         prefill = Prefill(
@@ -165,6 +169,7 @@ class Prefills:
             num_shared_tokens=num_computed_tokens if lead else 0,
             lead=lead,
             pending_forks=pending_forks,
+            encoder_input=encoder_input,
             places=[*places],
             num_saved_tokens=num_computed_tokens,
         )
@@ -293,6 +298,9 @@ class Prefills:
         batch, parent_slot = self._batch, prefill.sequence.slot
         for group, table in zip(batch.blocks.groups, prefill.tables, strict=True):
             group.allocator.acquire(table[group.first_blocks[parent_slot] :], len(prefill.pending_forks))
+        if batch.blocks.encoder is not None and (given := prefill.encoder_input) is not None:
+            own = given.block_ids - np.int32(batch.blocks.encoder.first_id)
+            batch.blocks.encoder.allocator.acquire(own, len(prefill.pending_forks))
         for sequence in prefill.pending_forks:
             slot = batch.enter(sequence, prefill.num_tokens, batch.first_blocks_of(parent_slot))
             batch.is_decoding[slot] = True

@@ -21,6 +21,7 @@ from octavo_shared.step_wire.step import (
     no_triples,
     pairs,
 )
+from scheduler_svc.core.blocks.encoder_blocks import Encoding
 from scheduler_svc.core.blocks.host_blocks import Copy
 from scheduler_svc.core.blocks.saved_states import Save
 from scheduler_svc.core.sequence import SequenceGroup
@@ -64,9 +65,10 @@ class StepPlan:
     `now_s` is the time of the decision. `num_admissible_bytes` is the rest of
     `CoreLimits.max_admitted_bytes`. `has_steps_in_flight`: results are still to come. With `preempted` groups
     the step has no admissions. `solo`: the one group that is computed; None: all are. `is_closed`: no other group is
-    admitted. `pooling_groups`: the texts that it computes. `saves`: the states that it saves. `moved_states`: those
-    that it swaps out, by way of their blocks. `held_states`: blocks of states that it loads or swaps. `copies`: the
-    named blocks among those that it swaps out. `events` and `failures` are for the caller.
+    admitted. `pooling_groups`: the texts that it computes. `encodings`: what its encoder computes. `saves`: the states
+    that it saves. `moved_states`: those that it swaps out, by way of their blocks. `held_states`: blocks of states that
+    it loads or swaps. `copies`: the named blocks among those that it swaps out. `events` and `failures` are for the
+    caller.
     """
 
     token_budget: int
@@ -104,12 +106,13 @@ class StepPlan:
     copies: Seq[Copy] = ()
     num_decodes: int = 0
     pooling_groups: tuple[SequenceGroup, ...] = ()
+    encodings: tuple[Encoding, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether the step would neither compute, move, load nor release anything."""
         moves = self.blocks_to_swap_out or self.blocks_to_swap_in
-        work = self.num_decodes or self.prefill_chunks or self.pooling_groups
+        work = self.num_decodes or self.prefill_chunks or self.pooling_groups or self.encodings
         loads = self.grammar_loads or self.adapter_loads
         return not (work or moves or loads or len(self.released_slots))
 
@@ -180,7 +183,8 @@ class StepInFlight:
     `prompt_groups` are the groups for which it returns log-probabilities of the prompt, by row of the layout, in order.
     `num_chunk_tokens` counts the tokens that it computes beyond one for each row.
     `pooling_groups` are the texts that it computes, in their order. `saves` are the states that it saves, `copies` the
-    named blocks that it copies to the host. `num_moved_bytes` move between device and host.
+    named blocks that it copies to the host. `encodings` are what its encoder computes. `num_moved_bytes` move between
+    device and host.
     """
 
     step: Step
@@ -192,14 +196,16 @@ class StepInFlight:
     pooling_groups: tuple[SequenceGroup, ...] = ()
     saves: Seq[Save] = ()
     copies: Seq[Copy] = ()
+    encodings: Seq[Encoding] = ()
     num_moved_bytes: int = 0
 
     @property
     def workload(self) -> StepLayout:
-        """The layout, with a row more for each text, to estimate the cost of the step."""
-        if not self.pooling_groups:
+        """The layout, with a row more for each text and each input of the encoder, to estimate the cost of the step."""
+        if not (self.pooling_groups or self.encodings):
             return self.layout
         layout, lengths = self.layout, [group.num_prompt_tokens for group in self.pooling_groups]
+        lengths += [encoding.num_tokens for encoding in self.encodings]
         return replace(
             layout,
             slots=np.concatenate((layout.slots, np.zeros_like(lengths, np.int32))),

@@ -71,6 +71,11 @@ def admission_bytes(num_tokens: int, num_blocks: int, num_rules_bytes: int = 0) 
     return _ADMISSION + 4 * num_tokens + _NUMBER * num_blocks + num_rules_bytes + MAX_TRACEPARENT_BYTES
 
 
+def encoder_input_bytes(num_tokens: int, num_blocks: int) -> int:
+    """Return a bound of the size of the input of an encoder in an admission."""
+    return 3 * _HEADER + _FIELD + 4 * num_tokens + _NUMBER * num_blocks
+
+
 def grammar_bytes(grammar: Grammar) -> int:
     """Return a bound of the size of the load of a grammar."""
     return GRAMMAR_LOAD_BYTES + len(grammar.body)
@@ -146,4 +151,7 @@ def step_bytes(step: Step) -> int:
 def _bytes_of(admission: Admission) -> int:
     rules = admission.token_rules
     num_rules_bytes = 0 if rules is None else rules_bytes(rules)
+    if (given := admission.encoder_input) is not None:
+        num_tokens = 0 if given.token_ids is None else given.num_tokens
+        num_rules_bytes += encoder_input_bytes(num_tokens, len(given.block_ids))
     return admission_bytes(len(admission.token_ids), len(admission.block_ids), num_rules_bytes)

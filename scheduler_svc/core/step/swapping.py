@@ -7,7 +7,8 @@ sequences vacate their slots, and get new ones at swap-in.
 
 The device blocks that a group leaves stay in the prefix cache like those of a group that ends. Blocks that are
 still cached when the group comes back are used as they are; the others move, and are registered again; what they leave
-behind on the host is a copy of a prefix from then on. States move with their sequences (`swapped_states.py`).
+behind on the host is a copy of a prefix from then on. States move with their sequences (`swapped_states.py`); the input
+of an encoder stays in the cache, or is encoded again (`encoder_blocks.py`).
 At swap-in each sequence gets a last, partial block of its own, read from the same host block:
 they are about to write into it, so copying it now is copy-on-write in advance.
 
@@ -142,6 +143,9 @@ class SwappedGroups:
             plan.blocks_to_swap_out += pool.swap_out(out, members, num_computed)
         if self.states is not None:
             self.states.swap_out(plan, members, num_computed)
+        if (encoder := self._batch.blocks.encoder) is not None:
+            for _, slot in members:
+                encoder.free(slot)
         bisect.insort(self.groups, group, key=BY_ORDER)
         return True
 

@@ -90,22 +90,24 @@ def _moves_of(index: int, pairs: Int32Array, sources: Int32Array, destinations: 
     return own
 
 
+# Of kinds that stand behind those with block tables that grow.
+_PLACES = {CacheKind.ENCODER: 1, CacheKind.STATE: 2}
+
+
 def why_unusable(groups: Sequence[CacheGroup]) -> str:
     """Say why a scheduler cannot use an executor's cache groups, in one sentence; empty: it can."""
     layers = sorted(layer for group in groups for layer in group.layers)
     largest = max((group.block_size_tokens for group in groups), default=0)
     for index, group in enumerate(groups):
-        if group.kind is CacheKind.ENCODER:
-            return f"cache group {index} is of kind {group.kind.name}, which this scheduler does not know how to fill"
         if group.block_size_tokens < 1 or largest % group.block_size_tokens:
             return f"cache group {index} has blocks of {group.block_size_tokens} tokens, which do not divide {largest}"
-        if group.num_device_blocks < 1 and group.has_block_tables:
+        if group.num_device_blocks < 1 and group.kind is not CacheKind.STATE:
             return f"cache group {index} has no blocks"
         if (group.window_tokens > 0) != (group.kind is CacheKind.WINDOW):
             return f"cache group {index} is of kind {group.kind.name} and has a window of {group.window_tokens} tokens"
-    have_tables = [group.has_block_tables for group in groups]
-    if have_tables != sorted(have_tables, reverse=True) or (groups and not have_tables[0]):
-        return "its cache groups of kind STATE do not stand behind one of another kind"
+    places = [_PLACES.get(group.kind, 0) for group in groups]
+    if places != sorted(places) or (places and places[0]) or places.count(1) > 1:
+        return "its cache groups of kinds ENCODER, one at most, and STATE do not stand behind all others, in this order"
     repeated = next((one for one, other in pairwise(layers) if one == other), None)
     if repeated is not None:
         return f"layer {repeated} is in two cache groups"
