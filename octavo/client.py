@@ -100,6 +100,7 @@ class Client(PoolingCalls):
         cache_salt: str = "",
         lora_adapter: str = "",
         speculate: bool = True,
+        encoder_prompt: str | Sequence[int] | None = None,
         include_provenance: bool = False,
         require_same_numerics: bool = False,
         min_delta_interval_ms: int = 0,
@@ -122,6 +123,8 @@ class Client(PoolingCalls):
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
             lora_adapter: Name of the adapter on top of the weights; `get_model` has the names. "": none.
             speculate: False: one token a step, also where the scheduler speculates; the tokens are the same.
+            encoder_prompt: What the model's encoder reads, text or token ids; the prompt is the decoder's then. None:
+                the encoder, if there is one, reads the prompt.
             include_provenance: Whether to say which numerics and weights made which tokens: `Output.provenance`.
             require_same_numerics: Whether executors of one numerics id have to make all of the answer; if none is left,
                 it ends with UnavailableError. Otherwise it goes on, and `continued_on_other_numerics` tells.
@@ -142,6 +145,7 @@ class Client(PoolingCalls):
             cache_salt=cache_salt,
             lora_adapter=lora_adapter,
             speculate=speculate,
+            encoder_prompt=encoder_prompt,
             min_delta_interval_ms=min_delta_interval_ms,
             model=self.model,
         )
@@ -163,6 +167,7 @@ class Client(PoolingCalls):
         cache_salt: str = "",
         lora_adapter: str = "",
         speculate: bool = True,
+        encoder_prompt: str | Sequence[int] | None = None,
         include_provenance: bool = False,
         require_same_numerics: bool = False,
         timeout_s: float | None = None,
@@ -181,6 +186,7 @@ class Client(PoolingCalls):
             cache_salt=cache_salt,
             lora_adapter=lora_adapter,
             speculate=speculate,
+            encoder_prompt=encoder_prompt,
             include_provenance=include_provenance,
             require_same_numerics=require_same_numerics,
             timeout_s=timeout_s,

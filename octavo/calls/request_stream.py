@@ -5,7 +5,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from typing import Any, Self, TypeAlias
 
@@ -122,6 +122,7 @@ class RequestStream:
         cache_salt: str = "",
         lora_adapter: str = "",
         speculate: bool = True,
+        encoder_prompt: str | Sequence[int] | None = None,
         include_provenance: bool = False,
         min_delta_interval_ms: int = 0,
         include_text: bool = True,
@@ -144,6 +145,7 @@ class RequestStream:
             cache_salt=cache_salt,
             lora_adapter=lora_adapter,
             speculate=speculate,
+            encoder_prompt=encoder_prompt,
             min_delta_interval_ms=min_delta_interval_ms,
             model=self._model,
         )

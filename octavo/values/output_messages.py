@@ -101,6 +101,7 @@ def model_from_proto(response: generation_service_pb2.GetModelResponse) -> Model
         speculates=response.speculates,
         speculation_may_change_outputs=response.speculation_may_change_outputs,
         adapters=tuple(response.adapters),
+        max_encoder_tokens=response.max_encoder_tokens,
     )
 
 

@@ -270,6 +270,7 @@ class ModelInfo:
         speculates: Whether outputs may get several tokens a step.
         speculation_may_change_outputs: Whether they may differ by that.
         adapters: What requests may have as `lora_adapter`.
+        max_encoder_tokens: Longest input of its encoder, see `encoder_prompt`; 0: it has none.
     """
 
     model_id: str
@@ -291,6 +292,7 @@ class ModelInfo:
     speculates: bool = False
     speculation_may_change_outputs: bool = False
     adapters: tuple[str, ...] = ()
+    max_encoder_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

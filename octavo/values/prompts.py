@@ -35,6 +35,7 @@ def generate_request(
     cache_salt: str = "",
     lora_adapter: str = "",
     speculate: bool = True,
+    encoder_prompt: object = None,
     min_delta_interval_ms: int = 0,
     model: str = "",
     name: str = "prompt",
@@ -48,6 +49,8 @@ def generate_request(
     """
     request = generation_service_pb2.GenerateRequest(model=model)
     set_prompt(request, prompt, name=name)
+    if encoder_prompt is not None:
+        _set_encoder_prompt(request, encoder_prompt)
     if sampling_params is not None:
         request.sampling_params.CopyFrom(sampling_params.to_proto())
     fields = {"request_id": request_id, "priority": priority, "tenant": tenant, "cache_salt": cache_salt}
@@ -92,6 +95,19 @@ def set_prompt(request: generation_service_pb2.GenerateRequest, prompt: object, 
     else:
         request.token_ids.ids.extend(_to_token_ids(items, name))
         request.token_ids.SetInParent()  # an empty list is a prompt too, for the scheduler to refuse
+
+
+def _set_encoder_prompt(request: generation_service_pb2.GenerateRequest, encoder_prompt: object) -> None:
+    """Put the input of an encoder into a request. Raises InvalidRequestError: it is neither text nor token ids."""
+    given, name = generation_service_pb2.GenerateRequest(), "encoder_prompt"
+    set_prompt(given, encoder_prompt, name=name)
+    match given.WhichOneof("prompt"):
+        case "text":
+            request.encoder_prompt.text = given.text
+        case "token_ids":
+            request.encoder_prompt.token_ids.CopyFrom(given.token_ids)
+        case _:
+            raise _refusal(f"{name} is a conversation; it must be text or a list of token ids", name)
 
 
 def tokenize_request(

@@ -122,7 +122,7 @@ class SequenceGroup:
     else of the first executor; only executors with the same one, which allows the same tokens, take it. Empty: any.
     `adapter`: what its sequences are computed with on top of the weights; None: nothing.
     `encoder_token_ids`: what its sequences attend to besides themselves, once encoded; None: nothing. `encoder_names`:
-    the names of its blocks, of the era and with the salt in `encoder_named_by`.
+    the names of its blocks, of the era and as many as in `encoder_named_by`.
     `pooling`: what the model makes of the whole prompt in one step, in place of tokens: the group has no slot and no
     block, and its one sequence ends with the answer. None: it generates. `token_type_ids`: a byte a token; empty:
     all are 0.

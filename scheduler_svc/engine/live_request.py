@@ -235,4 +235,5 @@ def group_of(request: EngineRequest, arrival: int, max_model_len: int) -> Sequen
         adapter=request.adapter,
         pooling=request.pooling,
         token_type_ids=request.token_type_ids,
+        encoder_token_ids=request.encoder_token_ids,
     )

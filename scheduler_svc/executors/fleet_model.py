@@ -90,7 +90,8 @@ class FleetModel:
             limits = serving_limits(session.info, self._settings)
             if is_first:
                 await self._serve_model_of(session, limits)
-            info = replace(session.info, max_allowance=limits.max_allowance)
+            longest_input = limits.max_encoder_tokens
+            info = replace(session.info, max_allowance=limits.max_allowance, max_encoder_tokens=longest_input)
             self._members[address] = _Member(info, limits.max_model_len, limits.max_num_seqs)
             self.update_limits()
             numerics = Numerics(session.info.numerics_id, session.info.weights_digest)
@@ -138,6 +139,7 @@ class FleetModel:
             embedding_size=pooling.embedding_size,
             num_scores=pooling.num_scores,
             num_token_types=pooling.num_token_types,
+            max_encoder_tokens=max(member.info.max_encoder_tokens for member in members),
         )
         drafting = [info for info in infos.values() if info.max_allowance > 1]
         self.model = ServedModel(

@@ -224,6 +224,9 @@ def encode_submission(
         lora_adapter=request.lora_adapter,
         pooling_task=None if request.pooling is None else step_pb2.PoolingTask.ValueType(request.pooling),
         token_type_ids=request.token_type_ids,
+        encoder_token_ids=b""
+        if request.encoder_token_ids is None
+        else request.encoder_token_ids.astype(INT32, copy=False).tobytes(),
         losses=None if request.losses == NO_LOSSES else encode_losses(request.losses),
     )
 
@@ -256,6 +259,9 @@ def decode_submission(message: pb.Submission) -> EngineRequest:
         lora_adapter=message.lora_adapter,
         pooling=PoolingTask(message.pooling_task) if message.HasField("pooling_task") else None,
         token_type_ids=message.token_type_ids,
+        encoder_token_ids=np.frombuffer(message.encoder_token_ids, INT32).astype(np.int32)
+        if message.encoder_token_ids
+        else None,
         trace_id=message.trace_id or None,
         traceparent=message.traceparent or None,
         deadline_s=monotonic_s() + message.time_left_us / 1e6 if message.HasField("time_left_us") else None,

@@ -35,6 +35,7 @@ def check_submission(request: EngineRequest, model: ServedModel, max_model_len: 
                 f"request {request.request_id!r} has token type {max(request.token_type_ids)}; types are 0 to "
                 f"{model.info.num_token_types - 1}"
             )
+        _check_encoder_input(request, model)
     except InvalidStepError as error:
         raise CallerError(f"front submitted an invalid request: {error}") from error
 
@@ -74,6 +75,17 @@ def _check(request: EngineRequest, vocab_size: int, max_model_len: int) -> None:
             lengths.append(num_prompt_tokens + len(output.token_ids))
     if max(lengths) >= longest:
         raise InvalidStepError(f"{who} has {max(lengths)} tokens, and one more is to come; it may have {longest}")
+
+
+def _check_encoder_input(request: EngineRequest, model: ServedModel) -> None:
+    """Refuse an input that the model's encoder cannot have, or none for it."""
+    who, given, longest = f"request {request.request_id!r}", request.encoder_token_ids, model.info.max_encoder_tokens
+    if (given is not None) != (longest > 0):
+        raise InvalidStepError(f"{who} has {'an' if longest == 0 else 'no'} input for the encoder")
+    if given is not None:
+        if not 1 <= len(given) <= longest:
+            raise InvalidStepError(f"{who} has {len(given)} encoder tokens; it may have 1 to {longest}")
+        check_known_ids(who, given, model.info.vocab_size)
 
 
 def _check_pooling(who: str, request: EngineRequest, max_model_len: int) -> None:

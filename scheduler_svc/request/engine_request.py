@@ -28,6 +28,7 @@ class EngineRequest:
     `adapter`: what its sequences are computed with on top of the weights; None: nothing.
     `pooling`: what the model makes of the whole prompt in place of tokens. None: it generates.
     `token_type_ids`: of a pooling request: one byte a token; empty: all are 0.
+    `encoder_token_ids`: what its sequences attend to besides themselves, once encoded; None: nothing.
     `trace_id`: the trace of its span, 32 hexadecimal digits, for the log; `traceparent`: the span, for the executors.
     `received_at_s`: when the front got it, monotonic time in seconds; None: just now.
     `deadline_s`: until when its client waits, monotonic time in seconds; None: without limit.
@@ -55,6 +56,7 @@ class EngineRequest:
     adapter: Adapter | None = None
     pooling: PoolingTask | None = None
     token_type_ids: bytes = b""
+    encoder_token_ids: Int32Array | None = None
     trace_id: str | None = None
     traceparent: str | None = None
     received_at_s: float | None = field(default=None, compare=False)

@@ -57,6 +57,8 @@ _SIZES = {
     "num_state_blocks": (0, MAX_BLOCKS),
     "num_host_state_blocks": (0, MAX_BLOCKS),
     "num_grammar_slots": (0, 2**16),
+    "num_encoder_blocks": (0, MAX_BLOCKS),
+    "num_encoder_host_blocks": (0, MAX_BLOCKS),
 }
 
 
@@ -92,6 +94,7 @@ def join(fleet: Fleet, message: pb.CoreJoined) -> ExecutorPlanner:
 def _num_blocks(limits: CoreLimits) -> int:
     num_blocks = sum(pool.num_blocks + pool.num_host_blocks for pool in limits.groups)
     num_states = limits.num_state_blocks + limits.num_host_state_blocks
+    num_blocks += limits.num_encoder_blocks + limits.num_encoder_host_blocks
     return num_blocks + num_states + _BLOCKS_OF_A_SLOT * limits.max_num_seqs
 
 
@@ -180,6 +183,9 @@ def encode_group(mask: Mask, group: SequenceGroup, matcher_id: str) -> pb.GroupA
     grammar, continuation = _masked(mask, group.grammar), _masked(mask, group.continuation)
     prompt = group.prompt_token_ids if mask is None else mask.ids(group.prompt_token_ids)
     search, adapter = group.beam_search, group.adapter
+    attended = group.encoder_token_ids
+    if attended is not None and mask is not None:
+        attended = mask.ids(attended)
     return pb.GroupAdded(
         arrival=group.arrival,
         request_id=group.request_id,
@@ -214,6 +220,7 @@ def encode_group(mask: Mask, group: SequenceGroup, matcher_id: str) -> pb.GroupA
         else pb.Adapter(source=adapter.source, digest=adapter.digest, attempt=adapter.attempt),
         pooling_task=None if group.pooling is None else step_pb2.PoolingTask.ValueType(group.pooling),
         token_type_ids=group.token_type_ids,
+        encoder_token_ids=b"" if attended is None else attended.astype(INT32, copy=False).tobytes(),
     )
 
 
@@ -263,6 +270,9 @@ def decode_group(message: pb.GroupAdded) -> SequenceGroup:
         adapter=adapter and Adapter(adapter.source, adapter.digest, adapter.attempt),
         pooling=PoolingTask(message.pooling_task) if message.HasField("pooling_task") else None,
         token_type_ids=message.token_type_ids,
+        encoder_token_ids=np.frombuffer(message.encoder_token_ids, INT32).astype(np.int32)
+        if message.encoder_token_ids
+        else None,
     )
     check_group(group)
     return group

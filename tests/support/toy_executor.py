@@ -395,8 +395,6 @@ class ToyExecutor:
         adapter_slot, vocab_size = int(self.table.adapter_slot[slot]), self._limits.vocab_size
         if self.table.encoder:
             token_id = (token_id + self._inputs[slot] % 97) % vocab_size
-        if self.table.encoder:
-            token_id = (token_id + self._inputs[slot] % 97) % vocab_size
         adapter = None if adapter_slot == NO_ADAPTER else self.table.adapters[adapter_slot]
         return followed(adapted(token_id, adapter, vocab_size), self._grammar_of(slot), vocab_size)
 

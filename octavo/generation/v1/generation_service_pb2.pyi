@@ -73,6 +73,7 @@ class GenerateRequest(_message.Message):
     REQUIRE_SAME_NUMERICS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     SPECULATE_FIELD_NUMBER: _builtins.int
+    ENCODER_PROMPT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Name of the request, unique among the live ones of its tenant; at most 256 characters. Empty: the server makes
     one and tells it in `accepted`.
@@ -145,6 +146,14 @@ class GenerateRequest(_message.Message):
         If a call still has the request, this one takes it over. Absent: the answer begins.
         """
 
+    @_builtins.property
+    def encoder_prompt(self) -> Global___EncoderPrompt:
+        """What the model's encoder reads, for models that have one (GetModelResponse.max_encoder_tokens): refused by others.
+        The prompt is the decoder's then, and may be absent: token ids are used as they are, a text follows the decoder's
+        start token, without special tokens unless add_special_tokens asks for them. Absent: such a model's encoder reads the
+        prompt, and its decoder begins with its start token.
+        """
+
     def __init__(
         self,
         *,
@@ -166,10 +175,11 @@ class GenerateRequest(_message.Message):
         require_same_numerics: _builtins.bool = ...,
         model: _builtins.str = ...,
         speculate: _builtins.bool | None = ...,
+        encoder_prompt: Global___EncoderPrompt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "_speculate", b"_speculate", "add_special_tokens", b"add_special_tokens", "continuation", b"continuation", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "prompt", b"prompt", "sampling_params", b"sampling_params", "speculate", b"speculate", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "_speculate", b"_speculate", "add_special_tokens", b"add_special_tokens", "continuation", b"continuation", "encoder_prompt", b"encoder_prompt", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "prompt", b"prompt", "sampling_params", b"sampling_params", "speculate", b"speculate", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "_speculate", b"_speculate", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "continuation", b"continuation", "include_prompt_token_ids", b"include_prompt_token_ids", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "require_same_numerics", b"require_same_numerics", "sampling_params", b"sampling_params", "speculate", b"speculate", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_continuation", b"_continuation", "_min_delta_interval_ms", b"_min_delta_interval_ms", "_speculate", b"_speculate", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "continuation", b"continuation", "encoder_prompt", b"encoder_prompt", "include_prompt_token_ids", b"include_prompt_token_ids", "include_provenance", b"include_provenance", "lean_finished", b"lean_finished", "lora_adapter", b"lora_adapter", "messages", b"messages", "min_delta_interval_ms", b"min_delta_interval_ms", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "require_same_numerics", b"require_same_numerics", "sampling_params", b"sampling_params", "speculate", b"speculate", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -193,6 +203,36 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class EncoderPrompt(_message.Message):
+    """EncoderPrompt is the input of an encoder: at least one token, at most max_encoder_tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Plain text, tokenized with the special tokens that the tokenizer adds."""
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds:
+        """Token ids, used as they are."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: Global___TokenIds | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+
+Global___EncoderPrompt: _TypeAlias = EncoderPrompt  # noqa: Y015
 
 @_typing.final
 class Continuation(_message.Message):
@@ -493,7 +533,7 @@ class Accepted(_message.Message):
 
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The prompt, if include_prompt_token_ids asked for it."""
+        """The prompt, if include_prompt_token_ids asked for it; the encoder's, if the request had it as its prompt."""
 
     def __init__(
         self,
@@ -1045,6 +1085,7 @@ class GetModelResponse(_message.Message):
     SPECULATES_FIELD_NUMBER: _builtins.int
     SPECULATION_MAY_CHANGE_OUTPUTS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    MAX_ENCODER_TOKENS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name of the model, as requests may give it in `model`."""
     max_model_len: _builtins.int
@@ -1077,6 +1118,8 @@ class GetModelResponse(_message.Message):
     """Whether the server speculates: an output may get several tokens a step."""
     speculation_may_change_outputs: _builtins.bool
     """Whether it does so where outputs may differ by that (--speculate on, with an executor that is not invariant)."""
+    max_encoder_tokens: _builtins.int
+    """Longest input of the model's encoder, in tokens; see GenerateRequest.encoder_prompt. 0: it has none."""
     @_builtins.property
     def default_sampling_params(self) -> _generation_pb2.SamplingParams:
         """What requests get that leave a field unset, from the model's generation_config.json. What is absent
@@ -1125,10 +1168,11 @@ class GetModelResponse(_message.Message):
         speculates: _builtins.bool = ...,
         speculation_may_change_outputs: _builtins.bool = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
+        max_encoder_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling_params", b"default_sampling_params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "default_sampling_params", b"default_sampling_params", "dtype", b"dtype", "embedding_size", b"embedding_size", "has_chat_template", b"has_chat_template", "is_reproducible", b"is_reproducible", "max_input_tokens", b"max_input_tokens", "max_model_len", b"max_model_len", "model_id", b"model_id", "num_scores", b"num_scores", "numerics_ids", b"numerics_ids", "prompt_names", b"prompt_names", "speculates", b"speculates", "speculation_may_change_outputs", b"speculation_may_change_outputs", "takes_token_ids_only", b"takes_token_ids_only", "tasks", b"tasks", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "default_sampling_params", b"default_sampling_params", "dtype", b"dtype", "embedding_size", b"embedding_size", "has_chat_template", b"has_chat_template", "is_reproducible", b"is_reproducible", "max_encoder_tokens", b"max_encoder_tokens", "max_input_tokens", b"max_input_tokens", "max_model_len", b"max_model_len", "model_id", b"model_id", "num_scores", b"num_scores", "numerics_ids", b"numerics_ids", "prompt_names", b"prompt_names", "speculates", b"speculates", "speculation_may_change_outputs", b"speculation_may_change_outputs", "takes_token_ids_only", b"takes_token_ids_only", "tasks", b"tasks", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "why_not_reproducible", b"why_not_reproducible"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -659,6 +659,7 @@ class GroupAdded(_message.Message):
     TOKEN_TYPE_IDS_FIELD_NUMBER: _builtins.int
     SPECULATE_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    ENCODER_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     arrival: _builtins.int
     """Order of arrival, unique."""
     request_id: _builtins.str
@@ -697,6 +698,8 @@ class GroupAdded(_message.Message):
     """Of the prompt of a pooling request, one byte each. Empty: all are 0."""
     speculate: _builtins.bool
     """False: at most one token a step. Absent: several where executors draft."""
+    encoder_token_ids: _builtins.bytes
+    """What its sequences attend to besides themselves, once encoded: 32-bit integers. Empty: nothing."""
     @_builtins.property
     def sampling(self) -> _sampling_params_pb2.SamplingParams:
         """How to sample output 0."""
@@ -748,10 +751,11 @@ class GroupAdded(_message.Message):
         token_type_ids: _builtins.bytes = ...,
         speculate: _builtins.bool | None = ...,
         adapter: Global___Adapter | None = ...,
+        encoder_token_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_adapter", b"_adapter", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "adapter", b"adapter", "beam_search", b"beam_search", "continuation", b"continuation", "max_tokens", b"max_tokens", "pooling_task", b"pooling_task", "sampling", b"sampling", "speculate", b"speculate", "token_rules", b"token_rules", "traceparent", b"traceparent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_adapter", b"_adapter", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "adapter", b"adapter", "arrival", b"arrival", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "matcher_id", b"matcher_id", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "speculate", b"speculate", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len", "_adapter", b"_adapter", "_beam_search", b"_beam_search", "_continuation", b"_continuation", "_max_tokens", b"_max_tokens", "_pooling_task", b"_pooling_task", "_speculate", b"_speculate", "_token_rules", b"_token_rules", "_traceparent", b"_traceparent", "accepted_len", b"accepted_len", "adapter", b"adapter", "arrival", b"arrival", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "continuation", b"continuation", "encoder_token_ids", b"encoder_token_ids", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "matcher_id", b"matcher_id", "max_tokens", b"max_tokens", "num_prompt_logprobs", b"num_prompt_logprobs", "num_sequences", b"num_sequences", "pooling_task", b"pooling_task", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires_same_numerics", b"requires_same_numerics", "sampling", b"sampling", "speculate", b"speculate", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "token_rules", b"token_rules", "token_type_ids", b"token_type_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accepted_len: _TypeAlias = _typing.Literal["accepted_len"]  # noqa: Y015
     _WhichOneofArgType__accepted_len: _TypeAlias = _typing.Literal["_accepted_len", b"_accepted_len"]  # noqa: Y015

@@ -1,7 +1,7 @@
 """The output of a model's encoder: which blocks hold that of which input.
 
 Each token of an input is read together with all others, so a prefix of one means nothing: block i of an input is named
-by its salt, the digest of the whole input, and i; the last, partial one too. An input is found with all its blocks, or
+by its salt, the hash of the whole input, and i; the last, partial one too. An input is found with all its blocks, or
 it is encoded anew, as one unit of work in the step of the admission. That step's answer gives its blocks their names,
 never earlier: the step may fail. Until then others with the same input name the same blocks, since steps run in order.
 
@@ -103,9 +103,9 @@ class EncoderBlocks:
         assert group.encoder_token_ids is not None
         names, num_blocks = list[bytes](), self.num_blocks_of(group)
         if self.prefix_cache is not None:
-            if group.encoder_named_by != (era, group.block_salt):
-                group.encoder_named_by = era, group.block_salt
-                group.encoder_names = hasher.name_whole(group.encoder_token_ids, num_blocks, group.block_salt)
+            if group.encoder_named_by != (era, num_blocks):  # else at another executor, or before
+                group.encoder_named_by = era, num_blocks
+                group.encoder_names = hasher.name_whole(group.encoder_token_ids, num_blocks, group.sent_salt)
             names = group.encoder_names
         found = self._find(names)
         num_needed = num_blocks if found is None else num_blocks - np.count_nonzero(self.allocator.ref_counts[found])

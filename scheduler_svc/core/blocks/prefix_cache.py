@@ -72,9 +72,12 @@ class BlockHasher:
         ]
 
     def name_whole(self, token_ids: Int32Array, num_blocks: int, cache_salt: int) -> list[bytes]:
-        """Return the names of the blocks of something that is found as a whole."""
-        before = self._root(cache_salt) + blake2b(token_ids.astype(TOKEN, copy=False).tobytes()).digest()
-        return [blake2b(before + index.to_bytes(4, "little")).digest()[:HASH_BYTES] for index in range(num_blocks)]
+        """Return the names of the blocks of an input that is found as a whole: by number, behind all its tokens."""
+        tokens = np.full(num_blocks * self._block_size, -1, TOKEN)
+        tokens[: len(token_ids)] = token_ids
+        whole = self.name(None, cache_salt, tokens.tobytes())[-1]
+        numbers = np.repeat(-2 - np.arange(num_blocks), self._block_size)  # which no tokens are
+        return self.name(whole, cache_salt, numbers.astype(TOKEN).tobytes())
 
     def _make_root(self, cache_salt: int) -> bytes:
         return blake2b(cache_salt.to_bytes(8, "little"), key=self._key).digest()[:HASH_BYTES]

@@ -33,7 +33,7 @@ class Footprint(NamedTuple):
         block_size: Tokens in a block.
         num_tokens: Tokens to compute before its first output token.
         num_lead_tokens: The part of its first sequence.
-        num_blocks: Blocks of each cache group.
+        num_blocks: Blocks of each cache group, that of an encoder behind the others.
         block_names: Names of the blocks that the prefix cache may have.
     """
 
@@ -69,7 +69,8 @@ class Footprint(NamedTuple):
             names = blocks.hash_blocks(lead)
             if len(names) * blocks.block_size == num_tokens:
                 names = names[:-1]  # one token at least is computed, for its logits
-        return cls(requires, blocks.block_size, num_tokens, num_tokens, num_blocks, names)
+        num_encoded_tokens = 0 if group.encoder_token_ids is None else len(group.encoder_token_ids)
+        return cls(requires, blocks.block_size, num_tokens + num_encoded_tokens, num_tokens, num_blocks, names)
 
     def assignment(self, turn: Turn, capacity: "Capacity", num_cached_blocks: int) -> Assignment:
         """Return what the group takes of a planner that has its first `num_cached_blocks` in the prefix cache."""

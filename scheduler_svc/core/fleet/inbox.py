@@ -28,7 +28,7 @@ class Assignment(NamedTuple):
     Attributes:
         turn: Its turn when it was dispatched.
         num_slots: Slots of the batch.
-        num_blocks: Free blocks of each cache group.
+        num_blocks: Free blocks of each cache group, that of an encoder behind the others.
         num_tokens: Tokens to compute.
         is_long: Whether it is a long prefill.
     """
@@ -69,7 +69,7 @@ class Inbox:
         self.assignments: list[Assignment] = []
         self.refused: set[SequenceGroup] = set()
         self.num_slots = self.num_tokens = self.num_long = 0
-        self.num_blocks = [0] * len(limits.groups)
+        self.num_blocks = [0] * (len(limits.groups) + (limits.max_encoder_tokens > 0))
 
     def __len__(self) -> int:
         return len(self.assignments)

@@ -33,7 +33,9 @@ def accepted_limits(request: pb.GenerateRequest, served: RequestLimits) -> Reque
     Raises: InvalidFieldError: it cannot have been accepted with that.
     """
     max_model_len = request.continuation.max_model_len
-    shortest = len(request.token_ids.ids) + 1
+    # A plain prompt for a model with an encoder is not the decoder's.
+    is_own = not served.max_encoder_tokens or request.HasField("encoder_prompt")
+    shortest = 1 + (len(request.token_ids.ids) if is_own else 1)
     rule = f"from {shortest}, one token longer than the prompt, to {MAX_MODEL_LEN}: the value in `accepted`"
     is_possible = not max_model_len or shortest <= max_model_len <= MAX_MODEL_LEN
     require(is_possible, f"{_FIELD}.max_model_len", max_model_len, rule)

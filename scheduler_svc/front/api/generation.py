@@ -23,6 +23,7 @@ from octavo_shared.process.clock import monotonic_s
 from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.access.identity import current_identity, private_deployment
 from scheduler_svc.front.api.continuation_validation import accepted_limits
+from scheduler_svc.front.api.encoder_prompts import tokenize_prompts
 from scheduler_svc.front.api.model_tasks import check_generates
 from scheduler_svc.front.api.params_validation import tokenize_words
 from scheduler_svc.front.api.request_limits import FrontSettings, RequestLimits
@@ -31,7 +32,7 @@ from scheduler_svc.front.api.request_validation import (
     check_request_fields,
     validate_request,
 )
-from scheduler_svc.front.api.tokenization import Tokenization, refuse_text, tokenize_prompt
+from scheduler_svc.front.api.tokenization import Tokenization, refuse_text
 from scheduler_svc.front.delta_pace import DeltaPace
 from scheduler_svc.front.grammars.grammar_checks import GrammarChecks
 from scheduler_svc.front.grammars.parts import AskedGrammar, message_part, whole
@@ -263,7 +264,9 @@ class AcceptedRequest:
 
 def has_text(request: pb.GenerateRequest) -> bool:
     """Return whether a request has text to tokenize."""
-    return request.WhichOneof("prompt") != "token_ids" or bool(request.sampling_params.banned_words)
+    of_encoder = request.encoder_prompt.WhichOneof("prompt") == "text"
+    is_text = request.WhichOneof("prompt") in ("text", "messages")
+    return is_text or of_encoder or bool(request.sampling_params.banned_words)
 
 
 def name_adapter(request: pb.GenerateRequest, model: TextModel) -> None:
@@ -292,8 +295,10 @@ def check_request(
         request.sampling_params.ignore_eos = False
     served = RequestLimits.of(model, settings)
     limits = accepted_limits(request, served)
-    prompt_token_ids, banned_words = tokenize(request, model, limits)
-    valid = validate_request(request, prompt_token_ids, limits, model.tokenizer, banned_words)
+    prompt_token_ids, encoder_token_ids, banned_words = tokenize(request, model, limits)
+    valid = validate_request(
+        request, prompt_token_ids, limits, model.tokenizer, banned_words, encoder_token_ids=encoder_token_ids
+    )
     if is_guided:
         asked = (make_grammar or partial(own_grammar, request))(prompt_token_ids)
         valid = replace(valid, grammar=asked)
@@ -326,11 +331,11 @@ def check_weights(continuation: pb.Continuation, served: ServedModel) -> None:
 
 def tokenize(
     request: pb.GenerateRequest, model: TextModel, limits: RequestLimits
-) -> tuple[Sequence[int] | Int32Array, list[list[int]]]:
-    """Return the token ids of the prompt and of the banned words; may take long.
+) -> tuple[Sequence[int] | Int32Array, Int32Array | None, list[list[int]]]:
+    """Return the token ids of the prompt, of the encoder's input, and of the banned words; may take long.
 
-    Raises: InvalidFieldError: see `tokenize_prompt`, `tokenize_words` and `refuse_text`.
+    Raises: InvalidFieldError: see `tokenize_prompts`, `tokenize_words` and `refuse_text`.
     """
     if model.tokenizer.is_absent:
         refuse_text(request)
-    return tokenize_prompt(request, model, limits), tokenize_words(request.sampling_params, model.tokenizer)
+    return *tokenize_prompts(request, model, limits), tokenize_words(request.sampling_params, model.tokenizer)

@@ -19,11 +19,13 @@ FINISH_REASONS = {
 def accepted_message(request: pb.GenerateRequest, response: Response) -> pb.Accepted:
     """Return the first event of a request."""
     asked, options = response.request, response.options
+    is_encoded = asked.encoder_token_ids is not None and not request.HasField("encoder_prompt")
+    prompt = asked.encoder_token_ids if is_encoded else asked.prompt_token_ids
     return pb.Accepted(
         request_id=asked.request_id,
         num_prompt_tokens=len(asked.prompt_token_ids),
         sampling_params=effective_params(request.sampling_params, asked, options.max_output_tokens),
-        prompt_token_ids=asked.prompt_token_ids.tolist() if request.include_prompt_token_ids else None,
+        prompt_token_ids=prompt.tolist() if request.include_prompt_token_ids and prompt is not None else None,
         max_model_len=options.max_model_len,
         waits_for_larger_executor=options.waits_for_larger_executor,
     )

@@ -38,6 +38,7 @@ class RequestLimits:
         has_priorities: Whether `priority` changes the order; refused otherwise, never ignored.
         eos_token_ids: The model's end-of-sequence tokens.
         sampling_defaults: The model's defaults of sampling parameters, by name.
+        max_encoder_tokens: Longest input of the model's encoder; 0: it has none.
     """
 
     max_model_len: int
@@ -49,6 +50,7 @@ class RequestLimits:
     has_priorities: bool = True
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    max_encoder_tokens: int = 0
 
     @classmethod
     def of(cls, model: TextModel, settings: FrontSettings) -> Self:
@@ -63,6 +65,7 @@ class RequestLimits:
             has_priorities=settings.has_priorities,
             eos_token_ids=model.info.eos_token_ids,
             sampling_defaults=model.info.sampling_defaults if settings.has_model_defaults else {},
+            max_encoder_tokens=model.info.max_encoder_tokens,
         )
 
     def accepted_for(self, max_model_len: int) -> Self:

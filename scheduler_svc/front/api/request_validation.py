@@ -70,6 +70,7 @@ def validate_request(
     limits: RequestLimits,
     tokenizer: Tokenizer,
     banned_words: Sequence[Sequence[int]] = (),
+    encoder_token_ids: Int32Array | None = None,
 ) -> ValidRequest:
     """Return the checked request: the second half of the checks, after tokenizing.
 
@@ -79,6 +80,7 @@ def validate_request(
         limits: The limits of the request.
         tokenizer: Decodes the text of a continuation again.
         banned_words: Its banned words after tokenizing.
+        encoder_token_ids: The checked input of the model's encoder; None: it has none.
 
     Raises: InvalidFieldError: the first wrong field.
     """
@@ -116,6 +118,7 @@ def validate_request(
         num_prompt_logprobs=NO_LOGPROBS if num_prompt_logprobs is None else num_prompt_logprobs,
         requires_same_numerics=request.require_same_numerics,
         lora_adapter=request.lora_adapter,
+        encoder_token_ids=encoder_token_ids,
     )
     answer_options = AnswerOptions(
         num_returned,
@@ -136,7 +139,7 @@ def validate_request(
 def check_request_fields(request: pb.GenerateRequest) -> None:
     """Check what can be checked before the prompt is tokenized; `validate_request` checks the rest."""
     check_request_id(request.request_id)
-    if request.WhichOneof("prompt") is None:
+    if request.WhichOneof("prompt") is None and not request.HasField("encoder_prompt"):
         raise InvalidFieldError("prompt", "absent", "one of text, token_ids and messages")
     require_delta_interval(request.min_delta_interval_ms)
 
@@ -204,9 +207,11 @@ def generate_request_limits(limits: RequestLimits, content: bytes = b"") -> dict
     continued = CountLimit(limits.max_num_seqs * limits.max_len, cause="as many sequences as run, as long as may be")
     alternatives = CountLimit(continued.most * limits.vocab_size, cause=continued.cause)
     of_prompt = CountLimit(limits.max_prompt_tokens, cause=limits.max_prompt_tokens_cause)
+    most_encoded = limits.max_encoder_tokens
     alternatives_of_prompt = CountLimit(of_prompt.most * limits.vocab_size, cause=of_prompt.cause)
     return {
-        "token_ids.ids": CountLimit(limits.max_prompt_tokens, error=too_long),
+        "token_ids.ids": CountLimit(max(limits.max_prompt_tokens, most_encoded), error=too_long),
+        "encoder_prompt.token_ids.ids": CountLimit(max(1, most_encoded), "tokens long", cause="the model's encoder"),
         "messages.messages": CountLimit(MAX_CHAT_MESSAGES, "messages long", "messages"),
         "sampling_params.stop": CountLimit(MAX_STOP_STRINGS, "strings"),
         "sampling_params.grammar.choice.choices": CountLimit(MAX_CHOICES, "texts long"),

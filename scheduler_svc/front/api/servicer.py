@@ -142,6 +142,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             tasks=tasks_of(model.info),
             embedding_size=model.info.embedding_size,
             num_scores=model.info.num_scores,
+            max_encoder_tokens=model.info.max_encoder_tokens,
             prompt_names=sorted(model.tokenizer.embedding_config.prompts) if model.info.embedding_size else (),
             max_input_tokens=longest_input(model) if model.info.pooling_tasks else 0,
             speculates=model.served.speculates,

@@ -155,7 +155,7 @@ def _encoded(
     field: str, num_characters: int, encode: Callable[[int], list[int]], model: TextModel, limits: RequestLimits
 ) -> list[int]:
     """Return the tokens of a text that fits; `encode` makes at most so many of it."""
-    limit = model.max_model_len * model.tokenizer.max_token_length
+    limit = max(model.max_model_len, limits.max_len) * model.tokenizer.max_token_length
     if num_characters > limit:  # it cannot fit whatever its tokens are, and tokenizing it could cost gigabytes
         raise PromptTooLongError(field, f"{num_characters} characters, for at most {limit}", limits)
     try:
@@ -181,10 +181,12 @@ def refuse_text(request: pb.GenerateRequest) -> None:
     fields = {
         "text": kind == "text",
         "messages": kind == "messages",
+        "encoder_prompt.text": request.encoder_prompt.WhichOneof("prompt") == "text",
         "sampling_params.stop": bool(params.stop),
         "sampling_params.banned_words": bool(params.banned_words),
     }
-    instead = {"text": "token_ids", "messages": "token_ids", "sampling_params.stop": "stop_token_ids"}
+    instead = {"text": "token_ids", "messages": "token_ids", "encoder_prompt.text": "encoder_prompt.token_ids"}
+    instead |= {"sampling_params.stop": "stop_token_ids"}
     for field, is_set in fields.items():
         if is_set:
             other = instead.get(field, "banned_token_ids")

@@ -1,0 +1,112 @@
+"""Models with an encoder from end to end, with fake executors: what it reads, who is refused, what a loss changes."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor_svc.fake.worker import FakeWorker
+from octavo.client import Client
+from octavo.errors import InvalidRequestError
+from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo_shared.step_wire.step import Step
+from tests.contract.test_continuation import go_on_everywhere, run
+from tests.support.stack import Stack, running_stack, until
+from tests.support.step_logs import check_replay
+
+pytestmark = pytest.mark.timeout(60)
+
+TEXT = "a text that is longer than two blocks of the encoder"
+
+
+class Worker(FakeWorker):
+    """Counts what its encoder computes."""
+
+    def __init__(self, **settings: Any) -> None:
+        sizes = {"block_size_tokens": 8, "max_encoder_tokens": 60, "num_encoder_blocks": 24, "max_model_len": 128}
+        super().__init__(**{**sizes, **settings})
+        self.num_encoded = 0
+
+    def execute(self, step: Step, *args: Any, **keywords: Any) -> Any:
+        self.num_encoded += len(step.encoder_inputs)
+        return super().execute(step, *args, **keywords)
+
+
+def request_of(text: str, max_tokens: int = 12, **params: Any) -> pb.GenerateRequest:
+    request = pb.GenerateRequest(text=text)
+    request.sampling_params.max_tokens = max_tokens
+    request.sampling_params.temperature = 0
+    for name, value in params.items():
+        setattr(request.sampling_params, name, value)
+    return request
+
+
+@pytest.mark.parametrize("fronts", [0, 1])
+async def test_a_plain_prompt_is_the_encoders_and_equal_ones_are_encoded_once(fronts: int) -> None:
+    worker = Worker()
+    async with running_stack(worker, fronts=fronts) as stack, Client(stack.address) as client:
+        assert (await client.get_model()).max_encoder_tokens == 60
+        first, again, other = [
+            await client.generate(text, temperature=0, max_tokens=8) for text in (TEXT, TEXT, TEXT[:-1])
+        ]
+        ids = [*TEXT.encode()]
+        with_start = await client.generate([0], temperature=0, max_tokens=8, encoder_prompt=TEXT)
+        with_text = await client.generate("now: ", temperature=0, max_tokens=8, encoder_prompt=ids)
+        assert first.outputs[0].token_ids == again.outputs[0].token_ids == with_start.outputs[0].token_ids
+        assert first.outputs[0].token_ids not in (other.outputs[0].token_ids, with_text.outputs[0].token_ids)
+        assert worker.num_encoded == 2
+
+
+async def test_what_no_encoder_can_read_is_refused_in_a_sentence() -> None:
+    async with running_stack(Worker()) as stack, Client(stack.address) as client:
+        with pytest.raises(InvalidRequestError, match="text is 61 tokens; it must be at most 60 tokens long: a step"):
+            await client.generate("x" * 61)
+        with pytest.raises(
+            InvalidRequestError, match=r"encoder_prompt.token_ids is empty; it must be at least 1 token"
+        ):
+            await client.generate("x", encoder_prompt=[])
+        with pytest.raises(InvalidRequestError, match="encoder_prompt is a conversation"):
+            await client.generate("x", encoder_prompt=[{"role": "user", "content": "x"}])  # type: ignore[list-item]
+    async with running_stack(FakeWorker()) as stack, Client(stack.address) as client:
+        with pytest.raises(
+            InvalidRequestError, match="encoder_prompt is set; it must be unset: this model has no encoder"
+        ):
+            await client.generate("x", encoder_prompt="y")
+
+
+REQUESTS = [
+    request_of(TEXT, 60),
+    request_of(TEXT[::-1], 60, temperature=0.8, seed=3, n=3),
+    request_of(TEXT, 40, beam_width=3, n=2),
+    request_of(TEXT[:20], 60),
+    request_of(TEXT[:30], 60, temperature=1.0, seed=4, best_of=3),
+]
+
+
+async def tokens_of(stack: Stack, request: pb.GenerateRequest) -> list[list[int]]:
+    ran = await run(stack, request)
+    return [list(output.token_ids) for output in ran.finished.outputs]
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 20])
+async def test_preemptions_and_a_loss_change_no_token_and_the_log_replays(tmp_path: Path, num_host_blocks: int) -> None:
+    async with running_stack(Worker()) as stack:
+        alone = [await tokens_of(stack, request) for request in REQUESTS]
+    small = {"num_device_blocks": 24, "num_encoder_blocks": 16, "num_host_blocks": num_host_blocks}
+    workers = [Worker(**small) for _ in range(2)]
+    async with running_stack(*workers, step_log=tmp_path, loses_soon=True, max_num_batched_tokens=64) as stack:
+        answers = [asyncio.create_task(tokens_of(stack, request)) for request in REQUESTS]
+        first = stack.executors[0]
+        await until(lambda: (core := stack.driver_of(first).planner) and core.last_processed_step_id > 5)
+        await first.kill()
+        assert await asyncio.gather(*answers) == alone
+    assert check_replay(tmp_path).counts.num_steps > 30
+
+
+async def test_a_cut_answer_goes_on() -> None:
+    async with running_stack(Worker(max_model_len=40)) as stack:
+        await go_on_everywhere(stack, request_of(TEXT))
+        given = request_of("now: ")
+        given.encoder_prompt.text = TEXT
+        await go_on_everywhere(stack, given)
