@@ -33,7 +33,10 @@ async def probe(session: ExecutorSession, timeout_s: float = PROBE_TIMEOUT_S) ->
     queue = WaitingQueue(FcfsPolicy())
     planner = ExecutorPlanner(_limits(session.info), queue, epoch=session.epoch)
     conditions = StopConditions(_NUM_TOKENS - 1, ignore_eos=True)
-    group = SequenceGroup("probe", np.zeros(1, np.int32), SamplingRow(), conditions, arrival=0)
+    token = np.zeros(1, np.int32)
+    encoder_token_ids = token if session.info.max_encoder_tokens else None
+    sampling = SamplingRow()
+    group = SequenceGroup("probe", token, sampling, conditions, arrival=0, encoder_token_ids=encoder_token_ids)
     queue.add(group)
     try:
         async with asyncio.timeout(timeout_s):
@@ -54,7 +57,9 @@ def _limits(info: ExecutorInfo) -> CoreLimits:
         vocab_size=info.vocab_size,
         block_size=info.block_size_tokens,
         # Ids of blocks depend on the sizes of the cache groups before.
-        num_blocks=first.num_device_blocks if others else min(_NUM_TOKENS, info.num_device_blocks),
+        num_blocks=first.num_device_blocks if others or info.has_encoder else min(_NUM_TOKENS, info.num_device_blocks),
         more_groups=tuple(PoolLimits(group.num_device_blocks) for group in others),
+        max_encoder_tokens=min(1, info.max_encoder_tokens),
+        num_encoder_blocks=min(1, info.max_encoder_tokens),
         prefix_caching=False,
     )

@@ -21,6 +21,7 @@ from octavo.steplog.v1 import step_log_pb2 as pb
 from octavo.values.wording import counted
 from octavo_shared.errors import InvalidStepError, OctavoServiceError
 from octavo_shared.step_wire.batch_table import BatchTable
+from octavo_shared.step_wire.cache_group import CacheKind
 from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import Step, StepResult
 from octavo_shared.step_wire.wire import decode_result
@@ -360,7 +361,7 @@ def _size_trouble(info: ExecutorInfo, joined: list[pb.CoreJoined]) -> dict[int, 
                 f"its vocabulary has {info.vocab_size} tokens, the log's has {of_core.vocab_size}: start it with the "
                 "log's model"
             )
-        elif trouble := _pool_trouble(pools, states, of_core):
+        elif trouble := _pool_trouble(pools, states, of_core) or _encoder_trouble(info, of_core):
             troubles[number] = trouble
     fitting = [number for number in limits if number not in troubles]
     needs = [
@@ -381,8 +382,20 @@ def _pools_of(info: ExecutorInfo) -> tuple[tuple[PoolLimits, ...], PoolLimits]:
     *groups, last = (
         PoolLimits(group.num_device_blocks, group.window_tokens, group.num_host_blocks)
         for group in info.pools(agreed=True)
+        if group.kind is not CacheKind.ENCODER
     )
     return ((*groups,), last) if info.has_states else ((*groups, last), PoolLimits(0))
+
+
+def _encoder_trouble(info: ExecutorInfo, limits: CoreLimits) -> str:
+    """Say why an executor's encoder cannot do what the log asks; empty: it can. Ids of states follow its blocks."""
+    here = next((group.num_device_blocks for group in info.cache_groups if group.kind is CacheKind.ENCODER), 0)
+    if here == limits.num_encoder_blocks and info.max_encoder_tokens >= limits.max_encoder_tokens:
+        return ""
+    return (
+        f"its encoder has {here} blocks and takes {info.max_encoder_tokens} tokens, the log needs exactly "
+        f"{limits.num_encoder_blocks} and {limits.max_encoder_tokens}"
+    )
 
 
 def _pool_trouble(pools: tuple[PoolLimits, ...], states: PoolLimits, limits: CoreLimits) -> str:

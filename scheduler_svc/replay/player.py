@@ -50,7 +50,13 @@ class Player:
         self._budget = info.max_num_batched_tokens
         self._step_id = 0
         pools = [(group.block_size_tokens, group.num_device_blocks) for group in info.groups(agreed=True)]
-        self.table = BatchTable(info.max_num_seqs, info.max_model_len, *pools[0], more_pools=pools[1:])
+        self.table = BatchTable(
+            info.max_num_seqs,
+            info.max_model_len,
+            *pools[0],
+            more_pools=pools[1:],
+            encoder_pool=info.encoder_pool(agreed=True),
+        )
         # Slots that decode in the next step of the log, as those of a snapshot do.
         self._to_activate: list[int] = []
         # Blocks that hold a cached prefix at the snapshot, and nothing here yet; host blocks that hold a copy there.

@@ -291,7 +291,7 @@ def _cache_families(planners: dict[str, ExecutorPlanner]) -> Iterator[Family]:
     yield KV_USAGE.family({(address,): pool.num_used_blocks / pool.num_blocks for address, pool in pools.items()})
     blocks: dict[LabelValues, float] = {}
     for address, planner in planners.items():
-        allocators = [group.allocator for group in planner.blocks.groups]
+        allocators = [group.allocator for group in planner.blocks.wanted]
         num_cached = sum(pool.num_cached_blocks for pool in allocators)
         blocks[address, "used"] = sum(pool.num_used_blocks for pool in allocators)
         blocks[address, "cached"] = num_cached

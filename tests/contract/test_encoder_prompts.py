@@ -8,15 +8,18 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.client import Client
+from octavo.commands import command_line
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.step_wire.step import Step
+from scheduler_svc.core.limits import PreemptionMode
 from tests.contract.test_continuation import go_on_everywhere, run
-from tests.support.stack import Stack, running_stack, until
+from tests.support.stack import ExecutorProcess, Stack, running_stack, until
 from tests.support.step_logs import check_replay
 
 pytestmark = pytest.mark.timeout(60)
 
+RECOMPUTE, SWAP = PreemptionMode
 TEXT = "a text that is longer than two blocks of the encoder"
 
 
@@ -89,8 +92,10 @@ async def tokens_of(stack: Stack, request: pb.GenerateRequest) -> list[list[int]
     return [list(output.token_ids) for output in ran.finished.outputs]
 
 
-@pytest.mark.parametrize("num_host_blocks", [0, 20])
-async def test_preemptions_and_a_loss_change_no_token_and_the_log_replays(tmp_path: Path, num_host_blocks: int) -> None:
+@pytest.mark.parametrize(("num_host_blocks", "wanted"), [(0, [RECOMPUTE]), (40, [RECOMPUTE, SWAP])])
+async def test_preemptions_and_a_loss_change_no_token_and_the_log_replays(
+    tmp_path: Path, num_host_blocks: int, wanted: list[PreemptionMode]
+) -> None:
     async with running_stack(Worker()) as stack:
         alone = [await tokens_of(stack, request) for request in REQUESTS]
     small = {"num_device_blocks": 24, "num_encoder_blocks": 16, "num_host_blocks": num_host_blocks}
@@ -101,7 +106,14 @@ async def test_preemptions_and_a_loss_change_no_token_and_the_log_replays(tmp_pa
         await until(lambda: (core := stack.driver_of(first).planner) and core.last_processed_step_id > 5)
         await first.kill()
         assert await asyncio.gather(*answers) == alone
+        planner = stack.driver_of(stack.executors[1]).planner
+        assert planner is not None
+        assert all(planner.preemption.num_preemptions[mode] for mode in wanted)
     assert check_replay(tmp_path).counts.num_steps > 30
+    executor = ExecutorProcess(Worker(**small))
+    await executor.start()
+    assert await asyncio.to_thread(command_line.run, ["replay", str(tmp_path), "--executor", executor.address]) == 0
+    await executor.kill()
 
 
 async def test_a_cut_answer_goes_on() -> None:
@@ -110,3 +122,16 @@ async def test_a_cut_answer_goes_on() -> None:
         given = request_of("now: ")
         given.encoder_prompt.text = TEXT
         await go_on_everywhere(stack, given)
+
+
+async def test_an_executor_that_failed_is_probed_with_an_input() -> None:
+    worker = Worker()
+    async with running_stack(worker, loses_soon=True) as stack:
+        for _ in range(3):
+            stack.driver._breaker.fail(stack.driver.instance_id, "it failed", 0.0)
+        assert not stack.driver._breaker.is_closed
+        await stack.executor.kill()
+        await stack.executor.start()
+        await until(lambda: worker.num_encoded)
+        await stack.attached()
+        assert len((await tokens_of(stack, REQUESTS[0]))[0]) == 60

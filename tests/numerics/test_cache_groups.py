@@ -229,6 +229,8 @@ def test_sizes(windows: tuple[int | None, ...], num_blocks: int, expected: tuple
 FULL = CacheGroup(CacheKind.FULL, (0, 2), 16, 100)
 WINDOW = CacheGroup(CacheKind.WINDOW, (1,), 16, 20, window_tokens=64)
 STATE = CacheGroup(CacheKind.STATE, (1,), 16, 0)
+ENCODER = CacheGroup(CacheKind.ENCODER, (1,), 16, 30)
+BEHIND = "its cache groups of kinds ENCODER, one at most, and STATE do not stand behind all others, in this order"
 
 
 @pytest.mark.parametrize(
@@ -242,12 +244,11 @@ STATE = CacheGroup(CacheKind.STATE, (1,), 16, 0)
         ),
         ((FULL, replace(WINDOW, num_device_blocks=0)), "cache group 1 has no blocks"),
         ((FULL, replace(WINDOW, window_tokens=0)), "cache group 1 is of kind WINDOW and has a window of 0 tokens"),
-        (
-            (FULL, replace(WINDOW, kind=CacheKind.ENCODER)),
-            "cache group 1 is of kind ENCODER, which this scheduler does not know",
-        ),
-        ((STATE, FULL), "its cache groups of kind STATE do not stand behind one of another kind"),
-        ((replace(STATE, layers=(0, 1, 2)),), "its cache groups of kind STATE do not stand behind one of another kind"),
+        ((STATE, FULL), BEHIND),
+        ((replace(STATE, layers=(0, 1, 2)),), BEHIND),
+        ((FULL, STATE, ENCODER), BEHIND),
+        ((FULL, ENCODER, replace(ENCODER, layers=(9,))), BEHIND),
+        ((FULL, replace(ENCODER, num_device_blocks=0)), "cache group 1 has no blocks"),
         ((FULL, replace(STATE, window_tokens=64)), "cache group 1 is of kind STATE and has a window of 64 tokens"),
     ],
 )
@@ -257,3 +258,4 @@ def test_groups_that_cannot_be(groups: tuple[CacheGroup, ...], why: str) -> None
 
 def test_a_group_of_states_needs_no_blocks() -> None:
     assert why_unusable((FULL, STATE)) == ""
+    assert why_unusable((FULL, replace(ENCODER, layers=STATE.layers))) == ""

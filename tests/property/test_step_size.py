@@ -14,6 +14,7 @@ from octavo_shared.step_wire.step import (
     Admission,
     BlockReceive,
     BlockSend,
+    EncoderInput,
     Fork,
     GrammarLoad,
     Int32Array,
@@ -66,6 +67,7 @@ def admission(num: int, rules: TokenRules | None) -> Admission:
         traceparent="00-" + "f" * 52,
         resources=Resources(INT32_MAX, INT32_MAX),
         state_block=INT32_MAX,
+        encoder_input=EncoderInput(INT32_MAX, largest(num), largest(num)),
     )
 
 

@@ -186,7 +186,7 @@ class BlockManager:
     @property
     def fullest(self) -> BlockAllocator:
         """The pool with the largest share in use: it will be the first to lack a block."""
-        pools = [group.allocator for group in self.groups]
+        pools = [group.allocator for group in self.wanted]
         return max(pools, key=lambda pool: pool.num_used_blocks / max(1, pool.num_blocks))
 
     def num_blocks_for(self, num_tokens: int) -> int:

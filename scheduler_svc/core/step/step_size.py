@@ -152,6 +152,6 @@ def _bytes_of(admission: Admission) -> int:
     rules = admission.token_rules
     num_rules_bytes = 0 if rules is None else rules_bytes(rules)
     if (given := admission.encoder_input) is not None:
-        num_tokens = 0 if given.token_ids is None else given.num_tokens
-        num_rules_bytes += encoder_input_bytes(num_tokens, len(given.block_ids))
+        contents = [content for content in (given.token_ids, given.features) if content is not None]
+        num_rules_bytes += encoder_input_bytes(sum(map(len, contents)), len(given.block_ids))
     return admission_bytes(len(admission.token_ids), len(admission.block_ids), num_rules_bytes)
