@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import zlib
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from functools import cache
 
 import numpy as np
@@ -89,6 +90,11 @@ def content_of(adapter: Adapter) -> bytes:
 def adapted(token_id: int, adapter: Adapter | None, vocab_size: int) -> int:
     """Return what an adapter makes of a token: each content makes something else of it."""
     return token_id if adapter is None else (token_id + 1 + zlib.crc32(content_of(adapter))) % vocab_size
+
+
+def content_of_input(token_ids: Int32Array, salt: int) -> int:
+    """Return what stands for the input of an encoder."""
+    return zlib.crc32(token_ids.tobytes(), salt & 0xFFFFFFFF) % 97
 
 
 def candidates_of(token_ids: list[int], num_candidates: int, vocab_size: int) -> Candidates:
@@ -310,7 +316,7 @@ class ToyExecutor:
             given = admission.encoder_input
             assert given is not None, "a sequence has no input"
             if given.token_ids is not None:
-                content = zlib.crc32(given.token_ids.tobytes(), admission.cache_salt & 0xFFFFFFFF)
+                content = content_of_input(given.token_ids, admission.cache_salt)
                 self._encoded.update({block: (content, i) for i, block in enumerate(given.block_ids.tolist())})
             self._inputs[admission.slot] = self._encoded[int(given.block_ids[0])][0]
         self._fork_inputs(step.delta.beam_forks)
@@ -394,7 +400,7 @@ class ToyExecutor:
         token_id = self._next_token(history, int(self.table.sampling["output_index"][slot]))
         adapter_slot, vocab_size = int(self.table.adapter_slot[slot]), self._limits.vocab_size
         if self.table.encoder:
-            token_id = (token_id + self._inputs[slot] % 97) % vocab_size
+            token_id = (token_id + self._inputs[slot]) % vocab_size
         adapter = None if adapter_slot == NO_ADAPTER else self.table.adapters[adapter_slot]
         return followed(adapted(token_id, adapter, vocab_size), self._grammar_of(slot), vocab_size)
 
@@ -421,7 +427,7 @@ class ToyExecutor:
         return np.array(token_ids, np.int32), np.array(counts, np.uint8) if has_counts else None, candidates
 
     def _beginning(self, slot: int) -> list[int]:
-        return [self._inputs[slot] % 97] if self.table.encoder else []
+        return [self._inputs[slot]] if self.table.encoder else []
 
     def _grammar_of(self, slot: int) -> Grammar | None:
         grammar_slot = int(self.table.grammar_slot[slot])
@@ -462,11 +468,17 @@ def generate_alone(
     output_index: int = 0,
     grammar: Grammar | None = None,
     adapter: Adapter | None = None,
+    attended: int = 0,
 ) -> tuple[list[int], FinishReason]:
-    """Return an output of a prompt by the plainest loop there is: no batch, no blocks, no scheduler."""
+    """Return an output of a prompt by the plainest loop there is: no batch, no blocks, no scheduler.
+
+    `attended` stands for the input of the encoder.
+    """
     token_ids = list(prompt)
     while True:
-        token_id = adapted(next_token(token_ids, output_index), adapter, limits.vocab_size)
+        token_id = adapted(
+            (next_token(token_ids, output_index) + attended) % limits.vocab_size, adapter, limits.vocab_size
+        )
         token_ids.append(followed(token_id, grammar, limits.vocab_size))
         output = token_ids[len(prompt) :]
         is_eos = output[-1] in limits.eos_token_ids and not conditions.ignore_eos
@@ -477,13 +489,17 @@ def generate_alone(
 
 
 def search_alone(
-    prompt: list[int], params: BeamSearchParams, conditions: StopConditions, limits: CoreLimits
+    prompt: list[int],
+    params: BeamSearchParams,
+    conditions: StopConditions,
+    limits: CoreLimits,
+    attended: Seq[int] = (),
 ) -> list[Hypothesis]:
     """Return the hypotheses of a beam search by the plainest loop there is."""
     stop_token_ids = conditions.stop_token_ids | (frozenset() if conditions.ignore_eos else set(limits.eos_token_ids))
     longest = conditions.length_limit(len(prompt), limits.max_model_len)
     search = BeamSearch(params, len(prompt), longest, frozenset(stop_token_ids), vocab_size=limits.vocab_size)
     while search.live:
-        histories = [prompt + beam.token_ids.tolist() for beam in search.live]
+        histories = [[*attended, *prompt, *beam.token_ids.tolist()] for beam in search.live]
         search.advance([candidates_of(tokens, search.num_candidates, limits.vocab_size) for tokens in histories])
     return search.finished_hypotheses()

@@ -28,6 +28,7 @@ from tests.support.driving import check_pools_are_free
 from tests.support.toy_executor import (
     ToyExecutor,
     content_of,
+    content_of_input,
     generate_alone,
     hashed_next_token,
     search_alone,
@@ -64,6 +65,7 @@ class Request:
     adapter: Adapter | None = None
     pooling: PoolingTask | None = None
     token_type_ids: bytes = b""
+    encoder: list[int] | None = None
 
     def to_group(self, arrival: int) -> SequenceGroup:
         """Return the request as a core takes it."""
@@ -83,6 +85,7 @@ class Request:
             adapter=self.adapter,
             pooling=self.pooling,
             token_type_ids=self.token_type_ids,
+            encoder_token_ids=None if self.encoder is None else np.array(self.encoder, np.int32),
         )
 
 
@@ -206,8 +209,14 @@ def texts_within(draw: st.DrawFn, bounds: CoreLimits, tokens: list[int]) -> Requ
 def workloads(draw: st.DrawFn) -> Workload:
     """Draw a workload."""
     bounds = draw(limits())
+    longest = draw(st.sampled_from([0, 0, min(7, bounds.max_num_batched_tokens)]))
+    num_blocks = -(-longest // bounds.block_size) + draw(st.sampled_from([0, 1, 8]))
+    bounds = replace(bounds, max_encoder_tokens=longest, num_encoder_blocks=num_blocks if longest else 0)
     common = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=bounds.max_model_len))
     requests = [draw(requests_within(bounds, common)) for _ in range(draw(st.integers(1, 8)))]
+    if longest:  # few inputs, so that some are equal
+        inputs = st.sampled_from([[index] * length for index in (1, 2) for length in (1, longest)])
+        requests = [one if one.pooling else replace(one, encoder=draw(inputs)) for one in requests]
     return Workload(
         replace(bounds, tells_loads=draw(st.booleans())),
         sorted(requests, key=lambda request: request.arrival_round),
@@ -415,6 +424,7 @@ def play(workload: Workload, num_steps_in_flight: int) -> Driver:
                 index,
                 request.grammar,
                 request.adapter,
+                *attended_by(group),
             )
             output = driver.outputs[arrival, index]
             if (arrival, index) in driver.cut_short or (
@@ -431,6 +441,12 @@ def play(workload: Workload, num_steps_in_flight: int) -> Driver:
     return driver
 
 
+def attended_by(group: SequenceGroup) -> list[int]:
+    """Return what stands for the input of a group's encoder, if it has one."""
+    token_ids = group.encoder_token_ids
+    return [] if token_ids is None else [content_of_input(token_ids, group.sent_salt)]
+
+
 def check_search(driver: Driver, arrival: int) -> None:
     """A search that was left alone found what the plainest loop finds."""
     request, group = driver.workload.requests[arrival], driver.groups[arrival]
@@ -441,5 +457,5 @@ def check_search(driver: Driver, arrival: int) -> None:
     assert arrival in driver.searches_over
     assert group.beams is not None
     found = [(h.token_ids.tolist(), h.score, h.finish_reason) for h in group.beams.finished_hypotheses()]
-    alone = search_alone(request.prompt, request.beam_search, request.conditions, driver.limits)
+    alone = search_alone(request.prompt, request.beam_search, request.conditions, driver.limits, attended_by(group))
     assert found == [(h.token_ids.tolist(), h.score, h.finish_reason) for h in alone]
