@@ -442,7 +442,7 @@ class ToyExecutor:
         token_ids = self.table.token_ids[slot, :end].tolist()
         assert min(token_ids) >= 0, f"slot {slot} would feed a token that is not known"
         content = self._adapters.get(int(self.table.adapter_slot[slot]), b"")
-        return history_hashes(token_ids, zlib.crc32(content))
+        return history_hashes(token_ids, zlib.crc32(content) + self._inputs.get(slot, 0))
 
     def _write(self, slot: int, start: int, end: int) -> None:
         for group in self.table.groups:

@@ -1,5 +1,7 @@
 """Groups that attend to the output of an encoder: what is encoded, who shares it, and who waits for room."""
 
+from collections.abc import Sequence as Seq
+
 from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.step.demand import Obstacle, Wait
@@ -7,6 +9,7 @@ from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import Bench, check_pools_are_free, group, max_tokens, small_limits
 from tests.support.each_row import each_row
 
+PROMPT = [7, 8, 9, 10, 11]
 INPUT, OTHER = list(range(10)), list(range(1, 11))  # 3 blocks each, the last one partial
 
 
@@ -40,9 +43,9 @@ def encoded(steps: list[Step]) -> list[list[int]]:
     return [token_ids.tolist() for token_ids in inputs if token_ids is not None]
 
 
-def alone(encoder: list[int], num_tokens: int) -> list[int]:
+def alone(encoder: list[int], num_tokens: int, prompt: Seq[int] = (7,)) -> list[int]:
     bench = bench_of()
-    bench.add(0, [7], max_tokens(num_tokens), encoder=encoder)
+    bench.add(0, [*prompt], max_tokens(num_tokens), encoder=encoder)
     bench.run()
     return bench.outputs["a"]
 
@@ -52,10 +55,11 @@ def test_an_input_is_encoded_once_and_found_by_equal_inputs_with_an_equal_salt(n
     bench = bench_of()
     given = (INPUT, 0), (OTHER, 0), (INPUT, 0), (INPUT, 5), (INPUT[:-1], 0)
     for arrival, (encoder, salt) in enumerate(given):
-        bench.add(arrival, [7], max_tokens(3), encoder=encoder, cache_salt=salt)
+        added = bench.add(arrival, PROMPT, max_tokens(3), encoder=encoder, cache_salt=salt)
         expected = [] if arrival == 2 else [encoder]
         assert encoded(bench.run(num_in_flight)) == expected
-    assert bench.outputs["a"] == bench.outputs["c"] == alone(INPUT, 3) != bench.outputs["b"]
+        assert added.num_cached_tokens == (4 if arrival == 2 else 0)
+    assert bench.outputs["a"] == bench.outputs["c"] == alone(INPUT, 3, PROMPT) != bench.outputs["b"]
     check_pools_are_free(bench.planner)
 
 
