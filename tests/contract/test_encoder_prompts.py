@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
+from octavo.admin.v1 import admin_service_pb2 as admin_pb
 from octavo.client import Client
 from octavo.commands import command_line
 from octavo.errors import InvalidRequestError
@@ -135,3 +136,18 @@ async def test_an_executor_that_failed_is_probed_with_an_input() -> None:
         await until(lambda: worker.num_encoded)
         await stack.attached()
         assert len((await tokens_of(stack, REQUESTS[0]))[0]) == 60
+
+
+async def test_requests_that_move_to_another_executor_have_their_input_encoded_there() -> None:
+    async with running_stack(Worker()) as stack:
+        alone = [await tokens_of(stack, request) for request in REQUESTS]
+    workers = [Worker(step_ms=2, max_transfers=4) for _ in range(2)]
+    async with running_stack(*workers) as stack:
+        answers = [asyncio.create_task(tokens_of(stack, request)) for request in REQUESTS]
+        first = stack.executors[0]
+        await until(lambda: stack.num_groups_on(first) and workers[0].num_encoded)
+        num_before = workers[1].num_encoded
+        await stack.admin.DrainExecutor(admin_pb.DrainExecutorRequest(executor=first.address))
+        await until(lambda: not stack.num_groups_on(first))
+        assert await asyncio.gather(*answers) == alone
+        assert workers[1].num_encoded > num_before
