@@ -222,8 +222,8 @@ class SequenceGroup:
         return self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter.identity)
 
     def _shared_salt(self) -> int:
-        salt = self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter.identity)
-        return salt if self.encoder_token_ids is None else attending_salt(salt, self.encoder_token_ids)
+        token_ids = self.encoder_token_ids
+        return self.sent_salt if token_ids is None else attending_salt(self.sent_salt, token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:
