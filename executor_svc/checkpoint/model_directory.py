@@ -77,6 +77,25 @@ class ModelDirectory:
             return tuple(ids)
         return ()
 
+    def decoder_start_token_ids(self) -> tuple[int, ...]:
+        """Return the ids with which the decoder of a model with an encoder begins: its start, and a forced first token.
+
+        Raises: ModelLoadError: a file is damaged, an id is none, or there is no start token.
+        """
+        paths = [path for name in ("generation_config.json", "config.json") if (path := self.path / name).is_file()]
+        values = [read_json_object(path) for path in paths]
+        found: list[int] = []
+        for names in (("decoder_start_token_id", "bos_token_id"), ("forced_bos_token_id",)):
+            set_ones = [of[name] for name in names for of in values if of.get(name) is not None]
+            if set_ones and not isinstance(set_ones[0], int):
+                raise ModelLoadError(f"{self.path} has {names[0]} {shown(repr(set_ones[0]))}; it must be one id")
+            found += [one for one in set_ones[:1] if isinstance(one, int)]
+            if not found:
+                raise ModelLoadError(
+                    f"{self.path} says nowhere with which token its decoder begins: {names[0]} is unset"
+                )
+        return tuple(found)
+
     def sampling_defaults(self) -> dict[str, float]:
         """Return the sampling parameters that generation_config.json sets; empty if there is none.
 

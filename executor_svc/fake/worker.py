@@ -225,6 +225,7 @@ class FakeWorker:
             max_transfers=max_transfers if is_generative else 0,
             updates_weights=updates_weights,
             max_encoder_tokens=max_encoder_tokens,
+            decoder_start_token_ids=(0,) if max_encoder_tokens else (),
         )
         self._weights, self._has_weights = np.uint64(1), True  # as in `Histories`
         self._step_ms = step_ms

@@ -81,6 +81,7 @@ class ModelIdentity:
     model_hash: str
     max_model_len: int
     eos_token_ids: tuple[int, ...] = ()
+    decoder_start_token_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     tokenizer_files: tuple[TokenizerFile, ...] = ()
     numerics_id: str = ""
@@ -306,6 +307,7 @@ class _Parts:
             adapter_names=sources.names if slots is not None else (),
             updates_weights=self.weights is not None,
             max_encoder_tokens=self._max_encoder_tokens,
+            decoder_start_token_ids=identity.decoder_start_token_ids,
         )
 
         head = None if drafting is None else drafting.mtp

@@ -16,6 +16,7 @@ from executor_svc.checkpoint.weights import Checkpoint
 from executor_svc.config import ExecutorConfig
 from executor_svc.device.selection import find_device
 from executor_svc.models.encoder import encoder_kind
+from executor_svc.models.encoder_decoder import EncoderDecoder
 from executor_svc.models.kernels import ChosenModel, check_compute_dtype, warn_of_kernels
 from executor_svc.models.memory_needs import check_memory
 from executor_svc.models.selection import choose_model, read_model_config, torch_dtype
@@ -120,6 +121,7 @@ def load_worker(
         pooling=pooling,
         warning=chosen.path.warning,
         is_generative=chosen.has_head,
+        decoder_start_token_ids=_decoder_start(chosen, directory),
     )
     if not identity.tokenizer_files and group.rank == 0:
         logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))
@@ -135,6 +137,13 @@ def _is_lack_of_memory(error: Exception) -> bool:
     """Return whether an error is one that Python, the system, or torch on a CPU or GPU has for lack of memory."""
     is_torchs = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
     return isinstance(error, MemoryError) or is_torchs or getattr(error, "errno", None) == errno.ENOMEM
+
+
+def _decoder_start(chosen: ChosenModel, directory: Model) -> tuple[int, ...]:
+    if not isinstance(chosen.model, EncoderDecoder):
+        return ()
+    assert isinstance(directory, ModelDirectory), "no other kind of file has such a model"
+    return directory.decoder_start_token_ids()
 
 
 def _load_weights(chosen: ChosenModel, checkpoint: AnyCheckpoint, rank: int) -> str:

@@ -1,7 +1,7 @@
 """The prompts of a request for a model with an encoder: the encoder's input, and what the decoder begins with.
 
-A plain prompt is the encoder's, and the decoder begins with its start token. With `encoder_prompt`, the prompt is the
-decoder's: token ids are used as they are, a text follows the start token.
+A plain prompt is the encoder's, and the decoder begins with its start token, and with a forced first one. With
+`encoder_prompt`, the prompt is the decoder's: token ids are used as they are, a text follows these tokens.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,6 @@ from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits, check_known_ids, require
 from scheduler_svc.front.api.tokenization import tokenize_prompt, tokenize_text
 from scheduler_svc.front.text.text_model import TextModel
-
-# With which the decoder of a model begins that says nothing else.
-DECODER_START_TOKEN_ID = 0
 
 
 def tokenize_prompts(
@@ -33,7 +30,7 @@ def tokenize_prompts(
         return tokenize_prompt(request, model, limits), None
     if not request.HasField("encoder_prompt"):
         field = request.WhichOneof("prompt") or "prompt"
-        return [DECODER_START_TOKEN_ID], _encoder_input(request, field, model, limits)
+        return limits.decoder_start_token_ids, _encoder_input(request, field, model, limits)
     kind = request.encoder_prompt.WhichOneof("prompt")
     if kind is None:
         raise InvalidFieldError("encoder_prompt", "empty", "one of text and token_ids")
@@ -44,12 +41,12 @@ def tokenize_prompts(
 
 def _decoder_prompt(request: pb.GenerateRequest, model: TextModel, limits: RequestLimits) -> Sequence[int] | Int32Array:
     if request.WhichOneof("prompt") is None:
-        return [DECODER_START_TOKEN_ID]
+        return limits.decoder_start_token_ids
     if request.WhichOneof("prompt") != "text":
         return tokenize_prompt(request, model, limits)
     adds_special_tokens = request.add_special_tokens
     return [
-        DECODER_START_TOKEN_ID,
+        *limits.decoder_start_token_ids,
         *tokenize_text(request.text, model, limits, add_special_tokens=adds_special_tokens),
     ]
 

@@ -39,6 +39,7 @@ class RequestLimits:
         eos_token_ids: The model's end-of-sequence tokens.
         sampling_defaults: The model's defaults of sampling parameters, by name.
         max_encoder_tokens: Longest input of the model's encoder; 0: it has none.
+        decoder_start_token_ids: With which the decoder of such a model begins if a request says nothing else.
     """
 
     max_model_len: int
@@ -51,6 +52,7 @@ class RequestLimits:
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     max_encoder_tokens: int = 0
+    decoder_start_token_ids: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, model: TextModel, settings: FrontSettings) -> Self:
@@ -66,6 +68,7 @@ class RequestLimits:
             eos_token_ids=model.info.eos_token_ids,
             sampling_defaults=model.info.sampling_defaults if settings.has_model_defaults else {},
             max_encoder_tokens=model.info.max_encoder_tokens,
+            decoder_start_token_ids=model.info.decoder_start_token_ids,
         )
 
     def accepted_for(self, max_model_len: int) -> Self:

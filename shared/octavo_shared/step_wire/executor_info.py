@@ -110,6 +110,7 @@ class ExecutorInfo:
     adapter_names: tuple[str, ...] = ()  # sources that its operator wants served under these names
     updates_weights: bool = False
     max_encoder_tokens: int = 0  # longest input of its encoder; 0: it has none
+    decoder_start_token_ids: tuple[int, ...] = ()  # with which the decoder of such a model begins
 
     @property
     def capabilities(self) -> frozenset[Capability]:
