@@ -85,7 +85,7 @@ class ModelDirectory:
         paths = [path for name in ("generation_config.json", "config.json") if (path := self.path / name).is_file()]
         values = [read_json_object(path) for path in paths]
         found: list[int] = []
-        for names in (("decoder_start_token_id", "bos_token_id"), ("forced_bos_token_id",)):
+        for names in (("decoder_start_token_id", "bos_token_id", "pad_token_id"), ("forced_bos_token_id",)):
             set_ones = [of[name] for name in names for of in values if of.get(name) is not None]
             if set_ones and not isinstance(set_ones[0], int):
                 raise ModelLoadError(f"{self.path} has {names[0]} {shown(repr(set_ones[0]))}; it must be one id")
@@ -95,6 +95,15 @@ class ModelDirectory:
                     f"{self.path} says nowhere with which token its decoder begins: {names[0]} is unset"
                 )
         return tuple(found)
+
+    def ignored_defaults(self) -> str:
+        """Return what generation_config.json asks of every output, and nobody does here, in words; empty: nothing.
+
+        Raises: ModelLoadError: the file is damaged.
+        """
+        path = self.path / "generation_config.json"
+        values = read_json_object(path) if path.is_file() else {}
+        return ", ".join(name for name in ("no_repeat_ngram_size", "forced_eos_token_id") if values.get(name))
 
     def sampling_defaults(self) -> dict[str, float]:
         """Return the sampling parameters that generation_config.json sets; empty if there is none.

@@ -320,9 +320,15 @@ def read_model_config(directory: Model, config: ExecutorConfig) -> ModelConfig:
 
 def _check_encoder(directory: Model, config: ExecutorConfig) -> None:
     """Raise ModelLoadError if settings ask of a model with an encoder what it does not have."""
-    wanted = {"device is cuda": config.device == "cuda", "--lora or --lora-dir is set": config.num_adapter_slots > 0}
+    wanted = {
+        "device is cuda": config.device == "cuda",
+        "--lora or --lora-dir is set": config.num_adapter_slots > 0,
+        "--weights-dir is set": bool(config.weights_dir),
+    }
     for setting in (setting for setting, is_wanted in wanted.items() if is_wanted):
-        raise ModelLoadError(f"{setting}, but {directory.source} has an encoder, which runs on a CPU, without adapters")
+        raise ModelLoadError(
+            f"{setting}, but {directory.source} has an encoder, which runs on a CPU, with the weights of its start"
+        )
 
 
 def _from_transformers(

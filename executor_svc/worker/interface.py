@@ -394,6 +394,8 @@ def _check_encoder_input(admission: Admission, info: ExecutorInfo) -> None:
     if given is None:
         if info.has_encoder:
             raise InvalidStepError(f"slot {admission.slot} has no encoder_input; the model has an encoder")
+    elif given.features is not None:
+        raise InvalidStepError(f"the encoder input of slot {admission.slot} has features; this encoder takes token_ids")
     elif given.token_ids is not None:
         check_known_ids(f"the encoder input of slot {admission.slot}", given.token_ids, info.vocab_size)
 

@@ -143,6 +143,8 @@ def _decoder_start(chosen: ChosenModel, directory: Model) -> tuple[int, ...]:
     if not isinstance(chosen.model, EncoderDecoder):
         return ()
     assert isinstance(directory, ModelDirectory), "no other kind of file has such a model"
+    if ignored := directory.ignored_defaults():
+        print(f"octavo executor notice: generation_config.json sets {ignored}, which requests do not get", flush=True)
     return directory.decoder_start_token_ids()
 
 

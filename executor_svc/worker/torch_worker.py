@@ -154,8 +154,6 @@ class TorchWorker:
             check_states(step, self.table, self.info)
         if self._adapters is not None:
             self._adapters.check(step.delta)
-        if self.table.encoder is not None and any(given.token_ids is None for given in step.encoder_inputs):
-            raise InvalidStepError("an encoder_input has features; the encoder of this model takes token_ids")
         try:
             return self._launch(step)
         except (InvalidStepError, StepFailedError):

@@ -176,7 +176,7 @@ def test_config_that_cannot_run(changes: dict[str, object], reason: str, directo
             {"architectures": ["GPT2LMHeadModel"]},
             "architecture GPT2LMHeadModel, which Octavo's own decoder does not have",
         ),
-        ({"hidden_act": "mish"}, "has hidden_act 'mish'; supported are silu, gelu"),
+        ({"hidden_act": "mish"}, "has hidden_act 'mish'; supported are silu, swish, gelu"),
         ({"sliding_window": 4096}, "has sliding_window 4096, which is not supported"),
         (
             {"rope_parameters": {"rope_type": "axial"}},

@@ -47,6 +47,7 @@ class PlayedEngine:
             eos_token_ids=(0,),
             sampling_defaults={},
             max_encoder_tokens=0,
+            decoder_start_token_ids=(),
         )
         self.model = ServedModel(cast("ExecutorInfo", info), max_model_len=64, max_num_seqs=8)
         self.submitted: asyncio.Queue[PlayedEngineSide] = asyncio.Queue()
