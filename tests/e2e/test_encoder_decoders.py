@@ -38,7 +38,8 @@ async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str, block
     start = list(given.values())
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 40}
     worker = RealModel(tmp_path, block_size, 112 // block_size, **sizes).new_worker()
-    async with running_stack(worker) as stack, Client(stack.address) as client:
+    speculate = "on" if block_size == 8 else "off"
+    async with running_stack(worker, speculate=speculate) as stack, Client(stack.address) as client:
 
         async def tokens_of(token_ids: list[int], **params: Any) -> list[tuple[int, ...]]:
             answer = await client.generate(token_ids, **{**GREEDY, **params})
