@@ -14,6 +14,7 @@ from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.limits import PreemptionMode
+from tests.contract.openai.api import running_api
 from tests.contract.test_continuation import go_on_everywhere, run
 from tests.support.stack import ExecutorProcess, Stack, running_stack, until
 from tests.support.step_logs import check_replay
@@ -149,3 +150,16 @@ async def test_requests_that_move_to_another_executor_have_their_input_encoded_t
         await until(lambda: not stack.num_groups_on(first))
         assert await asyncio.gather(*answers) == alone
         assert workers[1].num_encoded > num_before
+
+
+@pytest.mark.parametrize(
+    "asked", [{"prompt": TEXT}, {"prompt": [7, 8, 9]}, {"messages": [{"role": "user", "content": "hello"}]}]
+)
+async def test_a_prompt_of_openais_api_is_the_encoders(asked: dict[str, Any]) -> None:
+    worker = Worker()
+    async with running_api(worker) as api:
+        call = api.chat if "messages" in asked else api.complete
+        answers = [await call(max_tokens=8, temperature=0, ignore_eos=True, **asked) for _ in range(2)]
+        assert worker.num_encoded == 1  # the second one found its output
+        first, second = (answer.json["choices"] for answer in answers)
+        assert first == second
