@@ -168,6 +168,7 @@ async def test_an_executor_of_a_release_is_asked_for_what_it_has_and_gets_featur
         Capability.BLOCK_TRANSFER: release.has_transfers,
         Capability.CACHE_GROUPS: False,  # the fake model's layers are alike
         Capability.STATES: False,
+        Capability.ENCODER: False,
         Capability.ADAPTERS: False,  # as the fake model has none, and there are no transfers, in these releases
         Capability.BLOCK_TRANSFER: False,
         Capability.VARIABLE_TOKENS: False,  # it drafts only if it is told to
