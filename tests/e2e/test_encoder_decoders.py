@@ -29,7 +29,7 @@ def greedy(reference: Any, token_ids: list[int], start: list[int]) -> list[int]:
     return tokens[len(start) :]
 
 
-@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize("block_size", [8, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str, block_size: int) -> None:
     *_, reference = load(tmp_path, name)
@@ -51,3 +51,25 @@ async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str, block
         for params in ({"temperature": 1.0, "seed": 3, "n": 3}, {"beam_width": 2, "n": 2}):
             alone = [await tokens_of(token_ids, **params) for token_ids in INPUTS]
             assert await asyncio.gather(*(tokens_of(token_ids, **params) for token_ids in INPUTS)) == alone
+
+
+@pytest.mark.parametrize("width", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_beams_are_those_of_transformers(tmp_path: Path, name: str, width: int) -> None:
+    *_, reference = load(tmp_path, name)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 7}))
+    no_ids = dict.fromkeys(("eos_token_id", "forced_eos_token_id", "forced_bos_token_id"))
+    beams = {
+        "num_beams": width,
+        "num_return_sequences": width,
+        "max_new_tokens": 10,
+        "do_sample": False,
+        "use_cache": False,
+    }
+    worker = RealModel(tmp_path, 8, 64, max_num_seqs=16, max_model_len=40).new_worker()
+    async with running_stack(worker) as stack, Client(stack.address) as client:
+        for token_ids in INPUTS:
+            given = torch.tensor([token_ids])
+            found = reference.generate(given, decoder_start_token_id=7, pad_token_id=1, **beams, **no_ids)
+            answer = await client.generate(token_ids, max_tokens=10, beam_width=width, n=width, ignore_eos=True)
+            assert [list(output.token_ids) for output in answer.outputs] == found[:, 1:].tolist()
