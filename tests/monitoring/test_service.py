@@ -86,7 +86,7 @@ async def test_every_served_value_of_an_executor_is_the_true_one() -> None:
         ),
         *(
             ("octavo_executor_transfers_cancelled_total", {"reason": reason}, int(reason == "silence"))
-            for reason in ("asked", "peer", "difference", "silence", "attach", "drain", "fault")
+            for reason in ("asked", "peer", "difference", "silence", "attach", "drain", "weights", "fault")
         ),
         (
             "octavo_executor_info",
