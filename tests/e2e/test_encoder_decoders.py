@@ -13,7 +13,7 @@ from tests.numerics.real_model import RealModel
 from tests.numerics.test_encoder_decoders import FAMILIES, load
 from tests.support.stack import running_stack
 
-INPUTS = [[5 + number, *range(3, 20 + 5 * number)] for number in range(4)]
+INPUTS = [[5 + number, *range(3, 8 + 4 * number)] for number in range(4)]
 NUM_TOKENS = 24
 GREEDY: dict[str, Any] = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
 
@@ -37,7 +37,7 @@ async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str, block
     (tmp_path / "generation_config.json").write_text(json.dumps(given))
     start = list(given.values())
     sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 40}
-    worker = RealModel(tmp_path, block_size, 112 // block_size, **sizes).new_worker()
+    worker = RealModel(tmp_path, block_size, {8: 10, 16: 6}[block_size], **sizes).new_worker()
     speculate = "on" if block_size == 8 else "off"
     async with running_stack(worker, speculate=speculate) as stack, Client(stack.address) as client:
 
