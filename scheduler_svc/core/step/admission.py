@@ -19,7 +19,8 @@ from itertools import takewhile
 
 from octavo.values.wording import counted
 from octavo_shared.step_wire.step import Int32Array, PoolingTask
-from scheduler_svc.core.blocks.block_manager import AdmissionPlan, BlockManager
+from scheduler_svc.core.blocks.admission_plan import AdmissionPlan
+from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.blocks.encoder_blocks import EncoderPlan, Encoding
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import Requirements, SequenceGroup, SequenceStatus

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from octavo.values.wording import counted
-from scheduler_svc.core.blocks.block_manager import AdmissionPlan, Scarcest
+from scheduler_svc.core.blocks.admission_plan import AdmissionPlan, Scarcest
 from scheduler_svc.core.sequence import Requirements
 
 

@@ -7,7 +7,7 @@ import pytest
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import GrammarLoaded, RowFlag
-from scheduler_svc.core.blocks.block_manager import Scarcest
+from scheduler_svc.core.blocks.admission_plan import Scarcest
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.core.step.executor_planner import POLL_INTERVAL_S

@@ -8,7 +8,7 @@ import pytest
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.grammar.grammar import Grammar
 from octavo_shared.step_wire.step import RowFlag, Step
-from scheduler_svc.core.blocks.block_manager import Scarcest
+from scheduler_svc.core.blocks.admission_plan import Scarcest
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.step.demand import Obstacle, Wait
 from tests.support.driving import Bench, admitted, delivered, group, max_tokens, small_limits
