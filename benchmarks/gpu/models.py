@@ -59,6 +59,7 @@ DEFAULTS: dict[str, Any] = {
     "role": "both",
     "lora": (),
     "lora_dir": (),
+    "weights_dir": (),
     "max_adapter_slots": 8,
     "max_adapter_rank": 64,
 }

@@ -74,6 +74,13 @@ class ReturnableMemory:
         torch.cuda.empty_cache()
 
 
+def give_back_freed() -> None:
+    """Give what has been freed back to the system: glibc keeps pieces of up to 32 MiB for whoever asks next."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
 def _give_back(address: int, num_bytes: int) -> None:
     """Give whole pages of memory back to the system; they are zero when they are next read."""
     begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE

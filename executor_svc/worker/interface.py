@@ -389,15 +389,14 @@ def _num_tokens_beside(step: Step) -> int:
     return num_pooled_tokens(step) + sum(given.num_tokens for given in step.encoder_inputs)
 
 
-def _check_encoder_input(admission: Admission, info: ExecutorInfo) -> None:
+def _check_encoder_input(admission: Admission, vocab_size: int) -> None:
     given = admission.encoder_input
     if given is None:
-        if info.has_encoder:
-            raise InvalidStepError(f"slot {admission.slot} has no encoder_input; the model has an encoder")
-    elif given.features is not None:
+        raise InvalidStepError(f"slot {admission.slot} has no encoder_input; the model has an encoder")
+    if given.features is not None:
         raise InvalidStepError(f"the encoder input of slot {admission.slot} has features; this encoder takes token_ids")
-    elif given.token_ids is not None:
-        check_known_ids(f"the encoder input of slot {admission.slot}", given.token_ids, info.vocab_size)
+    if given.token_ids is not None:
+        check_known_ids(f"the encoder input of slot {admission.slot}", given.token_ids, vocab_size)
 
 
 def _check_token_ids(step: Step, info: ExecutorInfo) -> None:
@@ -411,8 +410,10 @@ def _check_token_ids(step: Step, info: ExecutorInfo) -> None:
     for entry in entries:
         check_number(f"slot {entry.slot}", "candidates", entry.sampling.num_candidates, vocab_size)
         check_number(f"slot {entry.slot}", "alternatives", entry.sampling.num_logprobs, vocab_size)
+    has_encoder = bool(delta.admissions) and info.has_encoder
     for admission in delta.admissions:
-        _check_encoder_input(admission, info)
+        if has_encoder or admission.encoder_input is not None:
+            _check_encoder_input(admission, vocab_size)
         check_number(f"slot {admission.slot}", "alternatives", admission.num_prompt_logprobs, vocab_size)
         if admission.token_rules is not None:
             check_rules(f"slot {admission.slot}", admission.token_rules, vocab_size)

@@ -23,7 +23,7 @@ import torch
 
 from executor_svc.attention.interface import LayerCache
 from executor_svc.device.probe import DeviceProbe, step_error
-from executor_svc.device.returnable_memory import ReturnableMemory
+from executor_svc.device.returnable_memory import ReturnableMemory, give_back_freed
 from executor_svc.drafts.drafting import Drafting, without_drafts
 from executor_svc.models.pooling import Pooler
 from executor_svc.parallel.group import TensorParallelGroup
@@ -193,6 +193,7 @@ class TorchWorker:
             else:
                 self._weights.memory.drop()
             self._state_memory.drop()
+            give_back_freed()
 
     def wake(self) -> None:
         """Take it again; see `Worker.wake`."""

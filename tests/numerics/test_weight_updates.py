@@ -336,15 +336,17 @@ def test_sleep_gives_memory_back(
 ) -> None:
     monkeypatch.setattr("executor_svc.worker.assembly.CacheEngine", PoisonedCacheEngine)  # all of it is written
     save_tiny_model(tmp_path / "old", hidden_size=512, intermediate_size=4096)
+    assert bytearray(30 * 2**20)  # what is freed stays with glibc from now on
     # Weights of 63 MB, and a cache of 82 MB.
     worker = load(tmp_path / "old", cleanup, num_device_blocks=5000, cpu_kernels=cpu_kernels)
-    first, before = bits_of(worker), resident_bytes()
+    first, behind, before = bits_of(worker), [bytearray(100_000) for _ in range(40)], resident_bytes()
     worker.sleep(1)
     without_cache = resident_bytes()
     worker.sleep(2)
     without_weights = resident_bytes()
     assert before - without_cache > 60e6
     assert without_cache - without_weights > 45e6
+    del behind
     worker.update_weights(tmp_path / "old", "")
     worker.wake()
     assert bits_of(worker) == first

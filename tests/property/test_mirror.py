@@ -62,7 +62,8 @@ class Pair:
         assert [admission.traceparent for admission in received.delta.admissions] == sent
         layout, mirrored = self.truth.apply(step.delta, trusted=True), self.mirror.apply(received.delta)
         assert_same("most_tokens", mirrored.most_tokens, layout.most_tokens)
-        for name in StepLayout.__dataclass_fields__.keys() - (OF_LENGTHS if layout.allowances is not None else set()):
+        has_bounds = layout.allowances is not None or self.num_unseen_flags().any()
+        for name in StepLayout.__dataclass_fields__.keys() - (OF_LENGTHS if has_bounds else set()):
             assert_same(name, getattr(mirrored, name), getattr(layout, name))
         counts = None
         sampled = np.array([rng.randrange(1000) for _ in layout.sample_slots], np.int32)

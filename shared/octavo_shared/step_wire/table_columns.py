@@ -36,20 +36,15 @@ class BlockTables:
     """The block tables of one cache group. Blocks are numbered from 0 here, whatever their ids are on the wire.
 
     `block_ids`, [max_num_seqs, most blocks of a sequence], has `counts`, [max_num_seqs], entries in use for each slot;
-    the rest is garbage. `first_id`: the id of block 0 on the wire.
+    the rest is garbage. On the wire blocks have the ids `first_id` to `end_id` less 1.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, pool: BlockPool, first_id: int) -> None:
         self.block_size, self.num_device_blocks = pool
-        self.first_id = first_id
+        self.first_id, self.end_id = first_id, first_id + self.num_device_blocks
         # np.zeros maps memory lazily: a row costs memory only up to its longest sequence.
         self.block_ids: Int32Array = np.zeros((max_num_seqs, -(-max_model_len // self.block_size)), np.int32)
         self.counts: Int32Array = np.zeros(max_num_seqs, np.int32)
-
-    @property
-    def end_id(self) -> int:
-        """The id on the wire behind that of the last block."""
-        return self.first_id + self.num_device_blocks
 
     def of_slot(self, slot: int) -> Int32Array:
         """Return a copy of the block table of a slot, [counts[slot]]."""
