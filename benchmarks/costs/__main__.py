@@ -14,6 +14,7 @@ from benchmarks.costs import (  # noqa: F401 - each adds its scenarios
     quality,
     scheduler,
     services,
+    translations,
     weights,
 )
 from benchmarks.costs.harness import SCENARIOS, Size, about, run_scenario, table

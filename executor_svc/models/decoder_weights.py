@@ -391,7 +391,7 @@ class DecoderWeights(Generic[MatrixT]):
     def _vocabulary_matrix(self, name: str, num_inputs: int | None = None, *, has_bias: bool = False) -> MatrixT:
         """Return this rank's rows of the embedding or the head; what pads them is never read or cut off.
 
-        `has_bias`: it makes logits, which have one; one rank has it whole.
+        `has_bias`: it makes logits, which have one.
         """
         shape = (self._config.vocab_size, num_inputs or self._config.hidden_size)
         begin, end = self._shard.vocabulary
@@ -399,11 +399,14 @@ class DecoderWeights(Generic[MatrixT]):
         sizes = [end - begin, num_padded] if num_padded else [end - begin]
         stored = self._stored_formats([name] * len(sizes))
         matrix = self._kernels.matrix(shape[1], sizes, has_bias=has_bias, role="vocabulary", stored=stored)
-        if has_bias:
-            self.map.add(self._config.names.logits_bias, (1, shape[0]), matrix.biases[0][None])
+        bias = self._config.names.logits_bias
         self.map.ignore(f"{name}.weight", shape)
+        if has_bias:
+            self.map.ignore(bias, (1, shape[0]))
         if begin < end:
             self.map.add(f"{name}.weight", shape, matrix.weights[0], rows=((begin, end),))
+        if begin < end and has_bias:
+            self.map.add(bias, (1, shape[0]), matrix.biases[0][None], columns=(begin, end))
         return matrix
 
     def _embedding_weights(self, tokens: MatrixT) -> EmbeddingWeights[MatrixT]:

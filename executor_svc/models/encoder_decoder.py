@@ -75,8 +75,8 @@ class EncoderDecoder(Decoder):
         super().__init__(config, kernels, group, stored, states, adapters=adapters)
         assert config.encoder is not None, "it has one"
         self.encoder = Decoder(config.encoder, kernels, group, stored, encodes_for=self)
-        sizes = [(each.num_kv_heads, each.head_dim) for each in config.encoder.layers]
-        self._scratch = ScratchCache(_BLOCK_SIZE, *sizes[0], dtype=self.dtype, device=self.device)
+        first = self.encoder.shape.caches[0]
+        self._scratch = ScratchCache(_BLOCK_SIZE, first.num_kv_heads, first.head_dim, dtype=self.dtype, device=self.device)
 
     @property
     def max_encoder_tokens(self) -> int:

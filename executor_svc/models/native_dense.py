@@ -110,16 +110,16 @@ class NativeDense:
         """Join weights to a segment; see `DenseKernels`."""
         if layer_end is None or self._group.size == 1:
             return NativeSegment(self._library, layer_end, norm, projection, head_norms, is_post_norm=is_post_norm)
-        assert not is_post_norm, "models with such norms are refused"
         return SharedSegment(
-            self.last_segment(layer_end), NativeSegment(self._library, None, norm, projection, head_norms)
+            self.last_segment(layer_end, is_post_norm=is_post_norm),
+            NativeSegment(self._library, None, norm, projection, head_norms, is_post_norm=is_post_norm),
         )
 
     def last_segment(self, layer_end: LayerEnd[PackedMatrix], *, is_post_norm: bool = False) -> LastSegment:
         """Join the weights of the last layer's end; see `DenseKernels`."""
         if self._group.size == 1:
             return NativeLastSegment(self._library, layer_end, is_post_norm=is_post_norm)
-        return SharedLastSegment(self._library, layer_end, self._rank_sum)
+        return SharedLastSegment(self._library, layer_end, self._rank_sum, is_post_norm=is_post_norm)
 
     def rotations(self, positions: torch.Tensor, frequencies: torch.Tensor, factor: float = 1.0) -> Rotation:
         """Return the rotary embedding of tokens; see `DenseKernels`."""
@@ -303,12 +303,14 @@ class RankSum:
 class SharedLastSegment:
     """The end of a layer that is shared out to ranks; see `executor_svc.models.dense.LastSegment`."""
 
-    def __init__(self, library: NativeLibrary, layer_end: LayerEnd[PackedMatrix], rank_sum: RankSum) -> None:
+    def __init__(
+        self, library: NativeLibrary, layer_end: LayerEnd[PackedMatrix], rank_sum: RankSum, *, is_post_norm: bool
+    ) -> None:
         self._library = library
         self._rank_sum = rank_sum
         self._layer_end = NativeLayerEnd(layer_end)
         self._has_output, self._has_mlp = layer_end.attention_output is not None, layer_end.mlp is not None
-        self._struct = self._layer_end.as_segment()
+        self._struct = self._layer_end.as_segment(is_post_norm=is_post_norm)
         self._parts: list[
             tuple[NativeLayerEnd, Norm]
         ] = []  # MLPs whose sums over the ranks are normed before they add up
@@ -410,9 +412,10 @@ class NativeLayerEnd:
         else:
             self.struct.mlp = self._mlps[0]
 
-    def as_segment(self) -> SegmentStruct:
+    def as_segment(self, *, is_post_norm: bool = False) -> SegmentStruct:
         """Return a segment that is this alone."""
-        return SegmentStruct(end=self.struct, hidden_size=self.hidden_size, has_layer_end=1)
+        sizes = {"hidden_size": self.hidden_size, "has_layer_end": 1, "is_post_norm": is_post_norm}
+        return SegmentStruct(end=self.struct, **sizes)
 
     def take_inputs(self) -> None:
         """Point to what the tokens of this step have for the layers."""

@@ -43,9 +43,8 @@ class Shard:
     @classmethod
     def of(cls, config: ModelConfig, rank: int, size: int) -> "Shard":
         """Return the part of `rank` of `size`. Raises: ModelLoadError: so many ranks cannot share the model."""
-        if config.encoder is not None and size > 1:
-            raise ModelLoadError(f"tp is {size}, but {config.source} has an encoder, which ranks do not share yet")
-        for layer in dict.fromkeys(config.layers):
+        layers = config.layers if config.encoder is None else (*config.layers, *config.encoder.layers)
+        for layer in dict.fromkeys(layers):
             _check(config, layer, size)
         rows = -(-config.vocab_size // size)
         vocabulary_begin = min(rank * rows, config.vocab_size)

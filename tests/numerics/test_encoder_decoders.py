@@ -12,7 +12,7 @@ import torch
 from executor_svc.attention.interface import AttentionBackend, AttentionMetadata, LayerCache
 from executor_svc.config import ExecutorConfig
 from executor_svc.models.encoder_decoder import EncodedInputs, EncoderDecoder
-from executor_svc.worker.interface import execute
+from executor_svc.worker.interface import Worker, execute
 from executor_svc.worker.loading import load_worker
 from octavo_shared.errors import ModelLoadError
 from octavo_shared.step_wire.cache_group import CacheKind
@@ -26,6 +26,7 @@ from octavo_shared.step_wire.step import (
     pairs,
 )
 from tests.numerics.architectures import load_architecture, save_tiny_architecture
+from tests.numerics.threaded_group import ThreadedRanks
 
 SIZES = {
     "vocab_size": 99,
@@ -176,13 +177,20 @@ def test_a_sequence_has_the_same_bits_alone_and_among_others(name: str, tmp_path
         assert torch.equal(alone, logits)
 
 
-@pytest.mark.parametrize(("name", "kernels"), [*product(FAMILIES, ("native", "torch"))])
+@pytest.mark.parametrize(("name", "kernels"), [*product(FAMILIES, ("native", "torch", "two ranks"))])
 @torch.inference_mode()
-def test_steps_answer_with_the_greedy_tokens_of_transformers(name: str, kernels: str, tmp_path: Path) -> None:
+def test_steps_answer_with_the_greedy_tokens_of_transformers(
+    name: str, kernels: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Two inputs, each computed once: the third sequence begins later, on the blocks of the first, with its bits."""
     _, _, reference = load(tmp_path, name)
-    sizes = {"num_device_blocks": 20, "block_size_tokens": 8, "max_num_seqs": 5, "cpu_kernels": kernels}
-    worker = load_worker(ExecutorConfig.model_validate({"model": str(tmp_path), **sizes}))
+    sizes = {"num_device_blocks": 20, "block_size_tokens": 8, "max_num_seqs": 5}
+    if kernels == "two ranks":
+        ranks = ThreadedRanks(ExecutorConfig.model_validate({"model": str(tmp_path), **sizes, "tp": 2}), 2)
+        request.addfinalizer(ranks.close)
+        worker: Worker = ranks
+    else:
+        worker = load_worker(ExecutorConfig.model_validate({"model": str(tmp_path), **sizes, "cpu_kernels": kernels}))
     own, encoders = worker.table.groups[0], worker.table.encoder
     assert encoders is not None
     assert [group.kind for group in worker.info.cache_groups] == [CacheKind.FULL, CacheKind.ENCODER]
@@ -223,6 +231,5 @@ def test_steps_answer_with_the_greedy_tokens_of_transformers(name: str, kernels:
 def test_what_an_encoder_decoder_does_not_have_is_refused_by_name(tmp_path: Path) -> None:
     save_tiny_architecture(tmp_path, "MarianMTModel", FAMILIES["MarianMTModel"])
 
-    for settings, words in (({"tp": 2}, "tp is 2"), ({"device": "cuda"}, "device is cuda")):
-        with pytest.raises(ModelLoadError, match=words):
-            load_worker(ExecutorConfig.model_validate({"model": str(tmp_path), "num_device_blocks": 9, **settings}))
+    with pytest.raises(ModelLoadError, match="device is cuda"):
+        load_worker(ExecutorConfig.model_validate({"model": str(tmp_path), "num_device_blocks": 9, "device": "cuda"}))

@@ -322,7 +322,8 @@ static void run_mlp_call(const Member *member, void *argument) {
     run_mlp(call->segment, &normed, call->residual, &scratch, call->out, false, member);
 }
 
-// out[num_rows][hidden_size] = mlp(norm(residual)), of a segment with a layer's end: the part of one of several ranks.
+// out[num_rows][hidden_size] = mlp(norm(residual)), of a segment with a layer's end: the part of one of several ranks. With
+// is_post_norm residual = norm(residual) besides.
 // scratch as of octavo_segment.
 void octavo_mlp(const Segment *segment, long num_rows, float *residual, float *out, void *memory, Team *team) {
     run_region(team, run_mlp_call, &(SegmentCall){segment, num_rows, NULL, residual, out, memory});
