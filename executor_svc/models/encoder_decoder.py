@@ -76,7 +76,9 @@ class EncoderDecoder(Decoder):
         assert config.encoder is not None, "it has one"
         self.encoder = Decoder(config.encoder, kernels, group, stored, encodes_for=self)
         first = self.encoder.shape.caches[0]
-        self._scratch = ScratchCache(_BLOCK_SIZE, first.num_kv_heads, first.head_dim, dtype=self.dtype, device=self.device)
+        self._scratch = ScratchCache(
+            _BLOCK_SIZE, first.num_kv_heads, first.head_dim, dtype=self.dtype, device=self.device
+        )
 
     @property
     def max_encoder_tokens(self) -> int:

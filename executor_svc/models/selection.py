@@ -323,12 +323,9 @@ def _check_encoder(directory: Model, config: ExecutorConfig) -> None:
     wanted = {
         "device is cuda": config.device == "cuda",
         "--lora or --lora-dir is set": config.num_adapter_slots > 0,
-        "--weights-dir is set": bool(config.weights_dir),
     }
     for setting in (setting for setting, is_wanted in wanted.items() if is_wanted):
-        raise ModelLoadError(
-            f"{setting}, but {directory.source} has an encoder, which runs on a CPU, with the weights of its start"
-        )
+        raise ModelLoadError(f"{setting}, but {directory.source} has an encoder, which runs on a CPU, without adapters")
 
 
 def _from_transformers(

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -53,6 +54,15 @@ async def refusal(stack: Stack, request: pb.TokenizeRequest | pb.DetokenizeReque
         else:
             await stack.generation.Detokenize(request)
     return caught.value.code(), caught.value.details() or ""
+
+
+async def test_a_tokenizer_of_the_schedulers_own_wins_over_the_executors(tmp_path: Path) -> None:
+    for file in WithBos().tokenizer_files():
+        (tmp_path / file.name).write_bytes(file.content)
+    for tokenizer, first in ((None, ord("H")), (str(tmp_path), BOS_ID)):
+        async with running_stack(tokenizer=tokenizer) as stack:
+            found = await stack.generation.Tokenize(pb.TokenizeRequest(text="Hi"))
+            assert found.token_ids[0] == first
 
 
 async def test_tokens_are_those_of_generate_and_come_back_as_text() -> None:

@@ -96,6 +96,8 @@ def test_tokens_equal_those_of_one_process(
     assert_close(last_logits(ranks.workers[0]), last_logits(alone))
     for worker in ranks.workers[1:]:
         assert np.array_equal(worker.table.token_ids, ranks.table.token_ids)
+        assert isinstance(worker._sampler, RecordingSampler)
+        assert not worker._sampler.num_logit_rows, "the first rank samples for all"
 
 
 def test_ranks_that_share_a_kv_head_give_the_tokens_of_one_process(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,13 +22,14 @@ from executor_svc.worker.loading import load_worker
 from executor_svc.worker.torch_worker import TorchWorker
 from octavo_shared.errors import DeviceLostError, ModelLoadError
 from octavo_shared.step_wire.executor_info import ExecutorInfo
-from octavo_shared.step_wire.step import SamplingRow, TableDelta, pairs
+from octavo_shared.step_wire.step import EncoderInput, SamplingRow, TableDelta, pairs
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, StepDriver
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import SETTINGS
 from tests.numerics.reference import random_prompt
 from tests.numerics.scaled_codes import write_codes
+from tests.numerics.test_encoder_decoders import FAMILIES
 from tests.numerics.threaded_group import ThreadedRanks
 from tests.numerics.tiny_models import save_tiny_model
 from tests.support.joined_ranks import joined
@@ -59,9 +61,14 @@ def load(directory: Path, cleanup: ExitStack, tp: int = 1, **settings: Any) -> W
 
 def bits_of(worker: Worker) -> list[bytes]:
     """Return the tokens and log-probabilities of some prompts."""
-    worker.reset()
+    worker.reset(uses_groups=worker.info.has_encoder)
     driver = StepDriver(worker)
     admissions = tuple(driver.admission(slot, prompt, 6, SAMPLING) for slot, prompt in enumerate(PROMPTS))
+    if (encoder := worker.table.encoder) is not None:
+        for admission in admissions:
+            admission.encoder_input = EncoderInput(
+                2, np.array([encoder.first_id + admission.slot], np.int32), np.array([5, 7 + admission.slot], np.int32)
+            )
     chunks = pairs(*[(slot, len(prompt)) for slot, prompt in enumerate(PROMPTS)])
     deltas = [TableDelta(admissions=admissions, prefill_chunks=chunks), *[TableDelta()] * 5]
     found: list[bytes] = []
@@ -126,13 +133,19 @@ def check_update(directory: Path, weights: Path, cleanup: ExitStack, **settings:
     return worker
 
 
-@pytest.mark.parametrize("family", FAMILY_ARCHITECTURES)
+ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+    **FAMILY_ARCHITECTURES,
+    **{name: FAMILIES[name] for name in ("BartForConditionalGeneration", "T5ForConditionalGeneration")},
+}
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
 @pytest.mark.parametrize("quantization", ["none", "int4"])
 def test_new_weights_have_the_bits_of_an_executor_started_with_them(
     family: str, quantization: str, tmp_path: Path, cleanup: ExitStack
 ) -> None:
     directory = tmp_path / "old"
-    save_tiny_architecture(directory, family, FAMILY_ARCHITECTURES[family])
+    save_tiny_architecture(directory, family, ARCHITECTURES[family])
     check_update(directory, trained(directory, tmp_path / "new"), cleanup, quantization=quantization)
 
 
