@@ -46,7 +46,8 @@ class Scene:
     def of(cls, model: RealModel, requests: list[Request]) -> "Scene":
         """Run each request alone, a token a step."""
         make_worker = partial(model.worker, num_threads=1, max_draft_tokens=0)
-        return cls(model, requests, [Play(ALONE, [request], make_worker).run().outcome_of(0) for request in requests])
+        alone = replace(ALONE, uses_groups=any(request.encoder_prompt is not None for request in requests))
+        return cls(model, requests, [Play(alone, [request], make_worker).run().outcome_of(0) for request in requests])
 
     def part(self, numbers: Sequence[int]) -> "Scene":
         """Return the scene with some of its requests."""

@@ -5,9 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from executor_svc.sampler.filters import draw
+from executor_svc.sampler.sample_rows import uniforms
 from octavo.client import Client
 from tests.numerics.real_model import RealModel
 from tests.numerics.test_encoder_decoders import FAMILIES, load
@@ -53,23 +56,48 @@ async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str, block
             assert await asyncio.gather(*(tokens_of(token_ids, **params) for token_ids in INPUTS)) == alone
 
 
+# Many tokens end an output, so that beams end at different lengths.
+ENDS = [*range(5, 99, 12)]
+
+
 @pytest.mark.parametrize("width", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_beams_are_those_of_transformers(tmp_path: Path, name: str, width: int) -> None:
     *_, reference = load(tmp_path, name)
     (tmp_path / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 7}))
-    no_ids = dict.fromkeys(("eos_token_id", "forced_eos_token_id", "forced_bos_token_id"))
-    beams = {
+    fixed: dict[str, Any] = {
         "num_beams": width,
         "num_return_sequences": width,
         "max_new_tokens": 10,
         "do_sample": False,
-        "use_cache": False,
     }
+    fixed |= {"decoder_start_token_id": 7, "pad_token_id": 1, "use_cache": False}
+    fixed |= dict.fromkeys(("forced_eos_token_id", "forced_bos_token_id"))
+    ours: dict[str, Any] = {"max_tokens": 10, "beam_width": width, "n": width, "ignore_eos": True}
+    ways = [(None, 1.0, False), (ENDS, 0.0, False), (ENDS, 1.0, "never"), (ENDS, 2.0, True), (ENDS, -1.0, False)]
+    worker = RealModel(tmp_path, 8, 64, max_num_seqs=16, max_model_len=40).new_worker()
+    async with running_stack(worker) as stack, Client(stack.address) as client:
+        for token_ids, (ends, length_penalty, early_stopping) in zip([*INPUTS, INPUTS[0]], ways, strict=True):
+            score: dict[str, Any] = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+            found = reference.generate(torch.tensor([token_ids]), eos_token_id=ends, **fixed, **score)
+            answer = await client.generate(token_ids, stop_token_ids=ends or [], **ours, **score)
+            lengths = [len(output.token_ids) for output in answer.outputs]
+            expected = [row[1 : 1 + length] for row, length in zip(found.tolist(), lengths, strict=True)]
+            assert [list(output.token_ids) for output in answer.outputs] == expected
+            assert all(set(row[1 + length :]) <= {1} for row, length in zip(found.tolist(), lengths, strict=True))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_draws_are_those_of_the_probabilities_of_transformers(tmp_path: Path, name: str) -> None:
+    *_, reference = load(tmp_path, name)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 7}))
     worker = RealModel(tmp_path, 8, 64, max_num_seqs=16, max_model_len=40).new_worker()
     async with running_stack(worker) as stack, Client(stack.address) as client:
         for token_ids in INPUTS:
-            given = torch.tensor([token_ids])
-            found = reference.generate(given, decoder_start_token_id=7, pad_token_id=1, **beams, **no_ids)
-            answer = await client.generate(token_ids, max_tokens=10, beam_width=width, n=width, ignore_eos=True)
-            assert [list(output.token_ids) for output in answer.outputs] == found[:, 1:].tolist()
+            answer = await client.generate(token_ids, max_tokens=NUM_TOKENS, seed=42, n=3, ignore_eos=True)
+            for index, output in enumerate(answer.outputs):
+                ids = torch.tensor([[7, *output.token_ids[:-1]]])
+                logits = reference(input_ids=torch.tensor([token_ids]), decoder_input_ids=ids).logits[0]
+                sizes = np.full(NUM_TOKENS, 42, np.uint64), np.full(NUM_TOKENS, index, np.int32)
+                expected = draw(logits.detach(), uniforms(*sizes, np.arange(NUM_TOKENS, dtype=np.int32)))
+                assert list(output.token_ids) == expected.tolist()

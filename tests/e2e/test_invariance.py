@@ -8,7 +8,7 @@ token, log-probability, alternative and hypothesis has the bits of the one alone
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,7 @@ from tests.numerics.architectures import VOCAB_SIZE, save_tiny_architecture
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import SETTINGS
 from tests.numerics.real_model import RealModel
+from tests.numerics.test_encoder_decoders import FAMILIES
 from tests.support.adapters import save_adapter
 from tests.support.schedules import GREEDY, Request, Schedule
 
@@ -70,10 +71,10 @@ def check_random(scene: Scene, seed: int) -> None:
     scene.check(schedule, block_size_tokens=block_size, num_threads=num_threads)
 
 
-def check_loss(scene: Scene) -> None:
+def check_loss(scene: Scene, *, uses_groups: bool = False) -> None:
     """Lose the executor in the middle: all go on, on another instance with an empty cache."""
     workers = [scene.model.new_worker(), scene.model.new_worker(num_threads=2)]
-    schedule = Schedule(NUM_BLOCKS, num_steps_in_flight=2, loss_round=8)
+    schedule = Schedule(NUM_BLOCKS, num_steps_in_flight=2, loss_round=8, uses_groups=uses_groups)
 
     play = scene.play(schedule, scene.requests, lambda: workers.pop())
 
@@ -136,6 +137,40 @@ def test_outputs_with_adapters_go_on_at_another_executor(adapted: Scene) -> None
     play = adapted.play(schedule, adapted.requests, lambda: workers.pop())
 
     assert play.fleet.num_recomputed_groups > 2
+
+
+@pytest.fixture(scope="module")
+def make_encoding(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Scene]:
+    """Make, once, the scene of a tiny model with an encoder, which reads one text for three of five requests."""
+    directory = tmp_path_factory.mktemp("encoding")
+
+    @cache
+    def make(family: str) -> Scene:
+        save_tiny_architecture(directory / family, family, FAMILIES[family])
+        ids = np.random.default_rng(3).integers(3, 99, 200).tolist()
+        requests = make_requests([ids[:7], ids[10:30], ids[50:53], ids[100:103], ids[100:117]], 20)
+        texts = [ids[:9], ids[20:60], ids[20:60], ids[70:101], ids[20:60]]
+        requests = [replace(each, encoder_prompt=text) for each, text in zip(requests, texts, strict=True)]
+        return Scene.of(RealModel(directory / family, BLOCK_SIZE, NUM_BLOCKS), requests)
+
+    return make
+
+
+@pytest.mark.parametrize("family", ["BartForConditionalGeneration", "T5ForConditionalGeneration"])
+@pytest.mark.parametrize("block_size", [8, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["chunks of 7, 2 in flight", "recompute, 2 in flight", "swap, 4 in flight"])
+def test_outputs_with_an_encoder_do_not_depend_on_scheduling(
+    name: str, block_size: int, family: str, make_encoding: Callable[[str], Scene]
+) -> None:
+    scene = make_encoding(family)
+    schedule = replace(named_schedules(fewest_blocks(scene.requests, block_size))[name], uses_groups=True)
+    play = scene.check(schedule, num_device_blocks=schedule.num_blocks, block_size_tokens=block_size)
+    assert play.num_cached_tokens > 0 or schedule.num_blocks < NUM_BLOCKS
+
+
+def test_outputs_with_an_encoder_go_on_at_another_executor(make_encoding: Callable[[str], Scene]) -> None:
+    scene = make_encoding("T5ForConditionalGeneration")
+    check_loss(scene, uses_groups=True)
 
 
 @pytest.fixture

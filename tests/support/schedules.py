@@ -38,6 +38,7 @@ class Request:
     num_prompt_logprobs: int = NO_LOGPROBS
     stop_string_at: int | None = None
     adapter: Adapter | None = None
+    encoder_prompt: Sequence[int] | None = None
 
     def to_group(self, arrival: int) -> SequenceGroup:
         """Return the request as the scheduler takes it."""
@@ -53,6 +54,7 @@ class Request:
             token_rules=self.token_rules,
             num_prompt_logprobs=self.num_prompt_logprobs,
             adapter=self.adapter,
+            encoder_token_ids=None if self.encoder_prompt is None else np.array(self.encoder_prompt, np.int32),
         )
 
 
