@@ -90,36 +90,26 @@ class Pair:
             has_token = layout.most_tokens > 0
             self.told.append((layout, has_token.astype(np.uint8) if counts is None else counts))
 
-    def num_unseen_flags(self) -> Int32Array:
-        """Return how many rows of each slot got no token, as with a flag, which the truth has not seen."""
-        found = np.zeros(NUM_SLOTS, np.int32)
-        for layout, _, counts in self.unseen:
-            if counts is not None:
-                has_none = (counts == 0) & (layout.most_tokens > 0)
-                is_current = self.truth.is_current(layout.sample_slots, layout.sample_generations)
-                np.add.at(found, layout.sample_slots[has_none & is_current], 1)
-        return found
-
     def check_equal(self) -> None:
         truth, mirror = columns(self.truth), columns(self.mirror)
-        live = truth["live"]
-        num_open = self.truth.num_open_tokens + self.num_unseen_flags()
+        live, has_ended = truth["live"], self.flagged == self.truth.generation
+        num_open = self.truth.num_open_tokens
         for name in ("num_tokens", "num_scheduled_tokens"):
             upper, found = truth[name], mirror[name]
             is_between = (found <= upper) & (found >= upper - num_open)
-            assert is_between[live].all(), f"{name} is {found}, not up to {upper}"
-            truth[name] = np.where(num_open > 0, found, upper) if self.unseen else upper
+            assert is_between[live & ~has_ended].all(), f"{name} is {found}, not up to {upper}"
+            truth[name] = np.where(has_ended | (num_open > 0) & bool(self.unseen), found, upper)
         assert not self.mirror.num_open_tokens[live].any()
         if not self.unseen:
             assert not self.truth.num_open_tokens[live].any()
-            known = live & (self.flagged != self.truth.generation)
+            known = live & ~has_ended
             assert_same("num_known_tokens", self.mirror.num_known_tokens[known], self.truth.num_known_tokens[known])
         for slot in range(NUM_SLOTS):
             num_tokens = min(truth["num_tokens"][slot], mirror["num_tokens"][slot])
             if num_open[slot]:
                 num_tokens = self.truth.num_known_tokens[slot]
             known, same = truth["token_ids"][slot, :num_tokens], mirror["token_ids"][slot, :num_tokens]
-            if live[slot] and self.flagged[slot] != self.truth.generation[slot]:
+            if live[slot] and not has_ended[slot]:
                 assert_same("token_ids", same[known != UNKNOWN_TOKEN], known[known != UNKNOWN_TOKEN])
                 assert self.unseen or UNKNOWN_TOKEN not in known
         assert_columns_equal(truth | {"token_ids": mirror["token_ids"]}, mirror)
