@@ -14,15 +14,18 @@ from pathlib import Path
 import torch
 import transformers
 
+from executor_svc.models.language_model import LanguageModel
 from executor_svc.models.transformers_model import TransformersModel
 from octavo.bench.provenance import markdown_table
 from octavo_shared.errors import ModelLoadError
+from tests.numerics import encoder_decoders
 from tests.numerics.architectures import (
     ARCHITECTURES,
     compare_with_transformers,
     load_architecture,
     save_tiny_architecture,
 )
+from tests.numerics.encoder_decoders import FAMILIES, compare_on_the_cache, load
 
 # What people download at the end of 2026; these come first.
 MODELS: Mapping[str, str] = {
@@ -45,6 +48,11 @@ MODELS: Mapping[str, str] = {
     "SeedOssForCausalLM": "Seed-OSS",
     "GraniteForCausalLM": "Granite 3",
     "GraniteMoeHybridForCausalLM": "Granite 4.0",
+    "T5ForConditionalGeneration": "T5",
+    "Flan-T5": "Flan-T5, of T5's architecture",
+    "BartForConditionalGeneration": "BART",
+    "MBartForConditionalGeneration": "mBART-50",
+    "MarianMTModel": "OPUS-MT",
 }
 
 MAX_LOGIT_DIFFERENCE = 1e-5
@@ -54,12 +62,17 @@ MAX_GREEDY_DISTANCE = 1e-4
 def table_row(name: str) -> tuple[list[str], bool]:
     """Return the row of an architecture, and whether it equals transformers."""
     with tempfile.TemporaryDirectory() as directory:
-        reference = save_tiny_architecture(Path(directory), name, ARCHITECTURES[name])
         try:
-            model, backend = load_architecture(Path(directory))
+            if name in FAMILIES:
+                model: LanguageModel
+                model, backend, reference = load(Path(directory), name)
+                comparison = compare_on_the_cache(model, backend, reference)
+            else:
+                reference = save_tiny_architecture(Path(directory), name, ARCHITECTURES[name])
+                model, backend = load_architecture(Path(directory))
+                comparison = compare_with_transformers(model, backend, reference)
         except ModelLoadError as error:
             return [name, MODELS.get(name, ""), f"refused: {error}", "", ""], False
-        comparison = compare_with_transformers(model, backend, reference)
     code = "transformers" if isinstance(model, TransformersModel) else "family"
     has_same_tokens = comparison.greedy_distance < MAX_GREEDY_DISTANCE
     row = [
@@ -69,15 +82,16 @@ def table_row(name: str) -> tuple[list[str], bool]:
         f"{comparison.logit_difference:.0e}",
         "equal" if has_same_tokens else "differ",
     ]
-    return row, has_same_tokens and comparison.logit_difference < MAX_LOGIT_DIFFERENCE
+    limit = encoder_decoders.MAX_LOGIT_DIFFERENCE if name in FAMILIES else MAX_LOGIT_DIFFERENCE
+    return row, has_same_tokens and comparison.logit_difference < limit
 
 
 def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     names = sys.argv[1:] or [*MODELS, *(name for name in ARCHITECTURES if name not in MODELS)]
-    if unknown := set(names) - set(ARCHITECTURES):
-        sys.exit(f"tests/numerics/architectures.py has no {min(unknown)}")
+    if unknown := set(names) - set(ARCHITECTURES) - set(FAMILIES):
+        sys.exit(f"tests/numerics/architectures.py and encoder_decoders.py have no {min(unknown)}")
     print(f"transformers {transformers.__version__}, torch {torch.__version__}\n")
     rows, are_equal = zip(*map(table_row, names), strict=True)
     difference = "largest difference of a logit, as a part of the largest logit"

@@ -42,7 +42,7 @@ from octavo.values.outputs import (
     RequestOutput,
     TokenizedPrompt,
 )
-from octavo.values.prompts import detokenize_request, generate_request, tokenize_request
+from octavo.values.prompts import detokenize_request, generate_request, list_encoder_prompts, tokenize_request
 from octavo.values.sampling_params import SamplingParams, list_params, one_for_each, with_keywords
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -208,6 +208,7 @@ class Client(PoolingCalls):
         cache_salt: str = "",
         lora_adapter: str = "",
         speculate: bool = True,
+        encoder_prompts: Sequence[str | Sequence[int] | None] | None = None,
         min_delta_interval_ms: int = 0,
         include_text: bool = True,
         max_in_flight: int = 256,
@@ -226,6 +227,8 @@ class Client(PoolingCalls):
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
             lora_adapter: Name of the adapter of all of them; "": none.
             speculate: False: one token a step, also where the scheduler speculates; the tokens are the same.
+            encoder_prompts: What the model's encoder reads beside each prompt, as `encoder_prompt` of `stream`; None,
+                also for one of them: the encoder, if there is one, reads the prompt.
             min_delta_interval_ms: As for `stream`, of each prompt.
             include_text: Whether the events have text; without it they have token ids, which costs least.
             max_in_flight: How many requests the scheduler has at a time.
@@ -249,7 +252,11 @@ class Client(PoolingCalls):
             min_delta_interval_ms=min_delta_interval_ms,
             model=self.model,
         )
-        requests = [(prompt, make_request(prompt, params)) for prompt, params in zip(prompts, each, strict=True)]
+        encoded = list_encoder_prompts(encoder_prompts, len(prompts), "prompts")
+        requests = [
+            (prompt, make_request(prompt, params, encoder_prompt=given, encoder_name=f"encoder_prompts[{index}]"))
+            for index, (prompt, params, given) in enumerate(zip(prompts, each, encoded, strict=True))
+        ]
         running = self.run_requests(requests, max_in_flight=max_in_flight, include_text=include_text)
         async with aclosing(running) as events:
             async for index, event in events:

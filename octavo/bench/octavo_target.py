@@ -61,7 +61,8 @@ class _SchedulerTarget:
         """Ask which model is served. Raises OctavoError: as `Client.get_model`."""
         model = await self._client.get_model()
         limits, can = (model.max_model_len, model.vocab_size), (model.has_chat_template, model.speculates)
-        return TargetInfo(self.api, self._client.address, model.model_id, *limits, *can)
+        encodes = model.max_encoder_tokens
+        return TargetInfo(self.api, self._client.address, model.model_id, *limits, *can, max_encoder_tokens=encodes)
 
     async def send(self, record: RequestRecord) -> None:
         """Run one request. Raises OctavoError: as `Client.stream`, or the request was aborted."""
@@ -173,6 +174,7 @@ def _note(record: RequestRecord, event: Event) -> OctavoError | None:
     if not isinstance(event, Finished):
         return None
     usage = event.usage
-    record.usage = TokenUsage(usage.num_prompt_tokens, usage.num_output_tokens, usage.num_cached_tokens)
+    num_input_tokens = usage.num_prompt_tokens + usage.num_encoder_tokens
+    record.usage = TokenUsage(num_input_tokens, usage.num_output_tokens, usage.num_cached_tokens)
     was_aborted = event.outputs[0].finish_reason is FinishReason.ABORT
     return RequestFailedError("the request was aborted") if was_aborted else None

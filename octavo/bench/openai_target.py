@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
@@ -107,9 +108,11 @@ class OpenAITarget:
         model_id = self._model or (ids[0] if ids else None)
         if model_id is None:
             raise BenchError(f"the server at {self._url} lists no model: name one by --model")
-        longest = next((model.get("max_model_len") for model in models if model["id"] == model_id), None)
+        found = next((model for model in models if model["id"] == model_id), {})
+        longest, encodes = found.get("max_model_len"), found.get("max_encoder_tokens")
         self._model = model_id
-        return self._info(model_id, longest if isinstance(longest, int) else None)
+        info = self._info(model_id, longest if isinstance(longest, int) else None)
+        return replace(info, max_encoder_tokens=encodes) if isinstance(encodes, int) else info
 
     async def send(self, record: RequestRecord) -> None:
         """Run one request. Raises RequestFailedError: why there is no complete answer."""

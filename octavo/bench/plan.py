@@ -196,8 +196,15 @@ class Plan:
         is_cut_by_time = self.arrivals_s is None and self.duration_s is not None
         for index, output_len in enumerate(self.output_lens[: self.concurrency if is_cut_by_time else None]):
             prompt_len = self.prompt_lens[index] if self.prompt_lens else 0
+            prompt = f"{prompt_len} prompt tokens and " if prompt_len else ""
+            if info.max_encoder_tokens:
+                if prompt_len > info.max_encoder_tokens:
+                    raise BenchError(
+                        f"request {index + 1} of the load has {prompt_len} prompt tokens, and the encoder of "
+                        f"{info.model_id} takes at most {info.max_encoder_tokens}: bound the lengths"
+                    )
+                prompt_len, prompt = 1, "a start token and "  # the decoder's prompt
             if prompt_len + output_len > info.max_model_len:
-                prompt = f"{prompt_len} prompt tokens and " if prompt_len else ""
                 raise BenchError(
                     f"request {index + 1} of the load has {prompt}{output_len} output tokens, and {info.model_id} "
                     f"takes at most {info.max_model_len} tokens in all: bound the lengths"

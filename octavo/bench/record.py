@@ -148,3 +148,4 @@ class TargetInfo:
     vocab_size: int | None = None  # number of token ids; None: it does not say
     has_chat_template: bool = False  # whether prompts may be conversations
     speculates: bool = False  # whether a request may get several tokens a step
+    max_encoder_tokens: int = 0  # longest prompt of a model whose encoder reads it, in tokens; 0: it has none

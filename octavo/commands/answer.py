@@ -123,7 +123,8 @@ def say_if_cut_short(
         return
     ending = f"only {min(cut)} of --max-tokens {max_tokens} fit" if max_tokens else f"stopped at {min(cut)} tokens"
     num_tokens = usage.num_prompt_tokens + min(cut)
-    click.echo(f"octavo: {ending}: prompt and answer together have at most {num_tokens} tokens here", err=True)
+    whose = "the decoder's " if usage.num_encoder_tokens else ""
+    click.echo(f"octavo: {ending}: {whose}prompt and answer together have at most {num_tokens} tokens here", err=True)
 
 
 def _rank(output: Output) -> str:

@@ -6,6 +6,7 @@ import click
 
 # A person gave one text, whatever the request made of it; `text is set` would be about the field.
 _PROMPT = re.compile(r"^(text|messages) is (?=\d)")
+_ENCODER_PROMPT = re.compile(r"^encoder_prompt\.text\b")
 # What other servers call it, and what it is here; docs/coming-from.md has the tables.
 _FLAGS_ELSEWHERE = {
     "--port": "--listen HOST:PORT",
@@ -41,7 +42,7 @@ def in_flags(sentence: str, context: click.Context) -> str:
         name = "grammar" if match["name"] == "lark" else match["name"]
         return flags.get(name, match[0]) if is_field else match[0]
 
-    return _PROMPT.sub("the prompt is ", _NAME.sub(to_flag, sentence))
+    return _PROMPT.sub("the prompt is ", _NAME.sub(to_flag, _ENCODER_PROMPT.sub("encoder_prompt", sentence)))
 
 
 def flag_here(flag: str) -> str | None:

@@ -31,6 +31,11 @@ from octavo.values.wording import json_line
     ),
 )
 @click.option(
+    "--encoder-prompt",
+    metavar="TEXT",
+    help="What the model's encoder reads, \"-\" from stdin; PROMPT is the decoder's then.  [default: PROMPT]",
+)
+@click.option(
     "--timeout",
     "timeout_s",
     type=Number(min=0, min_open=True),
@@ -53,6 +58,7 @@ def generate(
     client: Client,
     stream: bool,
     is_chat: bool | None,
+    encoder_prompt: str | None,
     timeout_s: float | None,
     is_json: bool,
     **account: Any,
@@ -64,9 +70,15 @@ def generate(
     ):
         if value is not None and not is_json:
             raise click.UsageError(f"{flag} needs --json", click.get_current_context())
-    prompt_text = _read_stdin() if text == "-" else text
+    if text == encoder_prompt == "-":
+        raise click.UsageError("PROMPT and --encoder-prompt both read stdin", click.get_current_context())
+    prompt_text, encoder_text = (_read_stdin() if given == "-" else given for given in (text, encoder_prompt))
     if not prompt_text:
         raise click.UsageError("the prompt is empty; give a text", click.get_current_context())
+    if encoder_text == "":
+        raise click.UsageError("the encoder prompt is empty; give a text", click.get_current_context())
+    if encoder_text is not None:
+        is_chat, account["encoder_prompt"] = bool(is_chat), encoder_text  # a decoder's prompt is rarely a conversation
     # The deltas of several outputs come interleaved, and a terminal has one place to write.
     is_streamed = stream and not is_json and (sampling_params.n or 1) == 1
 

@@ -30,7 +30,7 @@ from octavo.local.services import LocalServices
 from octavo.local.tokenizer import Tokenizer
 from octavo.values.outputs import FailedRequest, ModelInfo, Prompt, RequestOutput
 from octavo.values.pooling import Embeddings, EmbedInput, Scores
-from octavo.values.prompts import generate_request, list_conversations, list_prompts
+from octavo.values.prompts import generate_request, list_conversations, list_encoder_prompts, list_prompts
 from octavo.values.sampling_params import SamplingParams, list_params, one_for_each
 from octavo.values.wording import kind_of
 
@@ -117,6 +117,7 @@ class LLM:
         tenant: str = "",
         cache_salt: str = "",
         speculate: bool = True,
+        encoder_prompts: str | Iterable[int] | Iterable[str | Sequence[int] | None] | None = None,
         progress: bool = True,
         **keywords: Any,
     ) -> list[RequestOutput | FailedRequest]:
@@ -133,6 +134,8 @@ class LLM:
             tenant: The tenant that the prompts run for; tenants share the model fairly.
             cache_salt: Prompts share cached blocks only with equal `tenant` and `cache_salt`.
             speculate: False: one token a step, also where the scheduler speculates; the tokens are the same.
+            encoder_prompts: What the model's encoder reads, one for each prompt, which is the decoder's then. None,
+                also for one of them: the encoder, if there is one, reads the prompt.
             progress: Whether to show a progress bar on stderr.
             keywords: Fields of SamplingParams, such as `temperature=0`; they win over `sampling_params`.
 
@@ -142,9 +145,9 @@ class LLM:
             TypeError: a keyword is no field of SamplingParams.
         """
         account = Account(priority, tenant, cache_salt, speculate)
-        return self._run_all(
-            list_prompts(prompts), list_params(sampling_params, keywords, "generate"), account, "prompts", progress
-        )
+        each, params = list_prompts(prompts), list_params(sampling_params, keywords, "generate")
+        encoded = list_encoder_prompts(encoder_prompts, len(each), "prompts")
+        return self._run_all(each, params, account, "prompts", progress, encoded)
 
     def chat(
         self,
@@ -241,19 +244,30 @@ class LLM:
         account: Account,
         name: str,
         progress: bool,
+        encoder_prompts: Sequence[Prompt | None] | None = None,
     ) -> list[RequestOutput | FailedRequest]:
         """Run prompts that the caller calls `name`."""
         each = one_for_each(sampling_params, len(prompts), name)
         names = [name if len(prompts) == 1 else f"{name}[{index}]" for index in range(len(prompts))]
 
-        def message(prompt: Prompt, params: SamplingParams | None, name: str) -> GenerateRequest:
+        def message(
+            prompt: Prompt, params: SamplingParams | None, name: str, encoded: Prompt | None
+        ) -> GenerateRequest:
             return generate_request(
-                prompt, params, name=name, min_delta_interval_ms=_DELTA_INTERVAL_MS, **asdict(account)
+                prompt,
+                params,
+                name=name,
+                encoder_prompt=encoded,
+                encoder_name=name.replace("prompts", "encoder_prompts", 1),
+                min_delta_interval_ms=_DELTA_INTERVAL_MS,
+                **asdict(account),
             )
 
         requests = [
-            LocalRequest(prompt, message(prompt, params, its_name), its_name)
-            for prompt, params, its_name in zip(prompts, each, names, strict=True)
+            LocalRequest(prompt, message(prompt, params, its_name, encoded), its_name)
+            for prompt, params, its_name, encoded in zip(
+                prompts, each, names, encoder_prompts or [None] * len(prompts), strict=True
+            )
         ]
         with _make_progress(is_shown=progress) as bar:
             task_id = bar.add_task("generating", total=len(prompts), num=0)

@@ -71,7 +71,9 @@ def finished_from_proto(finished: generation_service_pb2.RequestFinished) -> Fin
     usage = finished.usage
     return Finished(
         outputs=tuple(_output_from_proto(output) for output in finished.outputs),
-        usage=Usage(usage.num_prompt_tokens, usage.num_output_tokens, usage.num_cached_tokens),
+        usage=Usage(
+            usage.num_prompt_tokens, usage.num_output_tokens, usage.num_cached_tokens, usage.num_encoder_tokens
+        ),
         prompt_logprobs=(
             prompt_logprobs_from_proto(finished.prompt_logprobs) if finished.HasField("prompt_logprobs") else None
         ),

@@ -116,7 +116,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request; the cached ones are part of the prompt's.
+    """Tokens of a request; the cached ones are part of the prompt's, those that an encoder read are not.
 
     `num_output_tokens` counts all sampled outputs, also the ones that `best_of` did not return.
     """
@@ -124,6 +124,7 @@ class Usage:
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    num_encoder_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

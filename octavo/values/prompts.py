@@ -39,10 +39,11 @@ def generate_request(
     min_delta_interval_ms: int = 0,
     model: str = "",
     name: str = "prompt",
+    encoder_name: str = "encoder_prompt",
 ) -> generation_service_pb2.GenerateRequest:
     """Return the message of a call; the arguments are as in `Client.stream`.
 
-    `model` is that of the client, and `name` is what the caller calls the prompt.
+    `model` is that of the client; `name` and `encoder_name` are what the caller calls the prompts.
 
     Raises:
         InvalidRequestError: a value does not fit its field at all.
@@ -50,7 +51,7 @@ def generate_request(
     request = generation_service_pb2.GenerateRequest(model=model)
     set_prompt(request, prompt, name=name)
     if encoder_prompt is not None:
-        _set_encoder_prompt(request, encoder_prompt)
+        _set_encoder_prompt(request, encoder_prompt, encoder_name)
     if sampling_params is not None:
         request.sampling_params.CopyFrom(sampling_params.to_proto())
     fields = {"request_id": request_id, "priority": priority, "tenant": tenant, "cache_salt": cache_salt}
@@ -97,9 +98,9 @@ def set_prompt(request: generation_service_pb2.GenerateRequest, prompt: object, 
         request.token_ids.SetInParent()  # an empty list is a prompt too, for the scheduler to refuse
 
 
-def _set_encoder_prompt(request: generation_service_pb2.GenerateRequest, encoder_prompt: object) -> None:
+def _set_encoder_prompt(request: generation_service_pb2.GenerateRequest, encoder_prompt: object, name: str) -> None:
     """Put the input of an encoder into a request. Raises InvalidRequestError: it is neither text nor token ids."""
-    given, name = generation_service_pb2.GenerateRequest(), "encoder_prompt"
+    given = generation_service_pb2.GenerateRequest()
     set_prompt(given, encoder_prompt, name=name)
     match given.WhichOneof("prompt"):
         case "text":
@@ -150,8 +151,10 @@ def detokenize_request(
     return request
 
 
-def list_prompts(prompts: object) -> list[Prompt]:
+def list_prompts(prompts: object, name: str = "prompts") -> list[Prompt]:
     """Return the prompts of `LLM.generate`: one text, one list of token ids, or any number of either.
+
+    `name`: what the caller calls them.
 
     Raises:
         InvalidRequestError: it is a conversation, or nothing that holds prompts.
@@ -161,16 +164,34 @@ def list_prompts(prompts: object) -> list[Prompt]:
     items = list_items(prompts)
     if items is None:
         kinds = "it must be a text, a list of texts, or lists of token ids"
-        raise _refusal(f"prompts is {_shown(prompts)}; {kinds}{_remedy(prompts)}", "prompts")
+        raise _refusal(f"{name} is {_shown(prompts)}; {kinds}{_remedy(prompts)}", name)
     if items and (isinstance(items[0], int | float) or _is_token_id(items[0])):
         return [cast("list[int]", items)]
     for place, item in enumerate(items):
         if isinstance(item, Mapping) or _is_conversation(item):
             what = "a message" if isinstance(item, Mapping) else "a conversation"
-            raise _refusal(
-                f"prompts[{place}] is {what}; `chat` answers conversations, `generate` takes text", "prompts"
-            )
+            raise _refusal(f"{name}[{place}] is {what}; `chat` answers conversations, `generate` takes text", name)
     return [_plain(item) for item in items]
+
+
+def list_encoder_prompts(encoder_prompts: object, num_prompts: int, name: str) -> list[Prompt | None]:
+    """Return what an encoder reads beside each prompt; None: nothing.
+
+    Args:
+        encoder_prompts: As `list_prompts` takes them; None: there are none.
+        num_prompts: How many prompts there are.
+        name: What the caller calls these.
+
+    Raises:
+        InvalidRequestError: there are others than one for each prompt.
+    """
+    if encoder_prompts is None:
+        return [None] * num_prompts
+    found: list[Prompt] = list_prompts(encoder_prompts, "encoder_prompts")
+    if len(found) != num_prompts:
+        counts = f"encoder_prompts has {len(found)} for {num_prompts} {name}"
+        raise _refusal(f"{counts}; give one for each, or none: then the encoder reads {name}", "encoder_prompts")
+    return list(found)
 
 
 def list_conversations(conversations: object) -> list[Prompt]:

@@ -104,6 +104,17 @@ class Response:
         """The outputs in the answer, by output index; ranked ones are there once the last one has finished."""
         return self._returned
 
+    @property
+    def num_encoder_tokens(self) -> int:
+        """How many tokens the model's encoder reads; 0: it has none."""
+        encoded = self.request.encoder_token_ids
+        return 0 if encoded is None else len(encoded)
+
+    @property
+    def num_input_tokens(self) -> int:
+        """How many tokens the prompt has, and the encoder's input: what other APIs count as one."""
+        return len(self.request.prompt_token_ids) + self.num_encoder_tokens
+
     def provenance_of(self, output: Output) -> list[Made]:
         """Return who made the tokens of an output."""
         return self._made_by(output, len(output.token_ids))

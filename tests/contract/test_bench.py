@@ -98,6 +98,23 @@ async def test_an_open_loop_over_grpc_has_the_lengths_and_times_that_were_planne
     assert summary["lateness_s"]["count"] == 40
 
 
+@pytest.mark.parametrize("target_of", [octavo_target, one_stream_target])
+async def test_tokens_that_an_encoder_reads_are_prompt_tokens(
+    target_of: Callable[[str], OctavoTarget | OneStreamTarget],
+) -> None:
+    worker = FakeWorker(max_encoder_tokens=60)
+    async with running_stack(worker) as stack, target_of(stack.address) as target:
+        report = await measured(target, num_requests=6, input_len="uniform:10:40", output_len="5")
+        with pytest.raises(BenchError, match="the encoder of fake takes at most 60"):
+            await measured(target, input_len="61")
+    summary, samples = report["summary"], report["samples"]
+    num_prompt_tokens = [sample["num_prompt_tokens"] for sample in samples]
+    assert all(11 <= number <= 41 for number in num_prompt_tokens)  # the decoder's start token is one
+    assert len(set(num_prompt_tokens)) > 1
+    assert {sample["num_output_tokens"] for sample in samples} == {5}
+    assert round(summary["total_tokens_per_s"] * summary["duration_s"]) == sum(num_prompt_tokens) + 30
+
+
 @pytest.mark.slow  # unit/octavo/bench has datasets
 async def test_the_dataset_is_sent_as_text(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"

@@ -1,23 +1,29 @@
 """Models with an encoder from end to end, with fake executors: what it reads, who is refused, what a loss changes."""
 
 import asyncio
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from executor_svc.fake.worker import FakeWorker
+from octavo import LLM
 from octavo.admin.v1 import admin_service_pb2 as admin_pb
 from octavo.client import Client
 from octavo.commands import command_line
 from octavo.errors import InvalidRequestError
 from octavo.generation.v1 import generation_service_pb2 as pb
+from octavo.values.outputs import FailedRequest, Finished
 from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.limits import PreemptionMode
 from tests.contract.openai.api import running_api
 from tests.contract.test_continuation import go_on_everywhere, run
 from tests.support.stack import ExecutorProcess, Stack, running_stack, until
 from tests.support.step_logs import check_replay
+from tests.unit.octavo.local.test_llm import ask
+from tests.unit.octavo.test_cli import run as run_command
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -78,6 +84,91 @@ async def test_what_no_encoder_can_read_is_refused_in_a_sentence() -> None:
             InvalidRequestError, match="encoder_prompt is set; it must be unset: this model has no encoder"
         ):
             await client.generate("x", encoder_prompt="y")
+
+
+NO_ENCODER = "it must be unset: this model has no encoder; give what it says in the prompt"
+TOO_LONG = "is 61 tokens; it must be at most 60 tokens long: a step encodes it whole"
+LONG = "y" * 61
+# A prompt and an encoder's, and the sentence with the field and with the words of the command line.
+REFUSALS = [
+    (Worker, "x", LONG, TOO_LONG, "encoder_prompt.text", "--encoder-prompt"),
+    (Worker, LONG, None, TOO_LONG, "text", "the prompt"),
+    (FakeWorker, "x", "y", f"is set; {NO_ENCODER}", "encoder_prompt", "--encoder-prompt"),
+]
+
+
+async def ask_llm(stack: Stack, monkeypatch: pytest.MonkeyPatch, question: Callable[[LLM], Any]) -> Any:
+    """Ask an LLM whose scheduler is that of a stack."""
+    monkeypatch.setattr("octavo.models.names.fetch_from_hub", lambda name, progress: None)
+    return await ask(stack, monkeypatch, question)
+
+
+@pytest.mark.parametrize(("kind", "prompt", "encoder_prompt", "sentence", "field", "flag"), REFUSALS)
+async def test_every_door_refuses_in_the_same_sentence(
+    kind: type[FakeWorker],
+    prompt: str,
+    encoder_prompt: str | None,
+    sentence: str,
+    field: str,
+    flag: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts, encoder_prompts = [prompt], None if encoder_prompt is None else [encoder_prompt]
+    flags = [] if encoder_prompt is None else ["--encoder-prompt", encoder_prompt]
+    async with running_stack(kind()) as stack, Client(stack.address) as client:
+        [(_, failed)] = [each async for each in client.stream_many(prompts, encoder_prompts=encoder_prompts)]
+        assert isinstance(failed, FailedRequest)
+        assert str(failed.error) == f"{field} {sentence}"
+        with pytest.raises(InvalidRequestError) as raised:
+            await ask_llm(stack, monkeypatch, lambda llm: llm.generate(prompts, encoder_prompts=encoder_prompts))
+        assert str(raised.value) == f"{field} {sentence}"
+        ended = await run_command("generate", *prompts, *flags, "--raw", "--address", stack.address)
+        assert (ended.status, ended.stdout, ended.stderr) == (1, "", f"octavo: {flag} {sentence}\n")
+
+
+async def test_every_door_gives_the_encoder_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker()
+    params: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
+    asked: dict[str, Any] = {"prompts": ["now: ", "now: ", "now: "], "encoder_prompts": [TEXT, TEXT[:-1], None]}
+    async with running_stack(worker) as stack, Client(stack.address) as client:
+        each = [
+            await client.generate(prompt, encoder_prompt=given, **params)
+            for prompt, given in zip(asked["prompts"], asked["encoder_prompts"], strict=True)
+        ]
+        num_encoded = worker.num_encoded
+        counts = [(answer.usage.num_prompt_tokens, answer.usage.num_encoder_tokens) for answer in each]
+        assert counts == [(6, len(TEXT)), (6, len(TEXT) - 1), (1, 5)]
+        expected = [answer.outputs[0].token_ids for answer in each]
+        many = client.stream_many(**asked, **params)
+        ends = {index: event async for index, event in many if isinstance(event, Finished)}
+        assert [ends[index].outputs[0].token_ids for index in range(3)] == expected
+        assert ends[0].usage.num_encoder_tokens == len(TEXT)
+        answers = await ask_llm(stack, monkeypatch, lambda llm: llm.generate(**asked, **params, progress=False))
+        assert [answer.outputs[0].token_ids for answer in answers] == expected
+        flags = ["--temperature", "0", "--max-tokens", "8", "--json", "--raw", "--address", stack.address]
+        said = json.loads((await run_command("generate", "now: ", "--encoder-prompt", TEXT, *flags)).stdout)
+        assert tuple(said["outputs"][0]["token_ids"]) == expected[0]
+        assert said["usage"]["num_encoder_tokens"] == len(TEXT)
+        assert worker.num_encoded == num_encoded  # each found what the first had computed
+
+
+@pytest.mark.parametrize(
+    ("turn", "max_tokens", "said"),
+    [
+        ("hello", 4, "octavo: stopped at 4 tokens; /set max_tokens N allows more\n"),
+        ("hello", 400, "only 127 of --max-tokens 400 fit: the decoder's prompt and answer together have at most 128"),
+        ("x" * 61, 4, "octavo: the prompt is 80 tokens; it must be at most 60 tokens long: a step encodes it whole\n"),
+    ],
+)
+async def test_the_encoder_reads_a_chat_by_its_template(turn: str, max_tokens: int, said: str) -> None:
+    worker = Worker()
+    async with running_stack(worker) as stack:
+        flags = ["--temperature", "0", "--max-tokens", str(max_tokens), "--address", stack.address]
+        ended = await run_command("chat", *flags, stdin=f"{turn}\n")
+    assert said in ended.stderr
+    assert (ended.status, bool(ended.stdout), worker.num_encoded) == (
+        (0, True, 1) if turn == "hello" else (1, False, 0)
+    )
 
 
 REQUESTS = [
@@ -163,3 +254,8 @@ async def test_a_prompt_of_openais_api_is_the_encoders(asked: dict[str, Any]) ->
         assert worker.num_encoded == 1  # the second one found its output
         first, second = (answer.json["choices"] for answer in answers)
         assert first == second
+        # The decoder's start token is one of them, and of a chat the template adds some.
+        num_tokens = {"prompt": len(asked.get("prompt", "")) + 1}.get(next(iter(asked)))
+        assert num_tokens in (None, answers[0].json["usage"]["prompt_tokens"])
+        [model] = (await api.get("/v1/models")).json["data"]
+        assert model["max_encoder_tokens"] == 60

@@ -12,8 +12,8 @@ import torch
 from executor_svc.sampler.filters import draw
 from executor_svc.sampler.sample_rows import uniforms
 from octavo.client import Client
+from tests.numerics.encoder_decoders import FAMILIES, load
 from tests.numerics.real_model import RealModel
-from tests.numerics.test_encoder_decoders import FAMILIES, load
 from tests.support.stack import running_stack
 
 INPUTS = [[5 + number, *range(3, 8 + 4 * number)] for number in range(4)]

@@ -32,10 +32,10 @@ from tests.e2e.scenes import (
     random_schedule,
 )
 from tests.numerics.architectures import VOCAB_SIZE, save_tiny_architecture
+from tests.numerics.encoder_decoders import FAMILIES
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import SETTINGS
 from tests.numerics.real_model import RealModel
-from tests.numerics.test_encoder_decoders import FAMILIES
 from tests.support.adapters import save_adapter
 from tests.support.schedules import GREEDY, Request, Schedule
 

@@ -25,11 +25,11 @@ from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import EncoderInput, SamplingRow, TableDelta, pairs
 from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import PoisonedCacheEngine, StepDriver
+from tests.numerics.encoder_decoders import FAMILIES
 from tests.numerics.family_architectures import FAMILY_ARCHITECTURES
 from tests.numerics.native import SETTINGS
 from tests.numerics.reference import random_prompt
 from tests.numerics.scaled_codes import write_codes
-from tests.numerics.test_encoder_decoders import FAMILIES
 from tests.numerics.threaded_group import ThreadedRanks
 from tests.numerics.tiny_models import save_tiny_model
 from tests.support.joined_ranks import joined

@@ -66,7 +66,7 @@ class MessageStream(EventStream):
     def _start(self) -> bytes:
         """Return the first event; how much of the prompt was cached is known only at the end."""
         head, ending = message_head(self._answer, self._model_name), {"stop_reason": None, "stop_sequence": None}
-        counts = _usage(len(self._answer.request.prompt_token_ids), 0, 0)
+        counts = _usage(self._answer.num_input_tokens, 0, 0)
         return _event({"type": "message_start", "message": {**head, "content": [], **ending, "usage": counts}})
 
 
@@ -99,7 +99,7 @@ def usage(response: Response) -> dict[str, int]:
     """Return the counts of a request that has ended."""
     ended = response.ended
     assert ended is not None, "it has ended"
-    return _usage(ended.num_prompt_tokens, ended.num_cached_tokens, ended.num_output_tokens)
+    return _usage(response.num_input_tokens, ended.num_cached_tokens, ended.num_output_tokens)
 
 
 def _usage(num_prompt_tokens: int, num_cached_tokens: int, num_output_tokens: int) -> dict[str, int]:

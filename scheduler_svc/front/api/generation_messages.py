@@ -92,6 +92,7 @@ def finished_message(response: Response, *, is_lean: bool, shows_provenance: boo
         num_prompt_tokens=ended.num_prompt_tokens,
         num_output_tokens=ended.num_output_tokens,
         num_cached_tokens=ended.num_cached_tokens,
+        num_encoder_tokens=response.num_encoder_tokens,
     )
     finished = pb.RequestFinished(
         outputs=[output_message(output, is_lean=is_lean) for output in response.outputs],

@@ -139,7 +139,8 @@ def usage_of(
     ended = [response.ended for response in responses if response.ended is not None]
     num_outputs = sum(one.num_output_tokens for one in ended) * num_copies if tells_outputs else 0
     num_cached = sum(one.num_cached_tokens for one in ended)
-    counts = usage(sum(one.num_prompt_tokens for one in ended), num_outputs, num_cached)
+    num_inputs = sum(response.num_input_tokens for response in responses if response.ended is not None)
+    counts = usage(num_inputs, num_outputs, num_cached)
     if num_reasoning_tokens is not None:
         counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens * num_copies}
     return counts

@@ -123,6 +123,9 @@ class ServiceRoutes:
             "created": self._created,
             "owned_by": "octavo",
             "max_model_len": model and model.max_model_len,
+            **(
+                {"max_encoder_tokens": model.info.max_encoder_tokens} if model and model.info.max_encoder_tokens else {}
+            ),
             "tasks": model and [TASK_NAMES[task] for task in tasks_of(model.info)],
             **({"embedding_size": model.info.embedding_size} if model and model.info.embedding_size else {}),
             **({"why_not_reproducible": why_not_reproducible} if why_not_reproducible else {}),

@@ -110,8 +110,8 @@ class Pieces(ABC):
 
     def _usage(self) -> bytes:
         if self._counts_always:
-            num_prompt_tokens = len(self.response.request.prompt_token_ids)
-            return b',"usage":' + to_json(usage(num_prompt_tokens, self._num_told_tokens * self.num_copies))
+            num_outputs = self._num_told_tokens * self.num_copies
+            return b',"usage":' + to_json(usage(self.response.num_input_tokens, num_outputs))
         return b',"usage":null' if self._tells_usage else b""
 
 

@@ -124,6 +124,21 @@ async def test_flags_of_accounts_arrive(stand_in: StandIn) -> None:
     assert request.lora_adapter == "poet"
 
 
+@each_row(
+    (["now", "--encoder-prompt", "long ago"], "", ("now", "long ago")),
+    (["now", "--encoder-prompt", "-"], "long ago", ("now", "long ago")),
+    (["-", "--encoder-prompt", "long ago"], "now", ("now", "long ago")),
+)
+async def test_an_encoder_reads_its_flag_and_the_prompt_is_sent_unchanged(
+    args: list[str], stdin: str, sent: tuple[str, str], *, stand_in: StandIn
+) -> None:
+    stand_in.has_chat_template = True
+    ended = await run("generate", *args, "--address", stand_in.address, stdin=stdin)
+    assert ended.status == 0
+    request = stand_in.requests.pop()
+    assert (request.text, request.encoder_prompt.text) == sent
+
+
 async def test_flags_that_are_not_given_are_not_sent(stand_in: StandIn) -> None:
     await run("generate", "Why?", "--address", stand_in.address)
     sent = {field.name for field, _ in stand_in.requests[0].ListFields()}
@@ -206,7 +221,10 @@ async def test_a_reader_that_leaves_ends_the_program_quietly(stand_in: StandIn) 
 
 @each_row(
     (["generate", "Why?", "--logprobs", "0"], "--logprobs needs --json"),
+    (["generate", "-", "--encoder-prompt", "-"], "PROMPT and --encoder-prompt both read stdin"),
+    (["generate", "a", "--encoder-prompt", ""], "the encoder prompt is empty; give a text"),
     (["chat", "--n", "2"], "No such option"),
+    (["chat", "--encoder-prompt", "a"], "No such option"),
     (["generate", "Why?", "--timeout", "0"], "--timeout"),
     (["generate", "Why?", "--timeout", "nan"], "'nan' is not a number"),
     (["top", "--interval", "nan"], "'nan' is not a number"),

@@ -19,6 +19,7 @@ from tests.unit.octavo.test_cli import run as run_with
     ("prompt is empty; it must be at least 1 token long", "prompt is empty; it must be at least 1 token long"),
     ("messages is 61 tokens long; it must be short", "the prompt is 61 tokens long; it must be short"),
     ("text is 9 characters long; it must be short", "the prompt is 9 characters long; it must be short"),
+    ("encoder_prompt.text is 61 tokens; it must be short", "--encoder-prompt is 61 tokens; it must be short"),
     ("messages is set; it must be unset", "messages is set; it must be unset"),
     ("it is too long (max_model_len is 64); stop it", "it is too long (max_model_len is 64); stop it"),
     ("sampling_params.grammar.json_schema is []; it must be a JSON", "--json-schema is []; it must be a JSON"),

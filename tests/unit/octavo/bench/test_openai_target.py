@@ -117,10 +117,11 @@ async def test_the_answer_ends_with_its_last_event_also_if_the_connection_does_n
 
 
 async def test_the_first_model_is_taken_unless_one_is_named() -> None:
-    models = [{"id": "small", "max_model_len": 512}, {"id": "large"}]
+    models = [{"id": "small", "max_model_len": 512}, {"id": "large"}, {"id": "t5", "max_encoder_tokens": 60}]
     async with openai_server(models=models) as server:
         assert await describe(f"{server.url}/") == TargetInfo("completions", server.url, "small", 512)
         assert await describe(server.url, model="large") == TargetInfo("completions", server.url, "large", None)
+        assert (await describe(server.url, model="t5")).max_encoder_tokens == 60
         assert (await describe(server.url, model="alias")).model_id == "alias"
 
 

@@ -130,6 +130,17 @@ def test_requests_that_do_not_fit_the_model_are_refused_with_the_limit() -> None
         plan_load(bench_config(), INFO, [DatasetEntry("a", 2000)]).check_fits(INFO)
 
 
+def test_prompts_of_a_model_with_an_encoder_are_the_encoders() -> None:
+    info = replace(INFO, max_encoder_tokens=60)
+    plan_load(bench_config(input_len="60", output_len="1023"), info, ()).check_fits(info)
+    for lengths, said in (
+        (("61", "4"), "has 61 prompt tokens, and the encoder of tiny takes at most 60: bound"),
+        (("60", "1024"), "has a start token and 1024 output tokens, and tiny takes at most 1024 tokens in all"),
+    ):
+        with pytest.raises(BenchError, match=said):
+            plan_load(bench_config(input_len=lengths[0], output_len=lengths[1]), info, ()).check_fits(info)
+
+
 def test_a_server_that_does_not_say_what_it_takes_gets_all() -> None:
     plan_load(bench_config(input_len="99999"), TEXT, ()).check_fits(TEXT)
 

@@ -18,6 +18,7 @@ from octavo.local.services import LocalServices
 from octavo.values.outputs import ChatMessage, FailedRequest
 from tests.support.each_row import each_row
 from tests.support.patience import PATIENCE_S
+from tests.support.stack import Stack
 from tests.unit.octavo.stand_in import StandIn
 
 Answer = TypeVar("Answer")
@@ -38,7 +39,7 @@ class RunningServices(LocalServices):
         raise AssertionError("they do not fail")
 
 
-async def ask(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, question: Callable[[LLM], Answer]) -> Answer:
+async def ask(stand_in: StandIn | Stack, monkeypatch: pytest.MonkeyPatch, question: Callable[[LLM], Answer]) -> Answer:
     """Ask an LLM whose scheduler is the stand-in; in a thread, as the stand-in needs this one."""
 
     def from_options(*_: object, **__: Any) -> RunningServices:
@@ -162,6 +163,30 @@ async def test_priority_tenant_and_salt_hold_for_all_prompts(
     assert sent == [(2, "red", "secret", True)] * 3
 
 
+async def test_an_encoder_reads_what_stands_beside_its_prompt(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several: list[Any] = ["two", numpy.array([6])]
+    await ask(
+        stand_in,
+        monkeypatch,
+        lambda llm: [
+            llm.generate("a", encoder_prompts="one", progress=False),
+            llm.generate([[7]], encoder_prompts=[4, 5], progress=False),
+            llm.generate(["b", "c"], encoder_prompts=several, progress=False),
+            llm.generate("d", progress=False),
+        ],
+    )
+    sent = {each.text or each.token_ids.ids[0]: each.encoder_prompt for each in stand_in.requests}
+    assert {key: each.text or list(each.token_ids.ids) for key, each in sent.items()} == {
+        "a": "one",
+        7: [4, 5],
+        "b": "two",
+        "c": [6],
+        "d": [],
+    }
+
+
 async def test_a_scheduler_that_stops_is_the_cause_and_not_the_lost_connection(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +289,16 @@ WRONG_CALLS: list[tuple[Callable[[Any], object], str]] = [
         lambda llm: llm.generate(["a", "b"], [SamplingParams()]),
         "the list sampling_params has 1 for 2 prompts; give one for all, or",
     ),
+    (
+        lambda llm: llm.generate(["a", "b"], encoder_prompts=["x"]),
+        "encoder_prompts has 1 for 2 prompts; give one for each, or none: then the encoder reads prompts",
+    ),
+    (
+        lambda llm: llm.generate(["a", "b"], encoder_prompts=["x", b"y"]),
+        "encoder_prompts[1] is bytes; it must be text, a list of token ids",
+    ),
+    (lambda llm: llm.generate("a", encoder_prompts=7), "encoder_prompts is 7; it must be a text, a list of texts, or"),
+    (lambda llm: llm.generate("a", encoder_prompts=[HELLO]), "encoder_prompts[0] is a message; "),
     (lambda llm: llm.generate(b"x"), "prompts is bytes; it must be a text, a list of texts, or lists of token ids; de"),
     (lambda llm: llm.generate(["a", b"x"]), "prompts[1] is bytes; it must be text, a list of token ids, or a conversa"),
     (lambda llm: llm.generate(None), "prompts is None; it must be a text, a list of texts, or lists of token ids"),
