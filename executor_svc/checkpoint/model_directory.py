@@ -103,7 +103,7 @@ class ModelDirectory:
         """
         path = self.path / "generation_config.json"
         values = read_json_object(path) if path.is_file() else {}
-        return ", ".join(name for name in ("no_repeat_ngram_size", "forced_eos_token_id") if values.get(name))
+        return "" if values.get("forced_eos_token_id") is None else "forced_eos_token_id"
 
     def sampling_defaults(self) -> dict[str, float]:
         """Return the sampling parameters that generation_config.json sets; empty if there is none.

@@ -84,12 +84,29 @@ def processed_scores(scores: Float32Array, rows: SampleRows) -> Float32Array:
     np.add.at(counts, _places(output), 1)
     scores -= sampling["frequency_penalty"][:, None] * counts
     scores -= sampling["presence_penalty"][:, None] * (counts > 0)
+    scores[_places(_repeating_tokens(rows))] = -np.inf
     scores[_places(rows.forbidden_tokens())] = -np.inf
     scores[_places(rows.completed_tokens())] = -np.inf
     asking, masks = rows.allowed_masks()
     for row, mask in zip(asking.tolist(), masks, strict=True):
         scores[row, np.unpackbits(mask, count=VOCAB_SIZE, bitorder="little") == 0] = -np.inf
     return scores
+
+
+def _repeating_tokens(rows: SampleRows) -> FlatTokens:
+    """Return the tokens that would end an n-gram that their row has already."""
+    found: list[tuple[int, int]] = []
+    for row, size in enumerate(rows.sampling["no_repeat_ngram_size"].tolist()):
+        if not size:
+            continue
+        history = rows.token_ids[rows.slots[row], : rows.num_tokens[row]].tolist()
+        last = history[len(history) - size + 1 :]
+        for begin in range(len(history) - size + 1):
+            *prefix, end = history[begin : begin + size]
+            if prefix == last:
+                found.append((row, end))
+    places = np.array(found, np.int64).reshape(-1, 2)
+    return FlatTokens(places[:, 0], places[:, 1])
 
 
 def _places(tokens: FlatTokens) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

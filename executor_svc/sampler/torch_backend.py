@@ -200,6 +200,8 @@ def process(scores: torch.Tensor, rows: SampleRows, known: KnownTokens | None = 
     _add_biases(scores, rows)
     _penalize_repetition(scores, rows, known)
     _penalize_output(scores, rows, known)
+    if rows.sampling["no_repeat_ngram_size"].any():
+        _ban_repeated_ngrams(scores, rows, known)
     scores.view(-1).index_fill_(0, _places(rows.forbidden_tokens(), scores), -torch.inf)
     _ban_words(scores, rows, known)
     _keep_allowed(scores, rows)
@@ -238,6 +240,29 @@ def _penalize_output(scores: torch.Tensor, rows: SampleRows, known: KnownTokens)
     penalties = _of_tokens(frequency, output, scores.device) * counts[places]
     penalties += _of_tokens(presence, output, scores.device)
     flat.scatter_(0, places, flat[places] - penalties)
+
+
+def _ban_repeated_ngrams(scores: torch.Tensor, rows: SampleRows, known: KnownTokens) -> None:
+    """Rule out each token that would end an n-gram that prompt and output have already.
+
+    Source: Paulus et al. 2017, "A Deep Reinforced Model for Abstractive Summarization", section 2.5, for trigrams.
+    """
+    sizes = rows.sampling["no_repeat_ngram_size"]
+    history = rows.history(np.flatnonzero(sizes), output_only=False)
+    token_ids = known(history.token_ids, rows.slots[history.rows], history.positions)
+    # A token ends an n-gram that the next one may end again if the tokens before both are the same.
+    ends = np.flatnonzero(history.positions >= sizes[history.rows] - 1)
+    rows_of_ends = history.rows[ends]
+    next_tokens = ends + (rows.num_tokens[rows_of_ends] - history.positions[ends])
+    lengths = sizes[rows_of_ends].astype(np.int64) - 1
+    places = _places(FlatTokens(rows_of_ends, np.zeros_like(ends)), scores)
+    at, at_next, before = (index_to_device(each, scores.device) for each in (ends, next_tokens, lengths))
+    repeats = torch.ones_like(at, dtype=torch.bool)
+    for distance in range(1, int(sizes.max())):
+        one, other = (token_ids[(each - distance).clamp_(min=0)] for each in (at, at_next))
+        repeats &= (one == other) | (before < distance)  # or the n-gram is shorter
+    lowered = torch.zeros_like(places, dtype=torch.float32).masked_fill_(repeats, -torch.inf)
+    scores.view(-1).scatter_add_(0, places.add_(token_ids[at]), lowered)
 
 
 def _ban_words(scores: torch.Tensor, rows: SampleRows, known: KnownTokens) -> None:

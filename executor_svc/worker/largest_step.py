@@ -34,9 +34,16 @@ def run_largest_steps(worker: Worker) -> None:
         return
     num_alternatives = min(NUM_ALTERNATIVES, info.vocab_size)
     sampled = SamplingRow(
-        temperature=1.0, typical_p=0.9, num_logprobs=num_alternatives, repetition_penalty=1.1, frequency_penalty=0.1
+        temperature=1.0,
+        typical_p=0.9,
+        num_logprobs=num_alternatives,
+        repetition_penalty=1.1,
+        frequency_penalty=0.1,
+        no_repeat_ngram_size=3,
     )
-    beams = SamplingRow(num_candidates=min(NUM_CANDIDATES, info.vocab_size), repetition_penalty=1.1)
+    beams = SamplingRow(
+        num_candidates=min(NUM_CANDIDATES, info.vocab_size), repetition_penalty=1.1, no_repeat_ngram_size=3
+    )
     lengths = prompt_lengths(info)
     deltas = (
         _prompts(info, lengths, sampled, generation=1),

@@ -17,6 +17,7 @@ SAMPLINGS = (
         seed=1,
         repetition_penalty=1.1,
         frequency_penalty=0.1,
+        no_repeat_ngram_size=3,
         num_logprobs=1,
     ),
 )

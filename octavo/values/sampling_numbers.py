@@ -26,6 +26,8 @@ class SamplingNumbers:
             Absent: 0.
         frequency_penalty: Subtract this from a token's logit for each time it occurs in the output. Range
             -100 to 100. Absent: 0.
+        no_repeat_ngram_size: No run of so many tokens comes twice in prompt and output; 0: off. Range 0 to
+            64. Absent: the model's, else 0.
         min_tokens: Minimum number of output tokens. Absent: 0.
         max_tokens: Maximum number of output tokens. Range 1 and up. Absent: as many as fit.
         seed: Equal seeds give equal outputs, whatever else is running. Absent: chosen by the scheduler.
@@ -49,6 +51,7 @@ class SamplingNumbers:
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
     seed: int | None = None

@@ -211,6 +211,17 @@ SAMPLING_PARAMS = (
         stage=Stage.PROCESSOR,
     ),
     SamplingParam(
+        name="no_repeat_ngram_size",
+        kind=Kind.COUNT,
+        doc="No run of so many tokens comes twice in prompt and output; 0: off.",
+        high=64,
+        wire_number=14,
+        wire_doc="Tokens that would end a run of so many tokens that is in prompt or output already are ruled out "
+        "(CAPABILITY_NO_REPEAT_NGRAM); 0: off.",
+        stage=Stage.PROCESSOR,
+        may_model_set=True,
+    ),
+    SamplingParam(
         name="min_tokens",
         kind=Kind.COUNT,
         doc="Minimum number of output tokens.",

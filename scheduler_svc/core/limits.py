@@ -90,6 +90,7 @@ class CoreLimits:
         max_transfers: Transfers of blocks, to and from other executors, that may be pending at once; 0: none is made.
         names_blocks: Whether the executor is told the names of cached blocks, so that the cache outlives the planner.
         flags_rows: Whether the executor says which outputs cannot go on.
+        bans_ngrams: Whether the executor's sampler has `no_repeat_ngram_size`.
         num_grammar_slots: Grammars that outputs can follow at a time; 0: the executor follows none.
         matcher_id: Names the executor's grammar matcher; those with equal ids allow the same tokens.
         max_grammar_bytes: Longest body of a grammar.
@@ -137,6 +138,7 @@ class CoreLimits:
     prefill_role_tokens: int = 1024
     names_blocks: bool = False
     flags_rows: bool = False
+    bans_ngrams: bool = False
     num_grammar_slots: int = 0
     matcher_id: str = ""
     max_grammar_bytes: int = 0

@@ -72,6 +72,7 @@ WANTED = frozenset(
         Capability.VARIABLE_TOKENS,
         Capability.BLOCK_TRANSFER,
         Capability.WEIGHT_VERSIONS,
+        Capability.NO_REPEAT_NGRAM,
     }
 )
 

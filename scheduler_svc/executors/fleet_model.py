@@ -102,6 +102,7 @@ class FleetModel:
                 names_blocks=Capability.NAMED_BLOCKS in agreed and limits.prefix_caching,
                 flags_rows=Capability.ROW_FLAGS in agreed,
                 tells_loads=Capability.GRAMMARS_READY in agreed,
+                bans_ngrams=Capability.NO_REPEAT_NGRAM in agreed,
                 max_transfers=limits.max_transfers if Capability.BLOCK_TRANSFER in agreed else 0,
             )
             planner = self._fleet.join(limits, session.epoch, address, numerics, session.info)

@@ -150,6 +150,7 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         pooling_tasks=tuple(sorted(info.pooling_tasks)),
         embedding_size=info.embedding_size,
         num_scores=info.num_scores,
+        bans_ngrams=info.bans_ngrams,
         num_grammar_slots=info.num_grammar_slots,
         matcher_id=info.matcher_id,
         num_adapter_slots=info.num_adapter_slots,

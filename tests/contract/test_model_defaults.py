@@ -1,5 +1,6 @@
 """What a model's generation_config.json sets counts where a request says nothing; a flag turns that off."""
 
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -7,11 +8,18 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo import Client, SamplingParams
+from octavo.errors import UnavailableError
 from octavo_shared.step_wire.step import SamplingRow
 from tests.support.stack import Stack, running_stack, token_request
 
 # Numbers that float32 holds exactly.
-DEFAULTS: dict[str, Any] = {"temperature": 0.5, "top_p": 0.75, "top_k": 7, "repetition_penalty": 1.25}
+DEFAULTS: dict[str, Any] = {
+    "temperature": 0.5,
+    "top_p": 0.75,
+    "top_k": 7,
+    "repetition_penalty": 1.25,
+    "no_repeat_ngram_size": 3,
+}
 
 
 async def row_of(stack: Stack, **params: Any) -> dict[str, float]:
@@ -70,3 +78,17 @@ async def test_a_greedy_model_refuses_equal_outputs_and_says_whose_temperature_i
         "sampling_params.n is 2; it must be 1 with temperature 0, this model's default, because greedy outputs are "
         "all equal: use a temperature above 0"
     )
+
+
+async def test_n_grams_are_banned_where_the_sampler_can_and_refused_by_name_where_none_can() -> None:
+    lacking, having = FakeWorker(), FakeWorker()
+    lacking.info = replace(lacking.info, bans_ngrams=False)
+    async with running_stack(lacking, having) as stack, Client(stack.address) as client:
+        for _ in range(4):
+            answer = await client.generate([65, 66], max_tokens=40, temperature=0, no_repeat_ngram_size=1)
+            token_ids = answer.outputs[0].token_ids
+            assert len({65, 66, *token_ids}) == 2 + len(token_ids)
+        assert not lacking.table.sampling["no_repeat_ngram_size"].any()
+    async with running_stack(lacking) as stack, Client(stack.address) as client:
+        with pytest.raises(UnavailableError, match="NO_REPEAT_NGRAM"):
+            await client.generate([65, 66], max_tokens=2, no_repeat_ngram_size=1)

@@ -116,6 +116,7 @@ def random_sampling(random: np.random.Generator) -> SamplingRow:
         "repetition_penalty": (0.8, 1.3),
         "presence_penalty": (-0.7, 1.0),
         "frequency_penalty": (-0.4, 0.8),
+        "no_repeat_ngram_size": (2, 3),
         "min_tokens": (3, 9, 30),
         "num_logprobs": (0, 1, 4),
     }

@@ -28,7 +28,7 @@ from tests.numerics.reference import MakeDriver, random_prompt
 
 GREEDY = SamplingRow()
 RANDOM = SamplingRow(temperature=0.9, top_k=20, top_p=0.95, min_p=0.01, seed=7)
-PENALIZED = SamplingRow(temperature=1.1, repetition_penalty=1.7, frequency_penalty=0.4, seed=3)
+PENALIZED = SamplingRow(temperature=1.1, repetition_penalty=1.7, frequency_penalty=0.4, no_repeat_ngram_size=2, seed=3)
 WITH_LOGPROBS = SamplingRow(temperature=0.8, num_logprobs=3, seed=5)
 
 

@@ -14,6 +14,7 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
@@ -71,6 +72,7 @@ SAMPLING_ROWS = st.builds(
     repetition_penalty=st.sampled_from([1.0, 0.75, 1.25, 2.0]),
     presence_penalty=st.sampled_from([0.0, -1.5, 0.75]),
     frequency_penalty=st.sampled_from([0.0, -0.5, 1.25]),
+    no_repeat_ngram_size=st.sampled_from([0, 0, 1, 2, 3, 64]),
     min_tokens=st.integers(0, 12),
 )
 ROWS = st.builds(Row, SAMPLING_ROWS, HISTORIES, st.lists(st.integers(0, 20), max_size=12), token_rules())
@@ -94,6 +96,8 @@ def transformers_processors(row: Row) -> LogitsProcessorList:
         processors.append(SequenceBiasLogitsProcessor([[[token_id], bias] for token_id, bias in pairs]))
     if sampling.repetition_penalty != 1:
         processors.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
+    if sampling.no_repeat_ngram_size:
+        processors.append(NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram_size))
     words = [word[word != NO_TOKEN].tolist() for word in rules.banned_words]
     words += [[token_id] for token_id in rules.banned_token_ids.tolist()]
     if words:
@@ -288,6 +292,7 @@ def test_a_banned_word_at_the_beginning_of_a_history_matches_no_token_before_it(
 
 
 CANDIDATE_ROWS: dict[str, Callable[[], Row]] = {
+    "n-grams": lambda: Row(SamplingRow(no_repeat_ngram_size=2), [4, 5, 4], [7, 4]),
     "repetition": lambda: Row(SamplingRow(repetition_penalty=1.5), [3, 4], [5, 5]),
     "bias": lambda: Row(rules=TokenRules(biased_token_ids=array([7]), biases=np.array([9.0], np.float32))),
     "banned": lambda: Row(rules=TokenRules(banned_token_ids=array(list(range(140))))),

@@ -60,6 +60,7 @@ def rows_of_every_kind(vocab_size: int) -> list[Row]:
         SamplingRow(repetition_penalty=1.7),
         SamplingRow(presence_penalty=1.5),
         SamplingRow(frequency_penalty=0.9),
+        SamplingRow(no_repeat_ngram_size=2),
         penalties,
     ]
     samplings = [

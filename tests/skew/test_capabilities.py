@@ -16,12 +16,12 @@ from executor_svc.service.kept_responses import KeptResponses
 from executor_svc.service.servicer import Context, ExecutionServicer
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.execution.v1 import execution_service_pb2_grpc as pb_grpc
-from octavo.execution.v1 import step_pb2
+from octavo.execution.v1 import sampling_params_pb2, step_pb2
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
 from octavo_shared.step_wire.executor_info import Capability, ExecutorInfo
 from octavo_shared.step_wire.step import Step, TableDelta
-from octavo_shared.step_wire.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, STEP_FIELDS
+from octavo_shared.step_wire.wire_agreement import ADMISSION_FIELDS, ANSWER_FIELDS, SAMPLING_FIELDS, STEP_FIELDS
 from scheduler_svc.executors import client as executor_client
 from scheduler_svc.executors.client import WANTED, ExecutorClient, ExecutorRefusedError
 from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
@@ -60,6 +60,7 @@ IN_AN_ADMISSION = {
     "encoder_input": Admission(encoder_input=step_pb2.EncoderInput(num_encoder_tokens=1)),
     "state_block": Admission(state_block=0),
 }
+IN_SAMPLING_PARAMS = {"no_repeat_ngram_size": sampling_params_pb2.SamplingParams(no_repeat_ngram_size=3)}
 IN_AN_ANSWER = {
     "token_counts": Answer(token_counts=b"\1"),
     "draft_counts": Answer(draft_counts=b"\1"),
@@ -173,6 +174,7 @@ async def test_an_executor_of_a_release_is_asked_for_what_it_has_and_gets_featur
         Capability.BLOCK_TRANSFER: False,
         Capability.VARIABLE_TOKENS: False,  # it drafts only if it is told to
         Capability.WEIGHT_VERSIONS: False,  # its weights stay as they are
+        Capability.NO_REPEAT_NGRAM: False,
     }
     lacking = {capability for capability, has_it in later.items() if not has_it}
     expected = WANTED - lacking if has_capabilities else set()
@@ -222,7 +224,7 @@ AGREEING: dict[str, tuple[Callable[[pb.AttachResponse], object], str]] = {
     "capabilities of version 1": (
         lambda response: setattr(response, "wire_version", 1),
         "it accepted capabilities that this scheduler did not offer: "
-        "NUMERICS,NAMED_BLOCKS,GRAMMARS,ROW_FLAGS,GRAMMARS_READY",
+        "NUMERICS,NAMED_BLOCKS,GRAMMARS,ROW_FLAGS,GRAMMARS_READY,NO_REPEAT_NGRAM",
     ),
     "numerics without an id": (
         lambda response: response.info.ClearField("numerics_id"),
@@ -257,14 +259,14 @@ async def test_an_executor_that_agrees_on_what_cannot_be_is_refused(what: str, m
 
 
 @each_row(
-    (1, [1, 4], []), (2, [], []), (2, [*range(1, 14), 40], [1, 2, 4, 9, 13]), (9, [0, 4, 13], []), (2, [9, 13], [9])
+    (1, [1, 4], []), (2, [], []), (2, [*range(1, 15), 40], [1, 2, 4, 9, 13, 14]), (9, [0, 4, 13], []), (2, [9, 13], [9])
 )
 async def test_an_executor_agrees_on_what_it_has_and_is_silent_on_the_rest(
     wire_version: int, wanted: list[int], agreed: list[int]
 ) -> None:
     async with executor_here(FakeWorker()) as executor, grpc.aio.insecure_channel(executor.address) as channel:
         stub = pb_grpc.ExecutionServiceStub(channel)
-        assert list((await stub.GetExecutorInfo(pb.GetExecutorInfoRequest())).capabilities) == [1, 2, 4, 9, 13]
+        assert list((await stub.GetExecutorInfo(pb.GetExecutorInfoRequest())).capabilities) == [1, 2, 4, 9, 13, 14]
         response = await stub.Attach(attach_request(wire_version, *wanted))
         assert list(response.capabilities) == agreed
         assert response.wire_version == min(wire_version, 2)
@@ -315,7 +317,11 @@ async def refused_step(wire_version: int, change: Request) -> str:
     """Return how an executor of today refuses its first step with a change; it must take the step without it."""
     async with executor_here(FakeWorker()) as executor, grpc.aio.insecure_channel(executor.address) as channel:
         stub = pb_grpc.ExecutionServiceStub(channel)
-        wanted = set(Capability) - {Capability.NAMED_BLOCKS, Capability.ROW_FLAGS}  # it has these
+        wanted = set(Capability) - {
+            Capability.NAMED_BLOCKS,
+            Capability.ROW_FLAGS,
+            Capability.NO_REPEAT_NGRAM,
+        }  # it has these
         epoch = (await stub.Attach(attach_request(wire_version, *wanted))).epoch
         step = first_step(epoch)
         if wire_version > 1:
@@ -330,12 +336,19 @@ async def refused_step(wire_version: int, change: Request) -> str:
         return details
 
 
-@each_row(*product([1, 2], [*IN_A_STEP, *IN_AN_ADMISSION]))
+def with_field(name: str) -> Request:
+    """Return a step that has a field."""
+    if name in IN_SAMPLING_PARAMS:
+        return Request(forks=[step_pb2.Fork(slot=1, sampling_params=IN_SAMPLING_PARAMS[name])])
+    return IN_A_STEP.get(name) or Request(admissions=[IN_AN_ADMISSION[name]])
+
+
+@each_row(*product([1, 2], [*IN_A_STEP, *IN_AN_ADMISSION, *IN_SAMPLING_PARAMS]))
 async def test_a_field_that_was_not_agreed_on_is_refused_by_name_and_nothing_is_written(
     wire_version: int, name: str
 ) -> None:
-    bits, change = Request(), IN_A_STEP.get(name) or Request(admissions=[IN_AN_ADMISSION[name]])
-    capability = (STEP_FIELDS | ADMISSION_FIELDS)[name]
+    bits, change = Request(), with_field(name)
+    capability = (STEP_FIELDS | ADMISSION_FIELDS | SAMPLING_FIELDS)[name]
     if wire_version > 1:
         bits.feature_bits = 1 << capability
     bits.MergeFrom(change)
@@ -453,7 +466,9 @@ async def test_an_answer_that_does_not_repeat_the_feature_bits_is_a_fault(
 def test_there_is_a_row_for_each_field_and_each_capability() -> None:
     assert set(IN_A_STEP) == set(STEP_FIELDS)
     assert set(IN_AN_ADMISSION) == set(ADMISSION_FIELDS)
+    assert set(IN_SAMPLING_PARAMS) == set(SAMPLING_FIELDS)
     assert set(IN_AN_ANSWER) == set(ANSWER_FIELDS)
-    used = {*STEP_FIELDS.values(), *ADMISSION_FIELDS.values(), *ANSWER_FIELDS.values()}
+    tables = (STEP_FIELDS, ADMISSION_FIELDS, SAMPLING_FIELDS, ANSWER_FIELDS)
+    used = {capability for table in tables for capability in table.values()}
     in_parameters_alone = {Capability.CACHE_GROUPS}
     assert used == {*OF_THE_EXECUTOR} - in_parameters_alone

@@ -39,6 +39,17 @@ static void penalize_output(float *scores, long size, const int32_t *output, lon
     }
 }
 
+// Set to -inf each token that would end an n-gram of `length` tokens that the history has already.
+static void ban_repeated_ngrams(float *scores, long size, const int32_t *history, long num_tokens, long length) {
+    const int32_t *last = history + num_tokens - (length - 1);
+    for (long end = length - 1; end < num_tokens; end++) {
+        const int32_t *begin = history + end - (length - 1);
+        long i = 0;
+        while (i < length - 1 && begin[i] == last[i]) i++;
+        if (i == length - 1 && is_token(history[end], size)) scores[history[end]] = -INFINITY;
+    }
+}
+
 // Set to -inf the tokens that are not in a list of allowed ones.
 static void keep_allowed(float *scores, long size, const uint8_t *mask) {
     for (long byte = 0; byte < size / 8; byte++)
@@ -61,6 +72,8 @@ void process_row(float *scores, long size, const Processing *how, const TokenLis
     if (how->presence_penalty != 0.0f || how->frequency_penalty != 0.0f)
         penalize_output(scores, size, history + how->num_prompt_tokens, how->num_tokens - how->num_prompt_tokens,
                         how->presence_penalty, how->frequency_penalty, counts);
+    if (how->no_repeat_ngram_size > 0 && how->no_repeat_ngram_size <= how->num_tokens)
+        ban_repeated_ngrams(scores, size, history, how->num_tokens, how->no_repeat_ngram_size);
     for (long i = 0; i < how->num_forbidden; i++) scores[forbidden[i]] = -INFINITY;
     if (how->mask_begin >= 0) keep_allowed(scores, size, lists->masks + how->mask_begin);
 }

@@ -16,6 +16,7 @@ typedef struct {
     float repetition_penalty;  // 1: off
     float presence_penalty;    // 0: off
     float frequency_penalty;   // 0: off
+    int32_t no_repeat_ngram_size;  // 0: off
 } Processing;
 
 // The lists of the rows of a call, one row after the other.

@@ -61,6 +61,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """The load of a grammar only begins in its step, and the executor tells its end. Agreed only together
     with CAPABILITY_GRAMMARS.
     """
+    CAPABILITY_NO_REPEAT_NGRAM: _Capability.ValueType  # 14
+    """The sampler has SamplingParams.no_repeat_ngram_size."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """Capability is one thing beyond wire version 1 that an executor may be able to do. What each means on
@@ -104,6 +106,8 @@ CAPABILITY_GRAMMARS_READY: Capability.ValueType  # 13
 """The load of a grammar only begins in its step, and the executor tells its end. Agreed only together
 with CAPABILITY_GRAMMARS.
 """
+CAPABILITY_NO_REPEAT_NGRAM: Capability.ValueType  # 14
+"""The sampler has SamplingParams.no_repeat_ngram_size."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 class _CacheKind:

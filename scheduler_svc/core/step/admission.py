@@ -214,11 +214,13 @@ class Admissions:
         return not self._why_never_but_for_blocks(group) and not self._blocks.can_ever_allocate(group)
 
     def must_not_go_on(self, group: SequenceGroup) -> bool:
-        """Return whether a waiting group needs an executor with another grammar matcher or other numerics.
+        """Return whether a waiting group needs an executor with another sampler, grammar matcher or other numerics.
 
         A group with a grammar needs the matcher that it began with. A group that requires the same numerics needs
         those that made its tokens.
         """
+        if self._why_never_sampled(group):
+            return True
         if not (group.requires_same_numerics or self._things.used_by(group)):
             return False  # as for most groups
         requires = group.requires
@@ -273,9 +275,13 @@ class Admissions:
         if not limits.is_generative:
             return f"the model generates nothing; it {self._offered}"
         if self.must_not_go_on(group):
-            return self._things.why_never(group.requires) or (
-                f"{group.provenance.spans[-1].numerics.described} computed its tokens so far, this one is "
-                f"{self.numerics.described}, and the request requires the same numerics (require_same_numerics)"
+            return (
+                self._why_never_sampled(group)
+                or self._things.why_never(group.requires)
+                or (
+                    f"{group.provenance.spans[-1].numerics.described} computed its tokens so far, this one is "
+                    f"{self.numerics.described}, and the request requires the same numerics (require_same_numerics)"
+                )
             )
         accepted_len = group.stop_conditions.accepted_len
         if accepted_len is not None and accepted_len > limits.max_model_len:
@@ -299,6 +305,15 @@ class Admissions:
                 "--max-message-bytes of the scheduler or the executor"
             )
         return ""
+
+    def _why_never_sampled(self, group: SequenceGroup) -> str:
+        size = group.sampling.no_repeat_ngram_size
+        if not size or self._limits.bans_ngrams:
+            return ""
+        return (
+            f"the request has no_repeat_ngram_size {size}, which this executor's sampler lacks (the capability "
+            "NO_REPEAT_NGRAM)"
+        )
 
     def _why_never_encoded(self, token_ids: Int32Array | None) -> str:
         longest = self._limits.max_encoder_tokens

@@ -118,6 +118,9 @@ class DecodingFields(RequestFields):
     repetition_penalty: float | None = Field(
         None, description=("Makes tokens that are in the prompt or the output less likely.")
     )
+    no_repeat_ngram_size: int | None = Field(
+        None, description="No run of so many tokens comes twice in prompt and output; at most 64."
+    )
     min_tokens: int | None = Field(None, description="Minimum number of output tokens.")
     ignore_eos: bool | None = Field(None, description="Continue after end-of-sequence tokens.")
     stop_token_ids: TokenIds | None = Field(None, description="Stop tokens: the output ends at the first of these.")

@@ -32,7 +32,7 @@ MAX_PROMPTS = 1024
 _SAME_NAMES = (
     *("temperature", "top_p", "frequency_penalty", "presence_penalty", "min_p", "typical_p", "repetition_penalty"),
     *("min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs"),
-    "length_penalty",
+    *("length_penalty", "no_repeat_ngram_size"),
 )
 _SAME_LISTS = {
     "stop_token_ids": "stop_token_ids",

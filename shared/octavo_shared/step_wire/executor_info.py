@@ -25,6 +25,7 @@ class Capability(IntEnum):
     CACHE_GROUPS = 11
     STATES = 12
     GRAMMARS_READY = 13
+    NO_REPEAT_NGRAM = 14
 
 
 _NAMES = {int(capability): capability.name for capability in Capability}
@@ -109,6 +110,7 @@ class ExecutorInfo:
     max_transfers: int = 0  # sent and received, pending at once; 0: it neither sends nor receives blocks
     adapter_names: tuple[str, ...] = ()  # sources that its operator wants served under these names
     updates_weights: bool = False
+    bans_ngrams: bool = True  # it has `no_repeat_ngram_size`
     max_encoder_tokens: int = 0  # longest input of its encoder; 0: it has none
     decoder_start_token_ids: tuple[int, ...] = ()  # with which the decoder of such a model begins
 
@@ -125,7 +127,8 @@ class ExecutorInfo:
         of_transfers = {Capability.BLOCK_TRANSFER} if self.max_transfers else set()
         of_versions = {Capability.WEIGHT_VERSIONS} if self.updates_weights else set()
         of_encoder = {Capability.ENCODER} if self.max_encoder_tokens else set()
-        of_things = of_grammars | of_adapters | of_versions
+        of_ngrams = {Capability.NO_REPEAT_NGRAM} if self.bans_ngrams else set()
+        of_things = of_grammars | of_adapters | of_versions | of_ngrams
         of_blocks = of_groups | of_states | of_transfers | of_encoder
         return frozenset({Capability.ROW_FLAGS, *of_numerics, *of_things, *of_drafts, *of_pooling, *of_blocks})
 

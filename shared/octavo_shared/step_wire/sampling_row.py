@@ -22,6 +22,7 @@ SAMPLING_ROW = np.dtype(
         ("presence_penalty", "<f4"),
         ("frequency_penalty", "<f4"),
         ("min_tokens", "<i4"),
+        ("no_repeat_ngram_size", "<i4"),
     ]
 )
 
@@ -47,6 +48,7 @@ class SamplingRow:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     min_tokens: int = 0
+    no_repeat_ngram_size: int = 0
 
     def as_tuple(self) -> tuple[float | int, ...]:
         """Return the values in the order of `SAMPLING_ROW`."""
@@ -64,4 +66,5 @@ class SamplingRow:
             self.presence_penalty,
             self.frequency_penalty,
             self.min_tokens,
+            self.no_repeat_ngram_size,
         )

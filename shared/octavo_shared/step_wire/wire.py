@@ -167,6 +167,10 @@ def feature_bits_of(step: Step) -> int:
             bits |= 1 << Capability.STATES
         if admission.encoder_input is not None:
             bits |= 1 << Capability.ENCODER
+        if admission.sampling.no_repeat_ngram_size:
+            bits |= 1 << Capability.NO_REPEAT_NGRAM
+    if any(fork.sampling.no_repeat_ngram_size for fork in (*delta.beam_forks, *delta.forks)):
+        bits |= 1 << Capability.NO_REPEAT_NGRAM
     if len(delta.allowances) or step.draft_counts is not None:
         bits |= 1 << Capability.VARIABLE_TOKENS
     if step.pooling_inputs:

@@ -39,6 +39,8 @@ ADMISSION_FIELDS = {
     "encoder_input": Capability.ENCODER,
     "state_block": Capability.STATES,
 }
+# Of the sampling parameters of admissions and forks.
+SAMPLING_FIELDS = {"no_repeat_ngram_size": Capability.NO_REPEAT_NGRAM}
 ANSWER_FIELDS = {
     "token_counts": Capability.VARIABLE_TOKENS,
     "draft_counts": Capability.VARIABLE_TOKENS,
@@ -83,7 +85,7 @@ class WireAgreement:
             is_plain = before[0].number == _FEATURE_BITS_OF_STEP and before[1] == 1 << Capability.WEIGHT_VERSIONS
         else:
             is_plain = last.number == _FEATURE_BITS_OF_STEP and value == 0
-        if is_plain and self.has_feature_bits and not step.admissions:
+        if is_plain and self.has_feature_bits and not (step.admissions or step.forks or step.beam_forks):
             return
         fields = list(_capability_fields(step))
         for name, capability in fields:
@@ -142,7 +144,7 @@ def _not_agreed(number: int) -> str:
 
 
 def _capability_fields(step: step_pb2.ExecuteModelRequest) -> Iterator[tuple[str, Capability]]:
-    """Yield the fields of a step and of its admissions that belong to a capability, in words."""
+    """Yield the fields of a step, of its admissions and of its forks that belong to a capability, in words."""
     for descriptor, _ in step.ListFields():
         if descriptor.name in STEP_FIELDS:
             yield descriptor.name, STEP_FIELDS[descriptor.name]
@@ -150,6 +152,11 @@ def _capability_fields(step: step_pb2.ExecuteModelRequest) -> Iterator[tuple[str
         for descriptor, _ in admission.ListFields():
             if descriptor.name in ADMISSION_FIELDS:
                 yield f"{descriptor.name} in the admission to slot {admission.slot}", ADMISSION_FIELDS[descriptor.name]
+    made_slots: list[step_pb2.Admission | step_pb2.Fork] = [*step.admissions, *step.beam_forks, *step.forks]
+    for made in made_slots:
+        for name, capability in SAMPLING_FIELDS.items():
+            if getattr(made.sampling_params, name):
+                yield f"{name} in the sampling parameters of slot {made.slot}", capability
 
 
 def agreed_capabilities(request: pb.AttachRequest, info: ExecutorInfo) -> frozenset[Capability]:

@@ -24,7 +24,7 @@ _PARAMETERS |= {*_ENCODER_PARAMETERS}
 _PLAIN_INFO = tuple(
     name
     for name in ExecutorInfo.__dataclass_fields__
-    if name not in {"sampling_defaults", "updates_weights", *_PARAMETERS}
+    if name not in {"sampling_defaults", "updates_weights", "bans_ngrams", *_PARAMETERS}
 )
 _LISTS = ("eos_token_ids", "adapter_names")
 _CACHE_KINDS = frozenset(kind.value for kind in CacheKind)
@@ -49,6 +49,7 @@ def decode_info(message: execution_service_pb2.GetExecutorInfoResponse) -> Execu
     values["sampling_defaults"] = decode_sampling_defaults(message.sampling_defaults)
     values.update(decode_parameters(message.capability_parameters))
     values["updates_weights"] = capability_pb2.CAPABILITY_WEIGHT_VERSIONS in message.capabilities
+    values["bans_ngrams"] = capability_pb2.CAPABILITY_NO_REPEAT_NGRAM in message.capabilities
     lists = {name: tuple(getattr(message, name)) for name in _LISTS}
     return ExecutorInfo(**{**values, **lists})
 

@@ -61,6 +61,7 @@ COMMON: Rows = {
     "logit_bias": (SHORT | {"logit_bias": {"66": 5, "67": -5.5}}, lambda a: num_output_tokens(a) == 4),
     "allowed_token_ids": (SHORT | {"allowed_token_ids": [65]}, lambda a: num_output_tokens(a) == 4),
     "banned": (SHORT | {"banned_token_ids": [66], "bad_words": ["b"]}, lambda a: num_output_tokens(a) == 4),
+    "no_repeat_ngram_size": (SHORT | {"no_repeat_ngram_size": 1}, lambda a: num_output_tokens(a) == 4),
     "min_tokens": (SHORT | {"min_tokens": 2, "ignore_eos": True}, lambda a: num_output_tokens(a) == 4),
     "skip_special_tokens": (SHORT | {"skip_special_tokens": False}, lambda a: num_output_tokens(a) == 4),
     "cache_salt": (SHORT | {"cache_salt": "x"}, lambda a: num_output_tokens(a) == 4),

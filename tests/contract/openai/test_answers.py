@@ -65,6 +65,7 @@ def test_fields_reach_the_native_request() -> None:
         "min_p": 0.25,
         "typical_p": 0.75,
         "repetition_penalty": 1.5,
+        "no_repeat_ngram_size": 2,
         "frequency_penalty": 0.5,
         "presence_penalty": 0.25,
         "max_tokens": 7,

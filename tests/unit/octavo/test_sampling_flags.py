@@ -28,6 +28,7 @@ FLAGS: list[tuple[str, str, object]] = [
     ("--repetition-penalty 1.25", "repetition_penalty", 1.25),
     ("--presence-penalty -0.5", "presence_penalty", -0.5),
     ("--frequency-penalty 0.5", "frequency_penalty", 0.5),
+    ("--no-repeat-ngram-size 3", "no_repeat_ngram_size", 3),
     ("--logit-bias 42=-1.5", "logit_bias", [{"token_id": 42, "bias": -1.5}]),
     ("--logit-bias 7=2 --logit-bias 3=1", "logit_bias", [{"token_id": 7, "bias": 2}, {"token_id": 3, "bias": 1}]),
     ("--logit-bias 7=2 --logit-bias 7=1", "logit_bias", [{"token_id": 7, "bias": 1}]),

@@ -12,7 +12,15 @@ from executor_svc.checkpoint.model_directory import ModelDirectory, sampling_def
 from octavo_shared.errors import ModelLoadError
 from tests.support.each_row import each_row
 
-SETTINGS = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 1.1}
+SETTINGS = {
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+    "min_p": 0.1,
+    "typical_p": 0.9,
+    "repetition_penalty": 1.1,
+    "no_repeat_ngram_size": 3,
+}
 
 
 def read(**config: Any) -> dict[str, float]:
@@ -48,6 +56,7 @@ def test_null_sets_nothing() -> None:
         ("top_p", 0),
         ("top_p", {}),
         ("repetition_penalty", 0.0),
+        ("no_repeat_ngram_size", 65),
     ],
 )
 def test_what_no_request_may_have_is_left_out_and_named(

@@ -62,6 +62,7 @@ def test_a_bias_and_penalties_change_what_comes() -> None:
     assert generate(4, biased, SamplingRow(frequency_penalty=25.0)) == [200, 97, 200, 97]
     assert generate(3, biased, SamplingRow(repetition_penalty=2.0)) == [200, 200, 200]
     assert generate(3, biased, SamplingRow(presence_penalty=12.0)) == [200, 97, 200]
+    assert generate(4, biased, SamplingRow(no_repeat_ngram_size=2)) == [200, 200, 97, 200]
 
 
 def test_seeds_and_outputs_differ_under_rules_too() -> None:

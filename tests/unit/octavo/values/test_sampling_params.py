@@ -71,6 +71,7 @@ def test_every_field_arrives() -> None:
         length_penalty=-0.5,
         early_stopping="never",
         typical_p=0.75,
+        no_repeat_ngram_size=3,
         banned_words="word",
         banned_token_ids=[7],
         allowed_token_ids=(8, 9),
@@ -86,6 +87,7 @@ def test_every_field_arrives() -> None:
     assert proto.early_stopping == generation_pb2.EARLY_STOPPING_NEVER
     assert (list(proto.banned_words), list(proto.banned_token_ids)) == (["word"], [7])
     assert (list(proto.allowed_token_ids), proto.prompt_logprobs, proto.typical_p) == ([8, 9], 2, 0.75)
+    assert proto.no_repeat_ngram_size == 3
 
 
 @each_row(
@@ -128,6 +130,7 @@ def test_a_number_that_cannot_travel_is_refused_with_its_value_and_limit() -> No
         **dict.fromkeys(("top_k", "min_tokens"), "a whole number, from 0 to 2147483647"),
         **dict.fromkeys(("logprobs", "prompt_logprobs"), "a whole number, from 0 to 20"),
         **dict.fromkeys(("best_of", "beam_width"), "a whole number, at least 0 and at most 4294967295"),
+        "no_repeat_ngram_size": "a whole number, from 0 to 64",
         "n": "a whole number, at least 1 and at most 4294967295",
         "max_tokens": "a whole number, at least 1 and at most 4294967295",
         "seed": "a whole number, from 0 to 18446744073709551615",

@@ -160,11 +160,17 @@ def test_a_step_with_everything_survives_the_wire() -> None:
     assert plain(over_the_wire(full_step())) == plain(full_step())
 
 
+NO_REPEATS = SamplingRow(no_repeat_ngram_size=3)
+
+
 @each_row(
     (TableDelta(), 0),
     (TableDelta(admissions=full_step().delta.admissions[1:]), 0),
     (TableDelta(admissions=(dataclasses.replace(full_step().delta.admissions[0], state_block=None),)), 1 << 4 | 1 << 5),
     (TableDelta(admissions=(dataclasses.replace(full_step().delta.admissions[1], state_block=0),)), 1 << 12),
+    (TableDelta(forks=(Fork(0, 1, 1, NO_REPEATS),)), 1 << 14),
+    (TableDelta(beam_forks=(Fork(0, 1, 1, NO_REPEATS),)), 1 << 14),
+    (TableDelta(admissions=(dataclasses.replace(full_step().delta.admissions[1], sampling=NO_REPEATS),)), 1 << 14),
     (TableDelta(grammar_drops=(0,)), 1 << 4),
     (TableDelta(grammar_loads=(GrammarLoad(0, Grammar(b"")),)), 1 << 4),
     (TableDelta(adapter_drops=(0,)), 1 << 5),
