@@ -28,14 +28,14 @@ NO_IDS = dict.fromkeys(("eos_token_id", "forced_eos_token_id", "forced_bos_token
 async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str, speculate: str) -> None:
     reference = save_tiny_architecture(tmp_path, name, MODELS[name])
     is_encoded = reference.config.is_encoder_decoder
-    # The file's size is that of requests without one.
+    # The size in the file is that of requests without one.
     (tmp_path / "generation_config.json").write_text(
         json.dumps({"decoder_start_token_id": START, "no_repeat_ngram_size": 3})
     )
     worker = RealModel(tmp_path, 8, 64, max_num_seqs=16, max_model_len=64).new_worker()
     async with running_stack(worker, speculate=speculate) as stack, Client(stack.address) as client:
         for prompt in PROMPTS:
-            found = {}
+            found: dict[tuple[int, int], list[list[int]]] = {}
             for size, width in ((0, 0), (1, 0), (2, 0), (3, 0), (2, 3), (3, 3)):
                 theirs = reference.generate(
                     torch.tensor([prompt]),
@@ -57,3 +57,4 @@ async def test_tokens_are_those_of_transformers(tmp_path: Path, name: str, specu
                 assert [list(output.token_ids) for output in answer.outputs] == expected, (size, width)
                 found[size, width] = expected
             assert len({str(found[size, 0]) for size in (0, 1, 2, 3)}) > 2, "the sizes decide nothing"
+        assert (stack.engine.meter.num_drafts > 0) is (speculate == "on")
