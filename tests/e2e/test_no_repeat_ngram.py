@@ -10,8 +10,8 @@ import torch
 
 from octavo.client import Client
 from tests.numerics.architectures import save_tiny_architecture
+from tests.numerics.encoder_decoders import FAMILIES
 from tests.numerics.real_model import RealModel
-from tests.numerics.test_encoder_decoders import FAMILIES
 from tests.support.stack import running_stack
 
 BART = "BartForConditionalGeneration"
