@@ -116,6 +116,7 @@ class Decoder:
                 for each in cached
             ),
             states=states,
+            has_position_limit=all(layer.distance_buckets is None for layer in config.layers),
         )
 
     @property

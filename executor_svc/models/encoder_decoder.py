@@ -82,7 +82,7 @@ class EncoderDecoder(Decoder):
 
     @property
     def max_encoder_tokens(self) -> int:
-        """Tokens of the longest input of the encoder."""
+        """Tokens of the longest input of the encoder, if the model has such a limit."""
         return self.encoder.config.max_position_embeddings
 
     @torch.inference_mode()

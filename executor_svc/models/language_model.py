@@ -19,6 +19,8 @@ class ModelShape:
     max_position_embeddings: int
     caches: tuple[CachedLayer, ...]  # of each layer with keys and values of its own
     states: Mapping[int, SlotState] = field(default_factory=dict)  # of this rank, by layer; the others attend
+    # Whether a sequence, or the input of an encoder, cannot be longer; else it is what the model was trained on.
+    has_position_limit: bool = True
 
     @property
     def num_layers(self) -> int:

@@ -404,7 +404,8 @@ class _Parts:
         model = self.chosen.model
         if not isinstance(model, EncoderDecoder):
             return 0
-        return min(model.max_encoder_tokens, self.config.max_num_batched_tokens)
+        most = self.config.max_num_batched_tokens
+        return min(model.max_encoder_tokens, most) if model.shape.has_position_limit else most
 
     def _pooler(self) -> Pooler | None:
         """Return what makes vectors of texts; None: the model makes none."""

@@ -18,6 +18,7 @@ from executor_svc.device.selection import find_device
 from executor_svc.models.encoder import encoder_kind
 from executor_svc.models.encoder_decoder import EncoderDecoder
 from executor_svc.models.kernels import ChosenModel, check_compute_dtype, warn_of_kernels
+from executor_svc.models.language_model import ModelShape
 from executor_svc.models.memory_needs import check_memory
 from executor_svc.models.selection import choose_model, read_model_config, torch_dtype
 from executor_svc.models.weight_format import STORED_NAMES, choose_dtype
@@ -84,7 +85,7 @@ def load_worker(
         print(f"octavo executor kernels: {chosen.kernels}{weights}{computed}", flush=True)  # `octavo up` shows it
         warn_of_kernels(chosen.path.warning)
     shape, source = chosen.model.shape, directory.source
-    model_len = _checked_model_len(shape.max_position_embeddings, config.max_model_len, source)
+    model_len = _checked_model_len(shape, config.max_model_len, source)
     if not chosen.has_head and config.max_model_len is None and pooling is not None:
         model_len = min(model_len, pooling.max_tokens or model_len)
     check_cache_settings(config, cache_shape_of(chosen), local_size)
@@ -194,9 +195,10 @@ def _read_already(model: Model) -> Path | GGUFModel:
     return model if isinstance(model, GGUFModel) else model.path
 
 
-def _checked_model_len(limit: int, max_model_len: int | None, source: Path) -> int:
+def _checked_model_len(shape: ModelShape, max_model_len: int | None, source: Path) -> int:
+    limit = shape.max_position_embeddings
     if max_model_len is None:
         return limit
-    if not 1 <= max_model_len <= limit:
+    if max_model_len < 1 or (shape.has_position_limit and max_model_len > limit):
         raise ModelLoadError(f"max_model_len is {max_model_len}; {source} allows 1 to {limit}")
     return max_model_len

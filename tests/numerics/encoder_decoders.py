@@ -147,18 +147,18 @@ def compare_on_the_cache(model: EncoderDecoder, backend: AttentionBackend, refer
     actual = Run(model, backend, 8).logits(texts, outputs, chunk=4)
     differences, distances = [], []
     for text, output, logits in zip(texts, outputs, actual, strict=True):
-        expected = _reference_logits(reference, text, output)
+        expected = reference_logits(reference, text, output)
         differences.append(float((logits - expected).abs().max() / expected.abs().max()))
     for _ in range(NUM_GREEDY_TOKENS):
         chosen = [each[-1].argmax() for each in Run(model, backend, 8).logits(texts, outputs, chunk=99)]
         for text, output, token in zip(texts, outputs, chosen, strict=True):
-            scores = _reference_logits(reference, text, output)[-1]
+            scores = reference_logits(reference, text, output)[-1]
             distances.append(float(scores.max() - scores[token]))
         outputs = [np.append(output, np.int32(token)) for output, token in zip(outputs, chosen, strict=True)]
     return Comparison(max(differences), max(distances))
 
 
-def _reference_logits(reference: Any, text: Int32Array, output: Int32Array) -> torch.Tensor:
+def reference_logits(reference: Any, text: Int32Array, output: Int32Array) -> torch.Tensor:
     ids, given = (torch.from_numpy(each.astype(np.int64))[None] for each in (text, output))
     logits: torch.Tensor = reference(input_ids=ids, decoder_input_ids=given).logits[0]
     return logits

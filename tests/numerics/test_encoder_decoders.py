@@ -21,7 +21,14 @@ from octavo_shared.step_wire.step import (
     pairs,
 )
 from tests.numerics.architectures import save_tiny_architecture
-from tests.numerics.encoder_decoders import FAMILIES, MAX_LOGIT_DIFFERENCE, Run, load, random_texts
+from tests.numerics.encoder_decoders import (
+    FAMILIES,
+    MAX_LOGIT_DIFFERENCE,
+    Run,
+    load,
+    random_texts,
+    reference_logits,
+)
 from tests.numerics.threaded_group import ThreadedRanks
 
 
@@ -35,8 +42,7 @@ def test_logits_equal_transformers(name: str, kernels: str, tmp_path: Path) -> N
         actual = Run(model, backend, block_size).logits(texts, outputs, chunk=4)
 
         for text, output, logits in zip(texts, outputs, actual, strict=True):
-            ids = (torch.from_numpy(each.astype(np.int64))[None] for each in (text, output))
-            expected = reference(**dict(zip(("input_ids", "decoder_input_ids"), ids, strict=True))).logits[0]
+            expected = reference_logits(reference, text, output)
             assert float((logits - expected).abs().max() / expected.abs().max()) < MAX_LOGIT_DIFFERENCE
 
 
@@ -69,7 +75,7 @@ def test_steps_answer_with_the_greedy_tokens_of_transformers(
     own, encoders = worker.table.groups[0], worker.table.encoder
     assert encoders is not None
     assert [group.kind for group in worker.info.cache_groups] == [CacheKind.FULL, CacheKind.ENCODER]
-    assert worker.info.max_encoder_tokens == FAMILIES[name].get("max_position_embeddings", 512)
+    assert worker.info.max_encoder_tokens == FAMILIES[name].get("max_position_embeddings", 2048)
     texts, prompt, most = random_texts((19, 33)), np.array([2, 7, 11], np.int32), 12
     blocks = np.split(encoders.first_id + np.arange(8, dtype=np.int32), [3])
     num_own = -(-most // own.block_size)
@@ -106,5 +112,23 @@ def test_steps_answer_with_the_greedy_tokens_of_transformers(
 def test_what_an_encoder_decoder_does_not_have_is_refused_by_name(tmp_path: Path) -> None:
     save_tiny_architecture(tmp_path, "MarianMTModel", FAMILIES["MarianMTModel"])
 
-    with pytest.raises(ModelLoadError, match="device is cuda"):
-        load_worker(ExecutorConfig.model_validate({"model": str(tmp_path), "num_device_blocks": 9, "device": "cuda"}))
+    for settings, words in (
+        ({"device": "cuda"}, "device is cuda"),
+        ({"max_model_len": 65}, "max_model_len is 65; .* allows 1 to 64"),
+    ):
+        with pytest.raises(ModelLoadError, match=words):
+            load_worker(ExecutorConfig.model_validate({"model": str(tmp_path), "num_device_blocks": 9, **settings}))
+
+
+@torch.inference_mode()
+def test_without_positions_texts_may_be_longer_than_those_it_was_trained_on(tmp_path: Path) -> None:
+    model, backend, reference = load(tmp_path, "T5ForConditionalGeneration")
+    settings = {"model": str(tmp_path), "num_device_blocks": 99, "max_model_len": 600, "max_num_batched_tokens": 700}
+    info = load_worker(ExecutorConfig.model_validate(settings)).info
+    assert (info.max_model_len, info.max_encoder_tokens) == (600, 700)
+    text, output = random_texts((560, 520))
+
+    (logits,) = Run(model, backend, 32).logits([text], [output], chunk=600)
+
+    expected = reference_logits(reference, text, output)
+    assert float((logits - expected).abs().max() / expected.abs().max()) < MAX_LOGIT_DIFFERENCE
