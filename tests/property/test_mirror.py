@@ -54,8 +54,9 @@ class Pair:
     flagged: Int32Array = field(default_factory=lambda: np.full(NUM_SLOTS, -1, np.int32))
 
     def knows_all_tokens(self, slot: int) -> bool:
-        """Whether no sample of the slot is unseen: a fork copies what the truth knows."""
-        return not any(slot in layout.sample_slots for layout, _, _ in self.unseen)
+        """Whether no sample of the slot is unseen, and it has not ended: a fork copies what the truth knows."""
+        is_unseen = any(slot in layout.sample_slots for layout, _, _ in self.unseen)
+        return not is_unseen and bool(self.flagged[slot] != self.truth.generation[slot])
 
     def apply(self, step: Step, rng: random.Random) -> None:
         received = over_the_wire(step)
