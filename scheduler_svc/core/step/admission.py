@@ -146,9 +146,11 @@ class Admissions:
             self._admit_all(plan, groups)
 
     def admit_units(self, plan: StepPlan) -> None:
-        """Give the step to units of work at the head of the queue, since one needs it; the next step is for all."""
+        """Give the step to units of work, since one needs it: swapped groups first; the next step is for all."""
         self.unit_needs_step = False
         if not plan.is_closed:
+            if self._blocks.encoder is not None and not plan.preempted:
+                self.swap_in(plan)
             with closing(self._queue.in_order()) as groups:
                 self._admit_all(plan, takewhile(lambda group: group.has_unit, groups))
 

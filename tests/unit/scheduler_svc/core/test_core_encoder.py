@@ -141,6 +141,20 @@ def test_an_input_longer_than_the_rest_of_the_budget_gets_a_step_and_streams_wai
     assert bench.outputs["a"] == alone(INPUT, 12)
 
 
+def test_a_swapped_group_whose_input_takes_the_whole_budget_does_not_wait_for_the_end_of_all_streams() -> None:
+    bench = bench_of(8, 9, 12, host_blocks=20, mode=PreemptionMode.SWAP, prefix_caching=False)
+    for arrival, num_tokens in enumerate((14, 22, 22)):
+        bench.add(arrival, [7], max_tokens(num_tokens), encoder=[arrival] * 12)
+    while not len(bench.planner.swapped):
+        bench.step()
+    while len(bench.planner.swapped):
+        bench.step()
+    assert bench.planner.batch.num_rows == 2
+    bench.run()
+    assert bench.outputs["c"] == alone([2] * 12, 22)
+    check_pools_are_free(bench.planner)
+
+
 @each_row(
     (12, None, "the model has an encoder, so the request needs an input for it"),
     (0, INPUT, "the model has no encoder; give what encoder_prompt says in the prompt"),
