@@ -5,13 +5,12 @@ A plain prompt is the encoder's, and the decoder begins with its start token, an
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.step_wire.step import Int32Array
-from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits, check_known_ids, require
-from scheduler_svc.front.api.tokenization import tokenize_prompt, tokenize_text
+from scheduler_svc.front.api.request_limits import RequestLimits, check_known_ids, require, unreadable
+from scheduler_svc.front.api.tokenization import tokenize_input, tokenize_prompt, tokenize_text
 from scheduler_svc.front.text.text_model import TextModel
 
 
@@ -25,8 +24,7 @@ def tokenize_prompts(
     """
     if not limits.max_encoder_tokens:
         if request.HasField("encoder_prompt"):
-            rule = "unset: this model has no encoder; give what it says in the prompt"
-            raise InvalidFieldError("encoder_prompt", "set", rule)
+            raise unreadable("encoder_prompt", "set", limits)
         return tokenize_prompt(request, model, limits), None
     if not request.HasField("encoder_prompt"):
         field = request.WhichOneof("prompt") or "prompt"
@@ -53,13 +51,8 @@ def _decoder_prompt(request: pb.GenerateRequest, model: TextModel, limits: Reque
 
 def _encoder_input(request: pb.GenerateRequest, field: str, model: TextModel, limits: RequestLimits) -> Int32Array:
     """Return the token ids of a request's prompt, which is for the encoder."""
-    longest = limits.max_encoder_tokens
-    rule = f"at most {longest} tokens long: a step encodes it whole"
-    room = longest + 1  # no token of output follows
-    try:
-        found = tokenize_prompt(request, model, replace(limits, max_model_len=room, max_cached_tokens=room))
-    except PromptTooLongError as error:
-        raise InvalidFieldError(field, error.size, rule) from error
+    found = tokenize_input(request, model, limits, field)
     require(len(found) >= 1, field, "empty", "at least 1 token long")
-    require(len(found) <= longest, field, f"{len(found)} tokens", rule)
+    if len(found) > limits.max_encoder_tokens:
+        raise unreadable(field, f"{len(found)} tokens", limits)
     return check_known_ids(found, field, limits.vocab_size)

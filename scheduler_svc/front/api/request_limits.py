@@ -95,6 +95,15 @@ class RequestLimits:
         return f"the KV cache holds {self.max_cached_tokens} tokens, and one is reserved for the output"
 
 
+def unreadable(field: str, size: str, limits: RequestLimits) -> InvalidFieldError:
+    """Return the error of an input of this size, with the unit, that the model's encoder cannot read."""
+    longest = limits.max_encoder_tokens
+    if not longest:
+        rule = "unset: this model has no encoder; give what it says in the prompt"
+        return InvalidFieldError("encoder_prompt", "set", rule)
+    return InvalidFieldError(field, size, f"at most {longest} tokens long: a step encodes it whole")
+
+
 class PromptTooLongError(InvalidFieldError):
     """A prompt leaves no room for a token of output.
 

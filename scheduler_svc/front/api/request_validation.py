@@ -36,6 +36,7 @@ from scheduler_svc.front.api.request_limits import (
     check_known_ids,
     require,
     require_param,
+    unreadable,
 )
 from scheduler_svc.front.grammars.parts import MAX_CHOICES, AskedGrammar
 from scheduler_svc.front.output import AnswerOptions, ContinuedAnswer
@@ -197,8 +198,17 @@ def generate_request_limits(limits: RequestLimits, content: bytes = b"") -> dict
     `content` is a request that may be a continuation. The checks of a decoded request have the same limits.
     """
 
-    def too_long(num_tokens: str) -> PromptTooLongError:
-        return PromptTooLongError("token_ids", f"{num_tokens} tokens", limits)
+    def too_long(num_tokens: str) -> InvalidFieldError:
+        size = f"{num_tokens} tokens"
+        if most_encoded > limits.max_prompt_tokens:
+            return unreadable("token_ids", size, limits)
+        if not most_encoded:
+            return PromptTooLongError("token_ids", size, limits)
+        rule = f"at most {most_encoded} tokens long for the encoder, and {limits.max_prompt_tokens} for the decoder"
+        return InvalidFieldError("token_ids", size, rule)
+
+    def not_read(num_tokens: str) -> InvalidFieldError:
+        return unreadable("encoder_prompt.token_ids", f"{num_tokens} tokens", limits)
 
     max_model_len = peek(content, _MAX_MODEL_LEN, limits.max_num_seqs + _MOST_OTHER_FIELDS)
     if max_model_len > limits.max_len:
@@ -211,7 +221,7 @@ def generate_request_limits(limits: RequestLimits, content: bytes = b"") -> dict
     alternatives_of_prompt = CountLimit(of_prompt.most * limits.vocab_size, cause=of_prompt.cause)
     return {
         "token_ids.ids": CountLimit(max(limits.max_prompt_tokens, most_encoded), error=too_long),
-        "encoder_prompt.token_ids.ids": CountLimit(max(1, most_encoded), "tokens long", cause="the model's encoder"),
+        "encoder_prompt.token_ids.ids": CountLimit(most_encoded, error=not_read),
         "messages.messages": CountLimit(MAX_CHAT_MESSAGES, "messages long", "messages"),
         "sampling_params.stop": CountLimit(MAX_STOP_STRINGS, "strings"),
         "sampling_params.grammar.choice.choices": CountLimit(MAX_CHOICES, "texts long"),

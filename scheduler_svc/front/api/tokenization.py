@@ -6,6 +6,7 @@ The functions may take long, so they run in a thread. `Tokenization` answers the
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from octavo_shared.errors import CallerError, InvalidFieldError, QueueFullError
 from octavo_shared.step_wire.step import Int32Array
 from scheduler_svc.front.api.message_scan import CountLimit
 from scheduler_svc.front.api.request_body import RequestBody
-from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits, check_known_ids
+from scheduler_svc.front.api.request_limits import PromptTooLongError, RequestLimits, check_known_ids, unreadable
 from scheduler_svc.front.api.request_validation import MAX_CHAT_MESSAGES, check_prompt_length
 from scheduler_svc.front.text.conversation import Conversation, num_characters
 from scheduler_svc.front.text.text_model import TOKENIZER_FIX, TextModel, check_model
@@ -97,7 +98,8 @@ def tokenize(request: pb.TokenizeRequest, model: TextModel, limits: RequestLimit
     if request.WhichOneof("prompt") is None:
         raise InvalidFieldError("prompt", "absent", "one of text and messages")
     _require_tokenizer(model)
-    return pb.TokenizeResponse(token_ids=tokenize_prompt(request, model, limits), max_model_len=model.max_model_len)
+    tokens_of = tokenize_input if limits.max_encoder_tokens else tokenize_prompt
+    return pb.TokenizeResponse(token_ids=tokens_of(request, model, limits), max_model_len=model.max_model_len)
 
 
 def detokenize(request: pb.DetokenizeRequest, model: TextModel, limits: RequestLimits) -> pb.DetokenizeResponse:
@@ -132,6 +134,20 @@ def tokenize_prompt(
     if request.HasField("add_special_tokens"):
         raise InvalidFieldError("add_special_tokens", "set", "unset unless the prompt is a text")
     return np.array(request.token_ids.ids, np.int32)
+
+
+def tokenize_input(
+    request: pb.GenerateRequest | pb.TokenizeRequest, model: TextModel, limits: RequestLimits, field: str = ""
+) -> Sequence[int] | Int32Array:
+    """Return the token ids of a prompt that the model's encoder reads; `field` names it in errors, or its kind does.
+
+    Raises: InvalidFieldError: see `tokenize_prompt`.
+    """
+    room = limits.max_encoder_tokens + 1  # no token of output follows
+    try:
+        return tokenize_prompt(request, model, replace(limits, max_model_len=room, max_cached_tokens=room))
+    except PromptTooLongError as error:
+        raise unreadable(field or error.field, error.size, limits) from error
 
 
 def tokenize_text(text: str, model: TextModel, limits: RequestLimits, *, add_special_tokens: bool = True) -> list[int]:

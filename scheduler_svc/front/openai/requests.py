@@ -88,6 +88,9 @@ def asked_completion(fields: CompletionFields, limits: RequestLimits) -> Asked:
     names = {"banned_words": "bad_words"}
     if fields.logprobs is not None:
         numbers.set("logprobs", fields.logprobs)
+        if fields.echo and limits.max_encoder_tokens:
+            rule = "unset with echo: the prompt is the encoder's input, whose tokens have no log-probabilities"
+            raise InvalidFieldError("logprobs", fields.logprobs, rule)
         if fields.echo and fields.prompt_logprobs is None:
             numbers.set("prompt_logprobs", fields.logprobs)
             names["prompt_logprobs"] = "logprobs"
