@@ -231,6 +231,11 @@ class SequenceGroup:
         return len(self.prompt_token_ids)
 
     @property
+    def num_input_tokens(self) -> int:
+        """Tokens that are computed before the first output token: of the prompt, and of the encoder's input."""
+        return self.num_prompt_tokens + (0 if self.encoder_token_ids is None else len(self.encoder_token_ids))
+
+    @property
     def has_unit(self) -> bool:
         """Whether it has work that a step does whole: a text to be pooled, or an input to be encoded."""
         return self.pooling is not None or self.encoder_token_ids is not None

@@ -230,7 +230,6 @@ class Engine:
             request = replace(request, adapter=adapter)
         self._supersede(request)
         self._admitting_model(request.request_id, request.tenant, needs_executor=not was_queued)
-        num_prompt_tokens = len(request.prompt_token_ids)
         before = self.ended.get((request.tenant, request.request_id))
         num_uncounted, num_known_tokens = num_uncounted_tokens(request, before)
         if not was_queued:
@@ -238,7 +237,7 @@ class Engine:
             self.token_quotas.require(
                 request.tenant, num_uncounted, monotonic_s(), num_known_tokens, adapter=request.lora_adapter
             )
-        displaced = [] if was_queued else self.waiting.require_room(request.tenant, num_prompt_tokens)
+        displaced = [] if was_queued else self.waiting.require_room(request.tenant, request.num_input_tokens)
         if not self.fleet_model.is_served(model_hash):
             raise UnavailableError("the executor came back with a different model, dtype or quantization; retry")
         group = group_of(request, self._num_arrivals + 1, max_model_len)

@@ -44,7 +44,7 @@ class HeldRequests:
 
     def _count(self, request: LiveRequest, sign: int) -> None:
         group = request.group
-        for counter, number in ((self.num_of, 1), (self.num_tokens_of, group.num_prompt_tokens)):
+        for counter, number in ((self.num_of, 1), (self.num_tokens_of, group.num_input_tokens)):
             counter[group.tenant] += sign * number
             if not counter[group.tenant]:
                 del counter[group.tenant]

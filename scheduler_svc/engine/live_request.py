@@ -203,6 +203,7 @@ class LiveRequest:
             provenance=group.provenance,
             num_earlier_tokens=0 if group.continuation is None else group.continuation.num_tokens,
             lora_adapter=self.lora_adapter,
+            num_encoder_tokens=group.num_input_tokens - group.num_prompt_tokens,
         )
 
 

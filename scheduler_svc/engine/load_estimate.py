@@ -77,7 +77,7 @@ class LoadEstimate:
         if group.num_slots and not any(planner.batch.num_free_slots for planner in planners):
             wait_s += step_s * self._shortest_rest(planners)
         budget = max(planner.limits.max_num_batched_tokens for planner in planners)
-        num_tokens = group.num_prompt_tokens
+        num_tokens = group.num_input_tokens
         if num_tokens <= budget:
             return wait_s + step_s
         num_steps = math.ceil((num_tokens - self._fleet.num_cached_tokens(group)) / budget)

@@ -1,10 +1,11 @@
 """Tokens a minute of each tenant and of each adapter: token buckets, with the time as an argument.
 
-A bucket holds the tokens of one minute, and is filled evenly. A submitted request takes the tokens of its prompt, even
-cached ones, because these are not known yet; it is refused if the bucket has fewer. A continuation also takes the known
-tokens of its answer, except tokens that this engine has counted before. Generated tokens are taken as they are
-computed. They may exceed the bucket, because no running request is ended: then the tenant's next requests are refused
-until it is filled again. A request with an adapter needs and takes as many tokens of the adapter's bucket.
+A bucket holds the tokens of one minute, and is filled evenly. A submitted request takes the tokens of its prompt and of
+its encoder's input, even cached ones, because these are not known yet; it is refused if the bucket has fewer. A
+continuation also takes the known tokens of its answer, except tokens that this engine has counted before. Generated
+tokens are taken as they are computed. They may exceed the bucket, because no running request is ended: then the
+tenant's next requests are refused until it is filled again. A request with an adapter needs and takes as many tokens
+of the adapter's bucket.
 """
 
 import math
@@ -138,7 +139,7 @@ def _per_minute(tenants: Tenants, key: _Key) -> int | None:
 
 
 def num_uncounted_tokens(request: EngineRequest, before: EndedRequest | None) -> tuple[int, int]:
-    """Return how many tokens of a prompt, and of the answer so far, count against their tenant now.
+    """Return how many tokens of what a request reads, and of the answer so far, count against their tenant now.
 
     Tokens of an earlier call that is known to have ended by no fault of its client were counted then.
 
@@ -146,11 +147,11 @@ def num_uncounted_tokens(request: EngineRequest, before: EndedRequest | None) ->
         request: The submitted request.
         before: The last call with the same tenant and id; None: none is kept.
     """
-    num_prompt_tokens, continuation = len(request.prompt_token_ids), request.continuation
+    num_input_tokens, continuation = request.num_input_tokens, request.continuation
     if continuation is None:
-        return num_prompt_tokens, 0
+        return num_input_tokens, 0
     num_known_tokens = sum(len(one.token_ids) for one in continuation.outputs if one.finish_reason is None)
     if before is not None and before.error_code == StatusCode.UNAVAILABLE.name:
         num_known_tokens -= min(num_known_tokens, before.num_output_tokens)
-        num_prompt_tokens -= min(num_prompt_tokens, before.num_prompt_tokens)
-    return num_prompt_tokens, num_known_tokens
+        num_input_tokens -= min(num_input_tokens, before.num_input_tokens)
+    return num_input_tokens, num_known_tokens

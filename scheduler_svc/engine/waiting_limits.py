@@ -214,4 +214,4 @@ class WaitingLimits:
 
 
 def _num_tokens(group: SequenceGroup) -> int:
-    return group.num_prompt_tokens
+    return group.num_input_tokens

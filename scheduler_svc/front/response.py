@@ -113,7 +113,7 @@ class Response:
     @property
     def num_input_tokens(self) -> int:
         """How many tokens the prompt has, and the encoder's input: what other APIs count as one."""
-        return len(self.request.prompt_token_ids) + self.num_encoder_tokens
+        return self.request.num_input_tokens
 
     def provenance_of(self, output: Output) -> list[Made]:
         """Return who made the tokens of an output."""

@@ -68,6 +68,16 @@ class EngineRequest:
         return max_model_len if first is None else first
 
     @property
+    def num_encoder_tokens(self) -> int:
+        """Tokens of the encoder's input."""
+        return 0 if self.encoder_token_ids is None else len(self.encoder_token_ids)
+
+    @property
+    def num_input_tokens(self) -> int:
+        """Tokens of the prompt, and of the encoder's input."""
+        return len(self.prompt_token_ids) + self.num_encoder_tokens
+
+    @property
     def width(self) -> int:
         """How many sequences it runs at once."""
         return self.num_sequences if self.beam_search is None else self.beam_search.beam_width

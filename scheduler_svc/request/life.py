@@ -106,6 +106,7 @@ class EndedRequest:
         num_earlier_tokens: Output tokens of the calls that it continues.
         num_draft_tokens: Output tokens that came as drafts.
         lora_adapter: The name of its adapter; empty: it had none, or a front keeps it.
+        num_encoder_tokens: Tokens of its encoder's input; 0: it had none, or a front keeps it.
     """
 
     request_id: str
@@ -127,6 +128,12 @@ class EndedRequest:
     num_earlier_tokens: int = 0
     num_draft_tokens: int = 0
     lora_adapter: str = ""
+    num_encoder_tokens: int = 0
+
+    @property
+    def num_input_tokens(self) -> int:
+        """Tokens of the prompt, and of the encoder's input."""
+        return self.num_prompt_tokens + self.num_encoder_tokens
 
     @property
     def has_failed(self) -> bool:

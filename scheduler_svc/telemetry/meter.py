@@ -126,7 +126,7 @@ class Meter:
             self.time_to_first_token.observe(times.time_to_first_token_s)
         if times.queue_s is not None:
             self.queue_time.observe(times.queue_s)
-        self.num_prompt_tokens += group.num_prompt_tokens
+        self.num_prompt_tokens += group.num_input_tokens
         if planner.blocks.prefix_cache is not None and group.num_prompt_logprobs == NO_LOGPROBS:
             self.num_queried_tokens += group.num_prompt_tokens
             self.num_hit_tokens += group.num_cached_tokens

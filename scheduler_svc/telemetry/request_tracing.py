@@ -233,7 +233,7 @@ def outcome(response: Response) -> dict[str, AttributeValue]:
     ended = response.ended
     assert ended is not None, "the request has ended"
     attributes: dict[str, AttributeValue] = {
-        "gen_ai.usage.input_tokens": ended.num_prompt_tokens,
+        "gen_ai.usage.input_tokens": ended.num_input_tokens,
         "gen_ai.usage.output_tokens": ended.num_output_tokens,
         "gen_ai.usage.cache_read.input_tokens": ended.num_cached_tokens,
         "octavo.num_preemptions": ended.num_preemptions,

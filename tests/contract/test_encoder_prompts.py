@@ -13,7 +13,7 @@ from octavo import LLM
 from octavo.admin.v1 import admin_service_pb2 as admin_pb
 from octavo.client import Client
 from octavo.commands import command_line
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, OverloadedError, ResourceExhaustedError
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.values.outputs import FailedRequest, Finished
 from octavo_shared.step_wire.step import Step
@@ -73,6 +73,15 @@ async def test_what_no_encoder_can_read_is_refused_in_a_sentence() -> None:
     async with running_stack(Worker()) as stack, Client(stack.address) as client:
         with pytest.raises(InvalidRequestError, match="text is 61 tokens; it must be at most 60 tokens long: a step"):
             await client.generate("x" * 61)
+        for given, words in (
+            ({"prompt": [5] * 200}, "token_ids is 200 tokens; it must be at most 60 tokens long for the encoder"),
+            (
+                {"prompt": [0], "encoder_prompt": [5] * 200},
+                "encoder_prompt.token_ids is 200 tokens; it must be at most",
+            ),
+        ):
+            with pytest.raises(InvalidRequestError, match=words):
+                await client.generate(**given)  # type: ignore[arg-type]
         with pytest.raises(
             InvalidRequestError, match=r"encoder_prompt.token_ids is empty; it must be at least 1 token"
         ):
@@ -80,10 +89,18 @@ async def test_what_no_encoder_can_read_is_refused_in_a_sentence() -> None:
         with pytest.raises(InvalidRequestError, match="encoder_prompt is a conversation"):
             await client.generate("x", encoder_prompt=[{"role": "user", "content": "x"}])  # type: ignore[list-item]
     async with running_stack(FakeWorker()) as stack, Client(stack.address) as client:
-        with pytest.raises(
-            InvalidRequestError, match="encoder_prompt is set; it must be unset: this model has no encoder"
-        ):
-            await client.generate("x", encoder_prompt="y")
+        for encoder_prompt in ("y", [1, 2, 3]):
+            with pytest.raises(
+                InvalidRequestError, match="encoder_prompt is set; it must be unset: this model has no encoder"
+            ):
+                await client.generate("x", encoder_prompt=encoder_prompt)
+    async with running_stack(Worker(max_model_len=24)) as stack, Client(stack.address) as client:
+        assert len((await client.tokenize("x" * 60)).token_ids) == 60
+        with pytest.raises(InvalidRequestError, match="text is 61 tokens; it must be at most 60 tokens long: a step"):
+            await client.tokenize("x" * 61)
+    async with running_api(Worker()) as api:
+        answer = await api.complete(prompt="x", echo=True, logprobs=1)
+        assert answer.json["error"]["message"].startswith("logprobs is 1; it must be unset with echo: the prompt is")
 
 
 NO_ENCODER = "it must be unset: this model has no encoder; give what it says in the prompt"
@@ -259,3 +276,17 @@ async def test_a_prompt_of_openais_api_is_the_encoders(asked: dict[str, Any]) ->
         assert num_tokens in (None, answers[0].json["usage"]["prompt_tokens"])
         [model] = (await api.get("/v1/models")).json["data"]
         assert model["max_encoder_tokens"] == 60
+
+
+async def test_what_the_encoder_reads_counts_against_quotas_and_the_queue(tmp_path: Path) -> None:
+    (tmp_path / "tenants.toml").write_text('[""]\ntokens_per_minute = 100\n')
+    worker = Worker(step_ms=1)
+    settings: dict[str, Any] = {"tenants_file": tmp_path / "tenants.toml", "max_num_seqs": 1, "max_waiting_tokens": 50}
+    async with running_stack(worker, **settings) as stack, Client(stack.address) as client:
+        first = asyncio.create_task(client.generate(TEXT[:40], max_tokens=30, ignore_eos=True))
+        await until(lambda: worker.num_encoded)
+        second = asyncio.create_task(client.generate(TEXT[:40], max_tokens=1))
+        await until(lambda: stack.engine.waiting.num_prompt_tokens == 41)
+        with pytest.raises((OverloadedError, ResourceExhaustedError), match="tokens a minute"):
+            await client.generate(TEXT[:40], max_tokens=1)
+        await asyncio.gather(first, second)

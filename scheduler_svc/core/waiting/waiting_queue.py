@@ -195,7 +195,7 @@ class WaitingQueue:
         assert not place.is_held, f"the group with arrival {group.arrival} is held already"
         place.is_held = True
         self._held[group.arrival] = group
-        level.lines[group.tenant].hold(group.num_prompt_tokens, is_newcomer=not place.is_returned)
+        level.lines[group.tenant].hold(group.num_input_tokens, is_newcomer=not place.is_returned)
         self._leave_line(place)
 
     def release(self, group: SequenceGroup) -> None:
@@ -225,7 +225,7 @@ class WaitingQueue:
         place.is_held = False
         del self._held[place.group.arrival]
         line = self._levels[place.level].lines[place.group.tenant]
-        line.hold(place.group.num_prompt_tokens, is_newcomer=not place.is_returned, sign=-1)
+        line.hold(place.group.num_input_tokens, is_newcomer=not place.is_returned, sign=-1)
 
     def _enter_line(self, place: _Place) -> None:
         level, group = self._levels[place.level], place.group
@@ -351,7 +351,7 @@ class WaitingQueue:
             yield group
             last_of[tenant, turn[1]] = group
             if group in self:
-                num_passed_tokens_of[tenant] += group.num_prompt_tokens
+                num_passed_tokens_of[tenant] += group.num_input_tokens
             if (following := next_turn(tenant)) is not None:
                 heapq.heappush(turns, following)
 
@@ -363,4 +363,4 @@ def _turns_of(line: Line) -> Iterator[LineTurn]:
         num_tokens_before = line.num_tokens_before(is_newcomer=is_newcomer)
         for group in line.groups(is_newcomer=is_newcomer):
             yield line.counter.value_after(num_tokens_before + num_passed_tokens), is_newcomer, group.arrival
-            num_passed_tokens += group.num_prompt_tokens
+            num_passed_tokens += group.num_input_tokens

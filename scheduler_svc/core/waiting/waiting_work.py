@@ -9,7 +9,7 @@ class Work(NamedTuple):
     """The work of some groups.
 
     Attributes:
-        num_prompt_tokens: Tokens of their prompts, cached ones included.
+        num_prompt_tokens: Tokens of their prompts and encoder inputs, cached ones included.
         num_output_tokens: Output tokens that are expected.
     """
 
@@ -20,7 +20,7 @@ class Work(NamedTuple):
     @classmethod
     def of(cls, group: SequenceGroup) -> "Work":
         """Return the work of a waiting group."""
-        return cls(1, group.num_prompt_tokens, group.num_tokens_to_come)
+        return cls(1, group.num_input_tokens, group.num_tokens_to_come)
 
     def and_(self, other: "Work", sign: int = 1) -> "Work":
         """Return the sum of both, or with `sign` -1 the difference."""
