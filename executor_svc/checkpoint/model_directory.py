@@ -38,6 +38,13 @@ POOLING_FILE_NAMES = (
     "1_Pooling/config.json",
 )
 
+# What generation_config.json may ask of every output, and the value that asks for nothing.
+_NOT_DONE = {
+    "encoder_no_repeat_ngram_size": 0,
+    **dict.fromkeys(("encoder_repetition_penalty", "num_beams"), 1),
+    **dict.fromkeys(("forced_eos_token_id", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens")),
+}
+
 # Objects and lists in each other. No model comes near it, and Python fails at some hundreds.
 _MOST_NESTED = 64
 
@@ -103,7 +110,7 @@ class ModelDirectory:
         """
         path = self.path / "generation_config.json"
         values = read_json_object(path) if path.is_file() else {}
-        return "" if values.get("forced_eos_token_id") is None else "forced_eos_token_id"
+        return ", ".join(name for name, nothing in _NOT_DONE.items() if values.get(name) not in (None, [], nothing))
 
     def sampling_defaults(self) -> dict[str, float]:
         """Return the sampling parameters that generation_config.json sets; empty if there is none.

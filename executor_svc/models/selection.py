@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -84,6 +85,8 @@ def _choose_model(
         return _from_gguf(directory, model_config, config, device, group), model_config.names
     model_config = _with_its_own_head(directory, model_config, is_told=group.rank == 0)
     checkpoint = Checkpoint(directory.path)
+    if model_config.encoder is not None:
+        refuse_other_embeddings(checkpoint, directory.path, model_config)
     if model_config.uses_mtp and not checkpoint.has(f"{model_config.names.mtp_projection}.weight"):
         raise ModelLoadError(f"draft_method is mtp, but {directory.source.parent} has no head for it: {_LOOK_UP}")
     if codes := checkpoint.first_codes():
@@ -183,6 +186,18 @@ def _with_its_own_head(directory: ModelDirectory, model_config: ModelConfig, *, 
             )
         )
     return replace(model_config, tie_word_embeddings=False)
+
+
+def refuse_other_embeddings(checkpoint: Checkpoint, folder: Path, model_config: ModelConfig) -> None:
+    """Raise ModelLoadError if an encoder or its decoder has another embedding of tokens than the shared one."""
+    shared = f"{model_config.names.embedding}.weight"
+    for stack in ("encoder", "decoder"):
+        own = shared.replace("shared.weight", f"{stack}.embed_tokens.weight")
+        if checkpoint.holds_other_values(shared, own):
+            raise ModelLoadError(
+                f"{folder} has other values in {own} than in {shared}; an encoder and a decoder with "
+                "embeddings of their own are not supported"
+            )
 
 
 def has_head_of_its_own(checkpoint: Checkpoint, model_config: ModelConfig) -> bool:

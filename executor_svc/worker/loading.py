@@ -146,7 +146,13 @@ def _decoder_start(chosen: ChosenModel, directory: Model) -> tuple[int, ...]:
     assert isinstance(directory, ModelDirectory), "no other kind of file has such a model"
     if ignored := directory.ignored_defaults():
         print(f"octavo executor notice: generation_config.json sets {ignored}, which requests do not get", flush=True)
-    return directory.decoder_start_token_ids()
+    token_ids, vocab_size = directory.decoder_start_token_ids(), chosen.model.shape.vocab_size
+    if unknown := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
+        raise ModelLoadError(
+            f"{directory.path} lets its decoder begin with the token {unknown[0]} (decoder_start_token_id or "
+            f"forced_bos_token_id); it has tokens 0 to {vocab_size - 1}"
+        )
+    return token_ids
 
 
 def _load_weights(chosen: ChosenModel, checkpoint: AnyCheckpoint, rank: int) -> str:

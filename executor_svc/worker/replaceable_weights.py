@@ -20,7 +20,13 @@ from executor_svc.device.returnable_memory import ReturnableMemory
 from executor_svc.models.config import ModelConfig
 from executor_svc.models.decoder import Decoder
 from executor_svc.models.kernels import ChosenModel
-from executor_svc.models.selection import has_head_of_its_own, matrix_formats, read_model_config, scales_of_cache
+from executor_svc.models.selection import (
+    has_head_of_its_own,
+    matrix_formats,
+    read_model_config,
+    refuse_other_embeddings,
+    scales_of_cache,
+)
 from executor_svc.worker.interface import Agree
 from octavo.values.wording import shown
 from octavo_shared.errors import DeviceLostError, ModelLoadError
@@ -122,6 +128,8 @@ class ReplaceableWeights:
                 f"{folder} contains the tensor {config.names.head}.weight, which differs from the embedding; the "
                 "executor has one matrix for both"
             )
+        if config.encoder is not None:
+            refuse_other_embeddings(checkpoint, folder, config)
         if self._chosen.cache_scales and scales_of_cache(checkpoint, self._chosen, config.names) != list(
             self._chosen.cache_scales
         ):

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass, replace
 
+from octavo.values.wording import counted
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.process.events import Event
 from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind
@@ -74,6 +75,14 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         raise ExecutorFaultError(
             f"the executor reports max_allowance {info.max_allowance}, at most {MAX_ALLOWANCE}, and max_sample_rows "
             f"{info.max_sample_rows}, at least its max_num_seqs"
+        )
+    starts = info.decoder_start_token_ids
+    if info.has_encoder and not (
+        1 <= len(starts) < info.max_model_len and 0 <= min(starts) <= max(starts) < info.vocab_size
+    ):
+        raise ExecutorFaultError(
+            f"the executor reports {counted(len(starts), 'token')} with which its decoder begins; there must be 1 to "
+            f"{info.max_model_len - 1}, of ids 0 to {info.vocab_size - 1}"
         )
     groups = info.groups(agreed=True)
     if any(group.block_size_tokens != info.block_size_tokens for group in (*groups, *_encoder_groups(info))):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from octavo.commands import command_line
 from octavo.errors import InvalidRequestError, OverloadedError, ResourceExhaustedError
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.values.outputs import FailedRequest, Finished
+from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
 from tests.contract.openai.api import running_api
 from tests.contract.test_continuation import go_on_everywhere, run
 from tests.support.stack import ExecutorProcess, Stack, running_stack, until
@@ -186,6 +189,14 @@ async def test_the_encoder_reads_a_chat_by_its_template(turn: str, max_tokens: i
     assert (ended.status, bool(ended.stdout), worker.num_encoded) == (
         (0, True, 1) if turn == "hello" else (1, False, 0)
     )
+
+
+@pytest.mark.parametrize("starts", [(), (259,), (0, -1), (0,) * 128])
+def test_an_executor_whose_decoder_cannot_begin_is_refused(starts: tuple[int, ...]) -> None:
+    info = Worker().info
+    assert serving_limits(info, PlannerSettings()).max_encoder_tokens == 60
+    with pytest.raises(ExecutorFaultError, match="with which its decoder begins; there must be 1 to 127, of ids 0 to"):
+        serving_limits(replace(info, decoder_start_token_ids=starts), PlannerSettings())
 
 
 REQUESTS = [

@@ -1,11 +1,14 @@
 """BART, mBART and Marian equal transformers on the paged cache; inputs of an encoder have blocks of their own."""
 
+import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from executor_svc.config import ExecutorConfig
 from executor_svc.worker.interface import Worker, execute
@@ -132,3 +135,29 @@ def test_without_positions_texts_may_be_longer_than_those_it_was_trained_on(tmp_
 
     expected = reference_logits(reference, text, output)
     assert float((logits - expected).abs().max() / expected.abs().max()) < MAX_LOGIT_DIFFERENCE
+
+
+@pytest.mark.parametrize("name", ["MBartForConditionalGeneration", "T5ForConditionalGeneration"])
+def test_what_its_files_say_wrongly_is_refused_by_name(name: str, tmp_path: Path, capsys: Any) -> None:
+    load(tmp_path, name)
+    config = ExecutorConfig.model_validate({"model": str(tmp_path), "num_device_blocks": 9})
+    given = tmp_path / "generation_config.json"
+    for ids in ({"decoder_start_token_id": 99}, {"decoder_start_token_id": 0, "forced_bos_token_id": -1}):
+        given.write_text(json.dumps(ids))
+        with pytest.raises(ModelLoadError, match=r"decoder begin with the token (99|-1)"):
+            load_worker(config)
+    given.write_text(json.dumps({"decoder_start_token_id": 0, "bad_words_ids": [[3]], "num_beams": 1}))
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    prefix = "" if name.startswith("T5") else "model."
+    for factor in (1, 2):
+        tensors[f"{prefix}encoder.embed_tokens.weight"] = factor * tensors[f"{prefix}shared.weight"]
+        save_file(tensors, file, {"format": "pt"})
+        if factor == 1:
+            replaced = load_worker(config.model_copy(update={"weights_dir": (str(tmp_path),)}))
+            assert "generation_config.json sets bad_words_ids, which" in capsys.readouterr().out
+            continue
+        with pytest.raises(ModelLoadError, match=r"has other values in (model\.)?encoder.embed_tokens.weight than in"):
+            load_worker(config)
+        with pytest.raises(ModelLoadError, match=r"has other values in (model\.)?encoder.embed_tokens.weight than in"):
+            replaced.update_weights(tmp_path, "")
