@@ -164,12 +164,12 @@ def _check_value(value: Any) -> None:
     elif isinstance(value, BatchTable):
         lengths = value.num_tokens, value.num_scheduled_tokens, value.num_known_tokens, value.num_open_tokens
         counted = [(counts, value.max_model_len) for counts in lengths]
-        counted += [(group.counts, group.block_ids.shape[1]) for group in value.groups]
-        counted += [(value.allowance, MAX_ALLOWANCE)]
+        counted += [(group.counts, group.block_ids.shape[1]) for group in value.all_tables]
+        counted += [(value.allowance, MAX_ALLOWANCE), (value.num_encoder_tokens, value.max_encoder_tokens)]
         numbers = value.num_prompt_logprobs, value.num_logprobs, value.num_candidates
         too_many = any(counts.max() > MAX_CANDIDATES for counts in numbers)
         if too_many or any(counts.min() < 0 or counts.max() > most for counts, most in counted):
             raise SnapshotError("a slot has more tokens, blocks or candidates than it can have, or less than none")
-        for group in value.groups:
+        for group in value.all_tables:
             if not 0 <= group.block_ids.min(initial=0) <= group.block_ids.max(initial=0) < group.num_device_blocks:
                 raise SnapshotError("a batch table names a block that is not there")

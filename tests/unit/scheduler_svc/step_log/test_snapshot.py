@@ -20,7 +20,7 @@ from scheduler_svc.core.waiting.policy import FcfsPolicy
 from scheduler_svc.core.waiting.waiting_queue import WaitingQueue
 from scheduler_svc.request.parameters import BeamSearchParams, StopConditions
 from scheduler_svc.step_log.masking import TokenMask
-from scheduler_svc.step_log.snapshot import Snapshot, dump
+from scheduler_svc.step_log.snapshot import Snapshot, _check_value, dump
 from scheduler_svc.step_log.state import SnapshotError, StateReader, StateWriter
 from tests.support.driving import Bench, group, max_tokens, small_limits
 from tests.support.toy_executor import ToyExecutor, hashed_next_token
@@ -29,13 +29,14 @@ VOCAB = 64
 EOS, STOP, BANNED = 60, 61, 62
 
 
-def described(arrival: int, mask: TokenMask) -> SequenceGroup:
+def described(arrival: int, mask: TokenMask, *, has_encoder: bool) -> SequenceGroup:
     """A request of one of four kinds, with other names of its tokens."""
+    encoder = mask.ids((arrival % 5 + np.arange(10)).astype(np.int32)).tolist() if has_encoder else None
     conditions = StopConditions(max_tokens=14, stop_token_ids=frozenset([mask.id(STOP)]))
     prompt = mask.ids((3 * arrival + np.arange(5 + arrival % 7)).astype(np.int32))
     search = BeamSearchParams(2) if arrival % 4 == 2 else None
-    asked = group(arrival, prompt.tolist(), conditions, num_sequences=1 + (arrival % 4 == 1), beam_search=search)
-    if arrival == 12:
+    asked = group(arrival, prompt.tolist(), conditions, num_sequences=1 + (arrival % 4 == 1), beam_search=search, encoder=encoder)
+    if arrival == 12 and not has_encoder:
         asked.pooling = PoolingTask.EMBED
     if arrival % 4 == 3:
         ids, none = np.array([7], np.int32), np.empty(0, np.int32)
@@ -45,7 +46,7 @@ def described(arrival: int, mask: TokenMask) -> SequenceGroup:
     return asked
 
 
-def dumps_under(permutation: npt.NDArray[np.int32], *, is_masked: bool) -> list[pb.Snapshot]:
+def dumps_under(permutation: npt.NDArray[np.int32], *, is_masked: bool, has_encoder: bool) -> list[pb.Snapshot]:
     """Snapshots of a fleet at work. Its tokens have other names from the beginning, or get them in the snapshots."""
     mask, as_is = TokenMask(permutation, b""), TokenMask(np.arange(VOCAB, dtype=np.int32), b"")
     names, back = (as_is, as_is) if is_masked else (mask, TokenMask(np.argsort(permutation).astype(np.int32), b""))
@@ -60,11 +61,13 @@ def dumps_under(permutation: npt.NDArray[np.int32], *, is_masked: bool) -> list[
             preemption_mode=mode, prefix_caching=True,
         )  # fmt: skip
         limits = replace(limits, pooling_tasks=(PoolingTask.EMBED,), embedding_size=3)
-        if host_blocks:
+        if has_encoder:
+            limits = replace(limits, max_encoder_tokens=12, num_encoder_blocks=7)
+        elif host_blocks:
             limits = replace(limits, has_states=True, num_state_blocks=24, num_host_state_blocks=4)
         members.append((fleet.join(limits, 1), ToyExecutor(limits, hashed_next_token(VOCAB - 8))))
     for arrival in range(13):
-        fleet.add(described(arrival, names))
+        fleet.add(described(arrival, names, has_encoder=has_encoder))
     found = []
     for _ in range(14):
         steps = [fleet.schedule(planner, 1.0)[0].step for planner, _ in members]
@@ -75,17 +78,19 @@ def dumps_under(permutation: npt.NDArray[np.int32], *, is_masked: bool) -> list[
     return found
 
 
-def test_a_masked_snapshot_is_the_one_of_a_fleet_whose_tokens_have_other_names() -> None:
+@pytest.mark.parametrize("has_encoder", [False, True])
+def test_a_masked_snapshot_is_the_one_of_a_fleet_whose_tokens_have_other_names(*, has_encoder: bool) -> None:
     """So nothing in it tells which tokens there were. What is forgotten in `of_attributes` differs here."""
     permutation = np.random.default_rng(5).permutation(VOCAB).astype(np.int32)
-    masked, renamed = dumps_under(permutation, is_masked=True), dumps_under(permutation, is_masked=False)
+    masked, renamed = (dumps_under(permutation, is_masked=each, has_encoder=has_encoder) for each in (True, False))
     kinds: set[str] = set()
     for one, other in zip(masked, renamed, strict=True):
         heads, rows = json.loads(one.rows)
         assert [heads, rows] == json.loads(other.rows)
         assert one.arrays == other.arrays
         kinds |= {head[0].partition(":")[2] for head in heads}
-    assert kinds >= {"Admission", "PoolingInput", "Save", "SwappedTable", "TableDelta", "TokenRules", "_Node"}
+    assert kinds >= {"Admission", "SwappedTable", "TableDelta", "TokenRules", "_Node"}
+    assert kinds >= ({"EncoderInput", "Encoding"} if has_encoder else {"PoolingInput", "Save"})
 
 
 def test_a_masked_snapshot_does_not_tell_what_a_grammar_says() -> None:
@@ -153,3 +158,13 @@ def test_what_is_shared_is_shared_again() -> None:
 def test_what_is_no_data_is_refused_when_it_is_written() -> None:
     with pytest.raises(SnapshotError, match="a object is no data"):
         of_a_sequence([object()])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_table_that_names_a_block_that_is_not_there_is_refused(number: int) -> None:
+    table = Bench(small_limits(max_encoder_tokens=12, encoder_blocks=8)).planner.table
+    _check_value(table)
+    tables = table.all_tables[number]
+    tables.block_ids[0, 0] = tables.num_device_blocks
+    with pytest.raises(SnapshotError, match="names a block that is not there"):
+        _check_value(table)
