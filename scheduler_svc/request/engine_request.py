@@ -68,6 +68,11 @@ class EngineRequest:
         return max_model_len if first is None else first
 
     @property
+    def read_token_ids(self) -> Int32Array:
+        """What the model reads first: the input of its encoder, or else the prompt."""
+        return self.prompt_token_ids if self.encoder_token_ids is None else self.encoder_token_ids
+
+    @property
     def num_encoder_tokens(self) -> int:
         """Tokens of the encoder's input."""
         return 0 if self.encoder_token_ids is None else len(self.encoder_token_ids)

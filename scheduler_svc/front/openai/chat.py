@@ -91,7 +91,7 @@ def _answer_body(
             prompt_token_ids, response.prompt_logprobs, response.prompt_alternatives, fields.prompt_logprobs
         )
     if fields.return_token_ids:
-        body["prompt_token_ids"] = prompt_token_ids
+        body["prompt_token_ids"] = response.request.read_token_ids.tolist()
     return body
 
 

@@ -87,7 +87,7 @@ class _Prompt:
     @property
     def token_ids(self) -> list[int]:
         """The prompt's tokens."""
-        ids: list[int] = self.response.request.prompt_token_ids.tolist()
+        ids: list[int] = self.response.request.read_token_ids.tolist()
         return ids
 
     def logprobs(self) -> CompletionLogprobs | None:
@@ -131,8 +131,9 @@ class _Prompt:
             choice["stop_reason"] = reason
         if self.fields.prompt_logprobs is not None:
             response = self.response
+            of_decoder = response.request.prompt_token_ids.tolist()
             choice["prompt_logprobs"] = self.tokens.prompt(
-                self.token_ids, response.prompt_logprobs, response.prompt_alternatives, self.fields.prompt_logprobs
+                of_decoder, response.prompt_logprobs, response.prompt_alternatives, self.fields.prompt_logprobs
             )
         if self.fields.return_token_ids:
             choice["prompt_token_ids"] = self.token_ids

@@ -86,7 +86,7 @@ class Pieces(ABC):
 
     def prompt_token_ids(self) -> bytes:
         """Return the member of a JSON object that tells the prompt's tokens."""
-        return b',"prompt_token_ids":' + to_json(self.response.request.prompt_token_ids.tolist())
+        return b',"prompt_token_ids":' + to_json(self.response.request.read_token_ids.tolist())
 
     def endings(self, output: Output) -> tuple[bytes, bytes]:
         """Return the JSON of an output's `finish_reason`, and what follows it."""

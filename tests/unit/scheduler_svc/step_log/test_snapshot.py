@@ -35,7 +35,9 @@ def described(arrival: int, mask: TokenMask, *, has_encoder: bool) -> SequenceGr
     conditions = StopConditions(max_tokens=14, stop_token_ids=frozenset([mask.id(STOP)]))
     prompt = mask.ids((3 * arrival + np.arange(5 + arrival % 7)).astype(np.int32))
     search = BeamSearchParams(2) if arrival % 4 == 2 else None
-    asked = group(arrival, prompt.tolist(), conditions, num_sequences=1 + (arrival % 4 == 1), beam_search=search, encoder=encoder)
+    asked = group(
+        arrival, prompt.tolist(), conditions, num_sequences=1 + (arrival % 4 == 1), beam_search=search, encoder=encoder
+    )
     if arrival == 12 and not has_encoder:
         asked.pooling = PoolingTask.EMBED
     if arrival % 4 == 3:
