@@ -122,7 +122,7 @@ class SequenceGroup:
     else of the first executor; only executors with the same one, which allows the same tokens, take it. Empty: any.
     `adapter`: what its sequences are computed with on top of the weights; None: nothing.
     `encoder_token_ids`: what its sequences attend to besides themselves, once encoded; None: nothing. `encoder_names`:
-    the names of its blocks, of the era and as many as in `encoder_named_by`.
+    the names of its blocks, of the size and the era in `encoder_named_by`.
     `pooling`: what the model makes of the whole prompt in one step, in place of tokens: the group has no slot and no
     block, and its one sequence ends with the answer. None: it generates. `token_type_ids`: a byte a token; empty:
     all are 0.
@@ -166,7 +166,7 @@ class SequenceGroup:
     token_type_ids: bytes = b""
     encoder_token_ids: Int32Array | None = None
     encoder_names: list[bytes] = field(default_factory=list)
-    encoder_named_by: tuple[int, int] = (-1, 0)
+    encoder_named_by: tuple[int, int] = (0, -1)
     block_salt: int = field(init=False)
     order: tuple[int, int] = field(init=False)
     sequences: list[Sequence] = field(init=False)

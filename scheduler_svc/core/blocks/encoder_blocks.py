@@ -103,8 +103,8 @@ class EncoderBlocks:
         assert group.encoder_token_ids is not None
         names, num_blocks = list[bytes](), self.num_blocks_of(group)
         if self.prefix_cache is not None:
-            if group.encoder_named_by != (era, num_blocks):  # else at another executor, or before
-                group.encoder_named_by = era, num_blocks
+            if group.encoder_named_by != (self.block_size, era):  # else at another executor, or before
+                group.encoder_named_by = self.block_size, era
                 group.encoder_names = hasher.name_whole(group.encoder_token_ids, num_blocks, group.sent_salt)
             names = group.encoder_names
         found = self._find(names)

@@ -1,8 +1,11 @@
 """Groups that attend to the output of an encoder: what is encoded, who shares it, and who waits for room."""
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from octavo_shared.step_wire.step import Step
+from scheduler_svc.core.blocks.encoder_blocks import EncoderBlocks
+from scheduler_svc.core.blocks.prefix_cache import BlockHasher
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.request.parameters import BeamSearchParams
@@ -75,6 +78,13 @@ def test_who_comes_while_an_input_is_encoded_names_the_same_blocks_and_computes_
     assert tables.of_slot(0).tolist() == tables.of_slot(1).tolist()
     bench.run(2)
     check_pools_are_free(bench.planner)
+
+
+def test_a_group_that_moves_to_blocks_of_another_size_names_its_input_as_those_there() -> None:
+    moved, limits = group(0, [7], encoder=INPUT[:3]), bench_of().planner.limits
+    for size in (4, 8):
+        blocks, hasher = EncoderBlocks(replace(limits, block_size=size), 0, 0), BlockHasher(b"", size)
+        assert blocks.plan(moved, hasher, 0).names == blocks.plan(group(1, [7], encoder=INPUT[:3]), hasher, 0).names
 
 
 def test_a_step_without_an_answer_leaves_no_name_and_an_aborted_one_leaves_its_input() -> None:
