@@ -61,7 +61,9 @@ class EncoderCache:
         given = [(one.slot, one.cache_salt, one.encoder_input) for one in admissions if one.encoder_input is not None]
         for _, cache_salt, encoder_input in given:
             if (token_ids := encoder_input.token_ids) is not None:
-                places = self._places(encoder_input.block_ids - np.int32(self._first_id), encoder_input.num_tokens)
+                own = encoder_input.block_ids - np.int32(self._first_id)
+                self._device[own] = 0  # the end of the last one is unwritten
+                places = self._places(own, encoder_input.num_tokens)
                 root = _hash_of(token_ids, cache_salt, weights)
                 self._flat[places] = root + np.arange(len(places)).astype(np.uint64) * _DISTANCE
         for slot, _, encoder_input in given:
@@ -100,8 +102,19 @@ class EncoderCache:
             )
 
 
+def without_weights(inputs: UInt64Array, weights: np.uint64) -> UInt64Array:
+    """Return what would stand for inputs that were encoded with some weights, had it been with those of the start."""
+    return inputs - _of_weights(weights)
+
+
+def _of_weights(weights: np.uint64) -> np.uint64:
+    """Return what an output differs by from that of the weights of the start; it is even."""
+    return np.uint64((int(weights) - 1) * 2 * BASE % 2**64)
+
+
 def _hash_of(token_ids: Int32Array, cache_salt: int, weights: np.uint64) -> np.uint64:
-    """Return what stands for an input: of all its tokens, in their order, and never 0."""
+    """Return what stands for an input: of all its tokens, in their order, and odd."""
     powers = np.cumprod(np.full(len(token_ids), BASE, np.uint64), dtype=np.uint64)
-    total = ((token_ids.astype(np.uint64) + weights + np.uint64(1)) * powers).sum(dtype=np.uint64)
-    return np.uint64((int(total) * BASE + SALT_BASE * (2 * cache_salt + 1)) % 2**64 | 1)
+    total = ((token_ids.astype(np.uint64) + np.uint64(2)) * powers).sum(dtype=np.uint64)
+    whole = (int(total) * BASE + SALT_BASE * (2 * cache_salt + 1)) | 1
+    return np.uint64((whole + int(_of_weights(weights))) % 2**64)

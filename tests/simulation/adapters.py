@@ -78,7 +78,8 @@ class Adapters:
 
     def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
         draw = random.Random(f"adapters {plan.seed}")
-        self.num_slots = draw.choice((2, 3)) if draw.random() < _SHARE else 0
+        num_slots = draw.choice((2, 3)) if draw.random() < _SHARE else 0
+        self.num_slots = 0 if plan.has_encoder else num_slots  # no such model takes adapters
         self.num_load_steps = draw.randint(0, _MOST_LOAD_STEPS)
         self.offered = NAMES[:1] if draw.random() < _OFFERED_SHARE else ()
         self._plan = plan

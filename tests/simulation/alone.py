@@ -34,13 +34,13 @@ from scheduler_svc.front.text.text_model import TextModel
 from scheduler_svc.front.text.tokenizer import Tokenizer
 from scheduler_svc.request.served_model import ServedModel
 from scheduler_svc.telemetry.meter import Meter
-from tests.simulation.shapes import MAX_MODEL_LEN, Shape
+from tests.simulation.shapes import MAX_ENCODER_TOKENS, MAX_MODEL_LEN, Shape
 from tests.support.grammars import num_followed
 
 EOS_PROBABILITY = 0.01
 MAX_BEAM_WIDTH = 8
 
-_OF_THE_CALL = ("tenant", "cache_salt")
+_OF_THE_CALL = ("tenant", "cache_salt", "encoder_prompt")
 
 
 @functools.cache
@@ -63,7 +63,9 @@ def answer_alone(
         sleep=lambda _: None,
         num_adapter_slots=int(adapter is not None),
         read_adapter=lambda _: adapter or b"",
+        max_encoder_tokens=MAX_ENCODER_TOKENS if shape.has_encoder else 0,
     )
+    worker.reset(uses_groups=shape.has_encoder)
     info = worker.info
     model = TextModel(ServedModel(info, max_model_len, info.max_num_seqs), _tokenizer())
     request = request_of(shape)

@@ -142,7 +142,7 @@ class Checks:
 
     def begin(self, plan: RequestPlan, request_id: str) -> RequestRecord:
         """A request is sent."""
-        asked = shape(plan.shape)
+        asked = shape(plan.shape).with_encoder() if self.plan.has_encoder else shape(plan.shape)
         # Who goes on with one that breaks executors has them broken for as long as it tries.
         goes_on = plan.client < self.plan.num_resuming and not plan.is_streamed and asked.kind != POISON
         record = RequestRecord(plan, asked, request_id, goes_on, sent_at_s=self.loop.time())
@@ -219,7 +219,7 @@ class Checks:
 
     def _answer_alone(self, record: RequestRecord, content: bytes | None) -> Finished:
         """Return what it is answered alone, up to the length that it was first accepted for, with this adapter."""
-        shape, most = record.shape, len(record.shape.prompt) + record.shape.options["max_tokens"]
+        shape, most = record.shape, record.shape.num_prompt_tokens + record.shape.options["max_tokens"]
         is_bound = record.max_model_len < min(most, MAX_MODEL_LEN)
         if is_bound:
             self.seen["finished: accepted for less than it may use"] += 1

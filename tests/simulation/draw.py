@@ -36,7 +36,7 @@ from tests.simulation.plan import (
     Plan,
     RequestPlan,
 )
-from tests.simulation.shapes import KINDS, MAX_MODEL_LEN, NUM_FAMILIES, NUM_SHAPES, shape
+from tests.simulation.shapes import KINDS, MAX_ENCODER_TOKENS, MAX_MODEL_LEN, NUM_FAMILIES, NUM_SHAPES, shape
 
 # Seeds that follow each other share shapes, whose answers are then computed alone once.
 SEEDS_OF_A_GROUP = 25
@@ -120,6 +120,12 @@ _SWAPPED_BLOCKS = (24, 48, 96)
 _SMALL_BLOCKS_SHARE = 0.7
 _SMALL_BLOCK = 4
 
+
+# Of the seeds have a model with an encoder, whose pools hold so many blocks more than the longest input takes. Of them
+# swap their sequences, as those with states do.
+_ENCODER_SHARE = 0.3
+_MORE_ENCODER_BLOCKS = (0, 0, 1, 3, 8, 30)
+_ENCODER_SWAP_SHARE = 0.4
 
 # Of the seeds have executors that send each other blocks; with tokens that take time, as only then it pays.
 _TRANSFERS_SHARE = 0.5
@@ -223,6 +229,8 @@ def draw_plan(seed: int, mode: str) -> Plan:
             has_transfers=has_transfers,
         ),
     )
+    encoders = random.Random(f"encoder {seed}")
+    plan = _with_encoder(plan, encoders) if encoders.random() < _ENCODER_SHARE else plan
     groups = random.Random(f"groups {seed}")
     plan = _with_groups(plan, groups) if groups.random() < _GROUPS_SHARE else plan
     states = random.Random(f"states {seed}")
@@ -328,27 +336,45 @@ def _with_groups(plan: Plan, draw: random.Random) -> Plan:
 def _with_states(plan: Plan, draw: random.Random) -> Plan:
     """Return a plan whose model has states, of which each executor saves some, few or none."""
     has_small_blocks = draw.random() < _SMALL_BLOCKS_SHARE
-    settings, executors = dict(plan.settings), plan.executors
-    if draw.random() < _STATES_SWAP_SHARE:
-        settings |= {"preemption_mode": "swap", "prefix_caching": True, "watermark": 0.0}
-        executors = tuple(
-            replace(
-                executor,
-                num_device_blocks=min(executor.num_device_blocks, MAX_MODEL_LEN // executor.block_size_tokens + 3),
-                num_host_blocks=draw.choice(_SWAPPED_BLOCKS),
-                max_num_seqs=max(8, executor.max_num_seqs),
-            )
-            for executor in executors
-        )
+    plan = _swapping(plan, draw) if draw.random() < _STATES_SWAP_SHARE else plan
     executors = tuple(
         replace(
             _with_small_blocks(executor) if has_small_blocks else executor,
             num_device_states=draw.choice(_DEVICE_STATES),
             num_host_states=draw.choice(_HOST_STATES) if executor.num_host_blocks else 0,
         )
-        for executor in executors
+        for executor in plan.executors
     )
-    return replace(plan, has_states=True, executors=executors, settings=settings)
+    return replace(plan, has_states=True, executors=executors)
+
+
+def _swapping(plan: Plan, draw: random.Random) -> Plan:
+    """Return a plan that swaps its sequences, out of pools that hold little more than the longest one."""
+    executors = tuple(
+        replace(
+            executor,
+            num_device_blocks=min(executor.num_device_blocks, MAX_MODEL_LEN // executor.block_size_tokens + 3),
+            num_host_blocks=draw.choice(_SWAPPED_BLOCKS),
+            max_num_seqs=max(8, executor.max_num_seqs),
+        )
+        for executor in plan.executors
+    )
+    settings = {**plan.settings, "preemption_mode": "swap", "prefix_caching": True, "watermark": 0.0}
+    return replace(plan, executors=executors, settings=settings)
+
+
+def _with_encoder(plan: Plan, draw: random.Random) -> Plan:
+    """Return a plan whose model has an encoder; each executor has room for the longest input, and little more."""
+    plan = _swapping(plan, draw) if draw.random() < _ENCODER_SWAP_SHARE else plan
+    executors = tuple(
+        replace(
+            executor,
+            num_encoder_blocks=-(-MAX_ENCODER_TOKENS // executor.block_size_tokens) + draw.choice(_MORE_ENCODER_BLOCKS),
+            max_num_batched_tokens=max(MAX_ENCODER_TOKENS, executor.max_num_batched_tokens),
+        )
+        for executor in plan.executors
+    )
+    return replace(plan, has_encoder=True, executors=executors)
 
 
 def _with_small_blocks(executor: ExecutorPlan) -> ExecutorPlan:
@@ -358,6 +384,7 @@ def _with_small_blocks(executor: ExecutorPlan) -> ExecutorPlan:
         executor,
         block_size_tokens=_SMALL_BLOCK,
         num_device_blocks=executor.num_device_blocks * ratio,
+        num_encoder_blocks=executor.num_encoder_blocks * ratio,
         cache_groups=tuple((window, num_blocks * ratio) for window, num_blocks in executor.cache_groups),
     )
 

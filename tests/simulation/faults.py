@@ -147,6 +147,7 @@ async def _shrink_executor(world: World, plan: FaultPlan) -> bool:
         num_device_blocks=max(2, machine.plan.num_device_blocks // 2),
         cache_groups=tuple((window, max(2, num_blocks // 2)) for window, num_blocks in machine.plan.cache_groups),
         num_device_states=machine.plan.num_device_states // 2,
+        num_encoder_blocks=max(1, machine.plan.num_encoder_blocks // 2),
         max_num_seqs=max(1, machine.plan.max_num_seqs // 2),
         num_host_blocks=0,
         num_host_states=0,

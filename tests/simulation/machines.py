@@ -222,6 +222,7 @@ class ExecutorMachine(Machine):
             instance_id,
             world.plan.sliding_window_tokens,
             world.plan.has_states,
+            world.plan.has_encoder,
             self.numerics_id,
             world.checks.break_promise,
             world.note_step,

@@ -100,6 +100,7 @@ class ExecutorPlan:
     `max_allowance`: most tokens that a sequence may get in a step.
     `cache_groups`: of each cache group the window in tokens, 0: none, and the device blocks; empty: it offers none.
     `num_device_states`, `num_host_states`: how many it saves, if the model has states.
+    `num_encoder_blocks`: of the encoder's output, if the model has an encoder.
     `max_transfers`: so many may be pending.
     """
 
@@ -118,6 +119,7 @@ class ExecutorPlan:
     num_device_states: int = 0
     num_host_states: int = 0
     max_transfers: int = 0
+    num_encoder_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ class Plan:
         num_fronts: Of each scheduler, or of the cell; 0: clients call schedulers themselves.
         cell: NO_CELL, BY_LIST or BY_NAME.
         has_states: Whether the model keeps a state of each sequence, beside what it caches.
+        has_encoder: Whether the model has an encoder: requests have inputs for it (`Shape.with_encoder`).
         num_resuming: So many of the clients, the first ones, go on with an answer whose call was cut.
         updates_weights: Whether executors take other weights.
         is_sending_cheap: Whether schedulers learn nothing of what transfers take, and expect little.
@@ -220,6 +223,7 @@ class Plan:
     requests: tuple[RequestPlan, ...] = field(repr=False)
     faults: tuple[FaultPlan, ...] = field(repr=False)
     has_states: bool = False
+    has_encoder: bool = False
     is_sending_cheap: bool = False
     updates_weights: bool = False
 

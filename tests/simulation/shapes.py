@@ -31,6 +31,12 @@ MAX_MODEL_LEN = 160
 LONGEST_PROMPT = 70
 LONGEST_OUTPUT = 48
 
+# Inputs of an encoder: each is the beginning of one of two texts, so one may be a part of another one.
+MAX_ENCODER_TOKENS = 30
+_INPUT_LENGTHS = (1, 3, 6, 8, 13, 21, MAX_ENCODER_TOKENS)
+# Of the requests whose prompts are short enough give the encoder their prompts.
+_PROMPT_ENCODED_SHARE = 0.3
+
 _PRINTABLE = (33, 127)
 
 _SCHEMA = {
@@ -64,6 +70,7 @@ class Shape:
         options: What `octavo.Client.stream` is given beside the prompt.
         seed: That was drawn, of one that has none in `options`; 0: `options` has it, or none was drawn yet.
         refused_as: The error that it has to end with; None: it is a good request.
+        has_encoder: Whether it is for a model with an encoder.
     """
 
     number: int
@@ -72,12 +79,30 @@ class Shape:
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
     refused_as: type[OctavoError] | None = None
     seed: int = 0
+    has_encoder: bool = False
 
     def with_seed(self, seed: int | None) -> "Shape":
         """Return what it is once a seed was drawn for it."""
         if seed is None or "seed" in self.options or "beam_width" in self.options:
             return self
         return replace(self, options=dict(self.options) | {"seed": seed}, seed=seed)
+
+    def with_encoder(self) -> "Shape":
+        """Return what it is for a model with an encoder: most have an input, others leave the prompt to it."""
+        draw = random.Random(f"input of shape {self.number}")
+        must_decode = self.kind == POISON or self.prompt[-1] == NAN_TOKEN or len(self.prompt) > MAX_ENCODER_TOKENS
+        if not must_decode and draw.random() < _PROMPT_ENCODED_SHARE:
+            return replace(self, has_encoder=True)
+        text = random.Random(f"input {draw.randrange(2)}")
+        token_ids = [text.randrange(*_PRINTABLE) for _ in range(MAX_ENCODER_TOKENS)]
+        given = {"encoder_prompt": token_ids[: draw.choice(_INPUT_LENGTHS)]}
+        return replace(self, has_encoder=True, options={**self.options, **given})
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens that the decoder begins with; where the encoder has the prompt, only its start token."""
+        is_encoded = self.has_encoder and "encoder_prompt" not in self.options
+        return 1 if is_encoded else len(self.prompt)
 
     @property
     def num_output_tokens(self) -> int:
@@ -224,6 +249,7 @@ __all__ = [
     "GUIDES",
     "KINDS",
     "LONGEST_OUTPUT",
+    "MAX_ENCODER_TOKENS",
     "MAX_MODEL_LEN",
     "NAN_TOKEN",
     "NUM_FAMILIES",

@@ -191,6 +191,7 @@ def _simplifications(plan: Plan) -> Iterator[tuple[str, Callable[[Plan], Plan]]]
         yield f"{name} {value!r}", _with_setting(name, value)
     yield "no cache groups", lambda plan: _executors(plan, cache_groups=())
     yield "no saved states", lambda plan: _executors(plan, num_device_states=0, num_host_states=0)
+    yield "no encoder", lambda plan: replace(plan, has_encoder=False)
     yield "no states", lambda plan: replace(plan, has_states=False)
     yield "no drafts", lambda plan: _executors(plan, max_allowance=1)
     yield "no sliding window", lambda plan: replace(plan, sliding_window_tokens=0)

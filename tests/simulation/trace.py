@@ -81,7 +81,7 @@ class Trace(Watcher):
         self._note(
             f"client{record.plan.client}",
             f"sends {record.request_id} to scheduler{record.plan.scheduler}: {record.shape.kind}, "
-            f"{len(record.shape.prompt)} tokens, {options}",
+            f"{record.shape.num_prompt_tokens} tokens, {options}",
         )
 
     def answered(self, record: RequestRecord) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from executor_svc.fake.cache import Histories, UInt64Array
+from executor_svc.fake.encoder import without_weights
 from executor_svc.service.servicer import ExecutionServicer
 from executor_svc.service.weight_updates import WeightUpdates
 from octavo.execution.v1 import execution_service_pb2 as pb
@@ -113,7 +114,8 @@ class SpokenHistories(Histories):
         """See `Histories`."""
         super().follow(table, delta, layout, adapters, inputs)
         if self.spoken is not self:
-            self.spoken.follow(table, delta, layout, adapters, inputs)
+            spoken = None if inputs is None else without_weights(inputs, self.weights)
+            self.spoken.follow(table, delta, layout, adapters, spoken)
 
     def append(self, layout: StepLayout, token_ids: Int32Array) -> None:
         """See `Histories`."""

@@ -17,10 +17,17 @@ from octavo_shared.step_wire.cache_group import CacheGroup, CacheKind, split_mov
 from octavo_shared.step_wire.step import Step, StepResult, TokenCounts, no_slots
 from tests.simulation.adapters import Adapters
 from tests.simulation.alone import EOS_PROBABILITY
-from tests.simulation.block_checks import BlockChecks
+from tests.simulation.block_checks import BlockChecks, content_key
 from tests.simulation.plan import ExecutorPlan
 from tests.simulation.remembered import keys_of, remember, remembered
-from tests.simulation.shapes import MAX_MODEL_LEN, NAN_TOKEN, NUM_GRAMMAR_SLOTS, POISON_TOKEN, POISONED
+from tests.simulation.shapes import (
+    MAX_ENCODER_TOKENS,
+    MAX_MODEL_LEN,
+    NAN_TOKEN,
+    NUM_GRAMMAR_SLOTS,
+    POISON_TOKEN,
+    POISONED,
+)
 from tests.simulation.step_thread import SimulatedStepThread
 from tests.simulation.weights import SpokenHistories
 
@@ -35,11 +42,11 @@ class SimulatedWorker(FakeWorker):
         plan: What it is like.
         thread: Runs its steps.
         instance_id: Of the process.
-        sliding_window_tokens, has_states: Of the model.
+        sliding_window_tokens, has_states, has_encoder: Of the model.
         numerics_id: Of which arithmetic it says that it is.
         accuse: Told of a step that no scheduler may send.
         on_step: Called after each step.
-        contents: What each name of a block stands for, at any executor.
+        contents: See `BlockChecks`.
         adapters: What it finds at their sources.
         updates_weights: Whether it takes other weights.
 
@@ -60,6 +67,7 @@ class SimulatedWorker(FakeWorker):
         instance_id: str,
         sliding_window_tokens: int,
         has_states: bool,
+        has_encoder: bool,
         numerics_id: str,
         accuse: Callable[[str], None],
         on_step: Callable[[], None],
@@ -99,6 +107,8 @@ class SimulatedWorker(FakeWorker):
             instance_id=instance_id,
             max_transfers=plan.max_transfers,
             updates_weights=updates_weights,
+            max_encoder_tokens=MAX_ENCODER_TOKENS if has_encoder else 0,
+            num_encoder_blocks=plan.num_encoder_blocks,
         )
         self.is_broken = False
         self.num_failing = self.num_hanging = self.num_nonsense = self.num_steps = self.num_refusing = 0
@@ -148,7 +158,9 @@ class SimulatedWorker(FakeWorker):
         self._watch_blocks()
 
     def _watch_blocks(self) -> None:
-        self._checks = BlockChecks(self.table, self._histories, self._caches, self._states, self._contents)
+        self._checks = BlockChecks(
+            self.table, self._histories, self._caches, self._encoder, self._states, self._contents
+        )
 
     def update_weights(self, folder: Path, weights_digest: str, agree: Agree = lambda _: None) -> None:
         """See `FakeWorker`; it refuses some."""
@@ -176,14 +188,14 @@ class SimulatedWorker(FakeWorker):
 
     def has_on_host(self, pool: int, block: int, name: bytes) -> bool:
         """Return whether a host block of a pool has the content that a name stands for."""
-        if pool < len(self._caches):
-            content: bytes = self._caches[pool]._host[block].tobytes()
+        if pool < len(self._token_caches):
+            content: bytes = self._token_caches[pool]._host[block].tobytes()
         else:
             assert self._states is not None
             content = self._states._host["history"][block].tobytes()
         if self._has_slept and not any(content):
             return True  # nobody looks for the name any more
-        known = self._contents.get(name, content)
+        known = self._contents.get(content_key(name, self._both), content)
         num_bytes = min(len(content), len(known))
         return content[len(content) - num_bytes :] == known[len(known) - num_bytes :]
 
@@ -200,8 +212,11 @@ class SimulatedWorker(FakeWorker):
             self._states.move(moves.pop())
             self._states._device[step.states_to_save[:, 2] - self._states.first_id] = GARBAGE
             self._states._at_slots[:] = GARBAGE
-        for cache, own in zip(self._caches, moves, strict=True):
+        for cache, own in zip(self._token_caches, moves, strict=True):
             cache.move(own)
+        if self._encoder is not None and self.table.encoder is not None:
+            for given in step.encoder_inputs:
+                self._encoder.device[given.block_ids - self.table.encoder.first_id] = GARBAGE
         rows = zip(layout.slots.tolist(), layout.starts.tolist(), layout.lengths.tolist(), strict=True)
         for slot, start, length in itertools.islice(rows, (len(layout.slots) + 1) // 2):
             for cache, tables in zip(self._caches, self.table.groups, strict=True):

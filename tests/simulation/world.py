@@ -146,7 +146,7 @@ class World:
         fronts: The machines of all fronts.
         workers: Of all executor processes so far.
         texts: All that were asked for.
-        contents: What each name of a block stands for.
+        contents: What each name of a block stands for, by `content_key`.
         is_over: Whether no client tries again any more.
     """
 
