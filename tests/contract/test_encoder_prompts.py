@@ -89,6 +89,8 @@ async def test_what_no_encoder_can_read_is_refused_in_a_sentence() -> None:
             InvalidRequestError, match=r"encoder_prompt.token_ids is empty; it must be at least 1 token"
         ):
             await client.generate("x", encoder_prompt=[])
+        with pytest.raises(InvalidRequestError, match="prompt_logprobs is 0; it must be unset without encoder_prompt"):
+            await client.generate("x", prompt_logprobs=0)
         with pytest.raises(InvalidRequestError, match="encoder_prompt is a conversation"):
             await client.generate("x", encoder_prompt=[{"role": "user", "content": "x"}])  # type: ignore[list-item]
     async with running_stack(FakeWorker()) as stack, Client(stack.address) as client:

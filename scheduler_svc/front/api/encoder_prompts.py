@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo_shared.errors import InvalidFieldError
 from octavo_shared.step_wire.step import Int32Array
-from scheduler_svc.front.api.request_limits import RequestLimits, check_known_ids, require, unreadable
+from scheduler_svc.front.api.request_limits import RequestLimits, check_known_ids, require, require_param, unreadable
 from scheduler_svc.front.api.tokenization import tokenize_input, tokenize_prompt, tokenize_text
 from scheduler_svc.front.text.text_model import TextModel
 
@@ -20,13 +20,15 @@ def tokenize_prompts(
     """Return the token ids of the decoder's prompt, and of the encoder's input; None: the model has no encoder.
 
     Raises: InvalidFieldError: see `tokenize_prompt`; there is an input for an encoder that the model does not have, or
-        a step cannot encode it.
+        a step cannot encode it; log-probabilities are wanted of a prompt that it is.
     """
     if not limits.max_encoder_tokens:
         if request.HasField("encoder_prompt"):
             raise unreadable("encoder_prompt", "set", limits)
         return tokenize_prompt(request, model, limits), None
     if not request.HasField("encoder_prompt"):
+        params, rule = request.sampling_params, "unset without encoder_prompt: the prompt is the encoder's"
+        require_param(not params.HasField("prompt_logprobs"), "prompt_logprobs", params.prompt_logprobs, rule)
         field = request.WhichOneof("prompt") or "prompt"
         return limits.decoder_start_token_ids, _encoder_input(request, field, model, limits)
     kind = request.encoder_prompt.WhichOneof("prompt")
