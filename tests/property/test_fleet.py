@@ -31,7 +31,17 @@ from tests.support.toy_executor import (
     values_of,
 )
 from tests.support.waiting import shares_of
-from tests.support.workloads import ADAPTERS, VOCAB_SIZE, Request, limits, requests_within
+from tests.support.workloads import (
+    ADAPTERS,
+    MORE_ENCODER_BLOCKS,
+    VOCAB_SIZE,
+    Request,
+    attended_by,
+    inputs_up_to,
+    limits,
+    requests_within,
+    with_encoder,
+)
 
 LAST_CHANGE_ROUND = 15
 MAX_ROUNDS = 1500
@@ -93,10 +103,13 @@ def fleet_workloads(draw: st.DrawFn) -> FleetWorkload:
     num_others = draw(st.sampled_from([2, 1, 1, 0]))
     others = [first if draw(st.booleans()) else draw(tight_limits(first.max_model_len)) for _ in range(num_others)]
     kinds = [first, *(of_the_same_model(other, first) for other in others)]
+    longest = draw(st.sampled_from([0, 0, min(7, *(kind.max_num_batched_tokens for kind in kinds))]))
+    kinds = [with_encoder(kind, longest, draw(MORE_ENCODER_BLOCKS)) for kind in kinds]
     common = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=first.max_model_len))
     most_seqs = max(kind.max_num_seqs for kind in kinds)
     roomiest = replace(first, max_num_seqs=most_seqs, max_num_batched_tokens=99, max_sample_rows=99)
     requests = [draw(eager_requests(roomiest, common)) for _ in range(draw(st.integers(6, 9)))]
+    requests = [one if one.pooling else replace(one, encoder=draw(inputs_up_to(longest))) for one in requests]
     rounds, position = st.integers(0, LAST_CHANGE_ROUND - 1), st.integers(0, 2)
     return FleetWorkload(
         kinds=kinds,
@@ -330,8 +343,9 @@ def check_outputs(run: Run, arrival: int, request: Request) -> None:
     fleet, bounds = run.fleet, run.workload.kinds[0]
     for index in range(request.num_sequences):
         next_token = hashed_next_token(VOCAB_SIZE)
+        attended = attended_by(fleet.groups[arrival])
         alone = generate_alone(
-            request.prompt, request.conditions, bounds, next_token, index, request.grammar, request.adapter
+            request.prompt, request.conditions, bounds, next_token, index, request.grammar, request.adapter, *attended
         )
         output = fleet.outputs[arrival, index]
         assert_provenance(fleet.groups[arrival], index, output)
@@ -360,7 +374,8 @@ def check_search(run: Run, arrival: int, request: Request) -> None:
     if arrival in fleet.failures or any(name[0] == arrival for name in fleet.cut_short):
         assert arrival not in fleet.searches
         return
-    alone = search_alone(request.prompt, request.beam_search, request.conditions, bounds)
+    attended = attended_by(fleet.groups[arrival])
+    alone = search_alone(request.prompt, request.beam_search, request.conditions, bounds, attended)
     assert fleet.searches[arrival] == [FoundHypothesis.of(hypothesis) for hypothesis in alone]
 
 

@@ -53,7 +53,10 @@ class PlacementCheck:
         is_settled = self._is_settled(step)
         if is_settled and self._core.limits.prefill_mode is PrefillMode.CHUNKED:
             for group in self._core.swapped.groups[:1]:
-                assert group.has_inflight_rows or not _has_free(self._core, group), "a swapped group could come back"
+                needs_more = _num_unit_tokens(group) > self._num_left_tokens(step)
+                assert group.has_inflight_rows or needs_more or not _has_free(self._core, group), (
+                    "a swapped group could come back"
+                )
         dispatcher = self._fleet.fleet.dispatcher
         dispatched = {assignment.group for inbox in dispatcher.inboxes for assignment in inbox.assignments}
         capped: set[str] = set()
@@ -68,7 +71,7 @@ class PlacementCheck:
                 continue  # a slot that becomes free is for the one before
             verdicts = {planner: self._verdict(planner, group) for planner in self._takers}
             able = [planner for planner, verdict in verdicts.items() if verdict is None]
-            if able and group.pooling is not None and group.num_prompt_tokens > self._num_left_tokens(step):
+            if able and _num_unit_tokens(group) > self._num_left_tokens(step):
                 return  # it waits for a step with so much left, and whoever is behind it too
             if able == [self._core] and self._may_wait_for_its_kind(group):
                 continue
@@ -146,6 +149,13 @@ class PlacementCheck:
         return not (planner.beam_batch.ready or np.any(self._wanted & rests))
 
 
+def _num_unit_tokens(group: SequenceGroup) -> int:
+    """Return the tokens that a step must have left for the group: of a text, or of an input that is found nowhere."""
+    if group.pooling is not None:
+        return group.num_prompt_tokens
+    return 0 if group.encoder_token_ids is None else len(group.encoder_token_ids)
+
+
 def fits_when_empty(limits: CoreLimits, group: SequenceGroup) -> bool:
     """Return whether an executor that has nothing to do has room for the group, and for one token more of each."""
     return _fits(limits, group, min(pool.num_blocks for pool in limits.groups), limits.max_num_seqs)
@@ -181,6 +191,9 @@ def _has_free(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
     for allocator in (of.allocator for of in planner.blocks.groups):
         num_reserved = math.ceil(allocator.num_blocks * limits.watermark) if allocator.num_used_blocks else 0
         free.append(allocator.num_free_blocks - num_reserved)
+    encoder = planner.blocks.encoder
+    if encoder is not None and encoder.num_blocks_of(group) > encoder.num_free:
+        return False  # as if its input were found nowhere
     num_taken_slots = sum(other.num_slots for other in planner.batch.running)
     if group.grammar is not None:
         followed = {group.grammar, *(other.grammar for other in planner.batch.running if other.grammar is not None)}

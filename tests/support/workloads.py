@@ -205,18 +205,30 @@ def texts_within(draw: st.DrawFn, bounds: CoreLimits, tokens: list[int]) -> Requ
     )
 
 
+MORE_ENCODER_BLOCKS = st.sampled_from([0, 1, 8])
+
+
+def with_encoder(bounds: CoreLimits, longest: int, num_more_blocks: int) -> CoreLimits:
+    """Return the limits of a model with an encoder that takes so many tokens; 0: it has none."""
+    num_blocks = -(-longest // bounds.block_size) + num_more_blocks
+    return replace(bounds, max_encoder_tokens=longest, num_encoder_blocks=num_blocks if longest else 0)
+
+
+def inputs_up_to(longest: int) -> st.SearchStrategy[list[int] | None]:
+    """Draw one of few inputs of an encoder, so that some are equal; None if there is no encoder."""
+    inputs = [[index] * length for index in (1, 2) for length in (1, longest)]
+    return st.sampled_from(inputs) if longest else st.none()
+
+
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     """Draw a workload."""
     bounds = draw(limits())
     longest = draw(st.sampled_from([0, 0, min(7, bounds.max_num_batched_tokens)]))
-    num_blocks = -(-longest // bounds.block_size) + draw(st.sampled_from([0, 1, 8]))
-    bounds = replace(bounds, max_encoder_tokens=longest, num_encoder_blocks=num_blocks if longest else 0)
+    bounds = with_encoder(bounds, longest, draw(MORE_ENCODER_BLOCKS))
     common = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=bounds.max_model_len))
     requests = [draw(requests_within(bounds, common)) for _ in range(draw(st.integers(1, 8)))]
-    if longest:  # few inputs, so that some are equal
-        inputs = st.sampled_from([[index] * length for index in (1, 2) for length in (1, longest)])
-        requests = [one if one.pooling else replace(one, encoder=draw(inputs)) for one in requests]
+    requests = [one if one.pooling else replace(one, encoder=draw(inputs_up_to(longest))) for one in requests]
     return Workload(
         replace(bounds, tells_loads=draw(st.booleans())),
         sorted(requests, key=lambda request: request.arrival_round),
