@@ -263,7 +263,8 @@ class ExecutorPlanner:
         if not wants_decode or self._num_prefill_steps < MAX_PREFILL_STEPS:
             if self.admissions.unit_needs_step:
                 self.admissions.admit_units(plan)
-            self.prefills.continue_all(plan)
+            if not plan.prefill_chunks:  # a unit may have begun one, whose chunk this is
+                self.prefills.continue_all(plan)
             if not plan.is_closed:
                 self.admissions.admit(plan)
         has_chunks = plan.prefill_chunks or plan.pooling_groups or plan.encodings

@@ -6,7 +6,7 @@ from dataclasses import replace
 from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.blocks.encoder_blocks import EncoderBlocks
 from scheduler_svc.core.blocks.prefix_cache import BlockHasher
-from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.core.limits import PreemptionMode, PrefillMode
 from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.request.parameters import BeamSearchParams
 from tests.support.driving import Bench, check_pools_are_free, group, max_tokens, small_limits
@@ -25,6 +25,8 @@ def bench_of(
     mode: PreemptionMode | None = None,
     prefix_caching: bool = True,
     vocab_size: int = 100_000,
+    prefill_mode: PrefillMode = PrefillMode.CHUNKED,
+    long_prefill_threshold: int = 0,
 ) -> Bench:
     limits = small_limits(
         max_num_seqs=8,
@@ -36,6 +38,8 @@ def bench_of(
         vocab_size=vocab_size,
         max_encoder_tokens=12,
         encoder_blocks=encoder_blocks,
+        prefill_mode=prefill_mode,
+        long_prefill_threshold=long_prefill_threshold,
     )
     return Bench(limits)
 
@@ -163,6 +167,20 @@ def test_a_swapped_group_whose_input_takes_the_whole_budget_does_not_wait_for_th
     bench.run()
     assert bench.outputs["c"] == alone([2] * 12, 22)
     check_pools_are_free(bench.planner)
+
+
+@each_row(*PrefillMode)
+def test_who_begins_in_a_step_for_inputs_gets_one_chunk_of_a_long_prompt(mode: PrefillMode) -> None:
+    bench = bench_of(prefill_mode=mode, long_prefill_threshold=6)
+    bench.add(0, [7] * 11, max_tokens(2), encoder=INPUT)
+    bench.step()
+    too_long = bench.add(1, [7], encoder=[3] * 12)
+    bench.step()
+    assert bench.planner.admissions.unit_needs_step
+    bench.planner.abort(too_long)
+    bench.add(2, PROMPT * 3, max_tokens(2), encoder=[4])
+    assert bench.schedule().delta.prefill_chunks.tolist() == [[1, 6]]
+    bench.run()
 
 
 @each_row(
