@@ -193,6 +193,87 @@ BUGS = (
         "            self._states.fork(step.delta.forks)\n",
         "            pass\n",
     ),
+    # Encoders
+    Bug(
+        "an output of several frees the encoder's output that its siblings attend to",
+        f"{CORE}/step/prefills.py",
+        "            batch.blocks.encoder.allocator.acquire(own, len(prefill.pending_forks))\n",
+        "            pass\n",
+    ),
+    Bug(
+        "a beam that ends frees the encoder's output that the beam beside it attends to",
+        f"{CORE}/step/batch.py",
+        "            self.blocks.encoder.share(slot, num_references)\n",
+        "            pass\n",
+    ),
+    Bug(
+        "the output of an encoder is found under another salt",
+        f"{CORE}/blocks/encoder_blocks.py",
+        "num_blocks, group.sent_salt)",
+        "num_blocks, 0)",
+    ),
+    Bug(
+        "a last block of an input that is partial is found by a longer input",
+        f"{CORE}/blocks/prefix_cache.py",
+        "        tokens[: len(token_ids)] = token_ids\n",
+        "        num_full = len(token_ids) // self._block_size * self._block_size\n"
+        "        tokens[:num_full] = token_ids[:num_full]\n",
+    ),
+    Bug(
+        "the beginning of a longer input is found as if nothing followed it",
+        f"{CORE}/blocks/prefix_cache.py",
+        "        whole = self.name(None, cache_salt, tokens.tobytes())[-1]\n",
+        "        return self.name(None, cache_salt, tokens.tobytes())\n"
+        "        whole = self.name(None, cache_salt, tokens.tobytes())[-1]\n",
+    ),
+    Bug(
+        "a sequence takes blocks of the encoder to grow",
+        f"{CORE}/step/block_appender.py",
+        "                    appended += [(slot, of.first_id + int(of.allocator.allocate(1)[0])) for of in groups]\n",
+        "                    pools = self._batch.blocks.wanted[-1:] if len(groups) == 1 else groups\n"
+        "                    appended += [(slot, of.first_id + int(of.allocator.allocate(1)[0])) for of in pools]\n",
+    ),
+    Bug(
+        "a decode writes its key where the output of the encoder is",
+        "executor_svc/fake/encoder.py",
+        "        for slot in np.unique(slots).tolist():\n",
+        "        last = slots[-1]\n"
+        "        block, place = divmod(int(num_tokens[last]) - 1, self._block_size)\n"
+        "        self._device[tables.of_slot(last)[block], place] += np.uint64(2)\n"
+        "        for slot in np.unique(slots).tolist():\n",
+    ),
+    Bug(
+        "a fork attends to what the former owner of its slot attended to",
+        "executor_svc/fake/encoder.py",
+        "            self.inputs[fork.slot] = self.inputs[fork.parent_slot]\n",
+        "            pass\n",
+    ),
+    Bug(
+        "a swapped group comes back to an input that is not there any more",
+        f"{CORE}/step/admission.py",
+        "                state_block=back.state_block,\n                encoder_input=encoder_input,\n",
+        "                state_block=back.state_block,\n"
+        "                encoder_input=encoder_input\n"
+        "                and type(encoder_input)(encoder_input.num_tokens, encoder_input.block_ids),\n",
+    ),
+    Bug(
+        "an input is believed to be where a step that failed was encoding another one",
+        f"{SERVICE}/step_runner.py",
+        "                self._names = BlockNames(int(firsts_of(worker.info.pools(agreed=uses_groups))[-1]))\n",
+        "                former, firsts = self._names, firsts_of(worker.info.pools(agreed=uses_groups)).tolist()\n"
+        "                self._names = BlockNames(firsts[-1])\n"
+        "                if keeps_names and is_laid_out and worker.info.has_encoder:\n"
+        "                    first = firsts[len(worker.info.groups(agreed=True))]\n"
+        "                    for block, name in former._names.items():\n"
+        "                        if block >= first:\n"
+        "                            self._names._names[block], self._names._is_named[block] = name, True\n",
+    ),
+    Bug(
+        "a block that an input is encoded to keeps the name of the input before",
+        f"{SERVICE}/block_names.py",
+        "    return *in_tables, *moved, *received, *encoded\n",
+        "    return *in_tables, *moved, *received\n",
+    ),
     # On the host, and between executors
     Bug(
         "names of host blocks outlive an attachment",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo_shared.process.events import Event
-from octavo_shared.step_wire.step import Step
+from octavo_shared.step_wire.step import EncoderInput, Step
 from scheduler_svc.core.blocks.host_blocks import HostBlocks
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
@@ -42,6 +42,12 @@ def _is_full(host: HostBlocks) -> bool:
 def _state_blocks(step: Step) -> list[bool]:
     """Return of each admission whether it begins with a saved state."""
     return [admission.state_block is not None for admission in step.delta.admissions]
+
+
+def _inputs(step: Step) -> list[EncoderInput]:
+    """Return what the sequences attend to that a step admits; several share it."""
+    inputs = [admission.encoder_input for admission in step.delta.admissions]
+    return [given for given in inputs if given is not None]
 
 
 def _admits(decided: Decided, cause: str, *, has_run: bool = False) -> bool:
@@ -119,6 +125,31 @@ RARE_DECISIONS: tuple[Rare[Decided], ...] = (
             it.step.step_id == 1
             and it.planner.blocks.states is not None
             and len(it.planner.blocks.states.prefix_cache) > 0
+        ),
+    ),
+    Rare(
+        "input found",
+        "a request began with what the encoder had made of an input before",
+        lambda it: not len(it.step.blocks_to_swap_in) and any(not given.is_computed for given in _inputs(it.step)),
+    ),
+    Rare(
+        "input encoded again",
+        "a sequence came back from the host pool, and its input was encoded once more",
+        lambda it: len(it.step.blocks_to_swap_in) > 0 and any(given.is_computed for given in _inputs(it.step)),
+    ),
+    Rare(
+        "pool of the encoder full",
+        "not one block of the encoder was free",
+        lambda it: it.planner.blocks.encoder is not None and not it.planner.blocks.encoder.num_free,
+    ),
+    Rare(
+        "inputs kept",
+        "an executor had encoded inputs of before its attachment",
+        lambda it: (
+            it.step.step_id == 1
+            and (encoder := it.planner.blocks.encoder) is not None
+            and encoder.prefix_cache is not None
+            and len(encoder.prefix_cache) > 0
         ),
     ),
     Rare(

@@ -92,7 +92,9 @@ class Shape:
         draw = random.Random(f"input of shape {self.number}")
         must_decode = self.kind == POISON or self.prompt[-1] == NAN_TOKEN or len(self.prompt) > MAX_ENCODER_TOKENS
         if not must_decode and draw.random() < _PROMPT_ENCODED_SHARE:
-            return replace(self, has_encoder=True)
+            has_logprobs = "prompt_logprobs" in self.options
+            refused_as = InvalidRequestError if has_logprobs else self.refused_as
+            return replace(self, has_encoder=True, refused_as=refused_as)
         text = random.Random(f"input {draw.randrange(2)}")
         token_ids = [text.randrange(*_PRINTABLE) for _ in range(MAX_ENCODER_TOKENS)]
         given = {"encoder_prompt": token_ids[: draw.choice(_INPUT_LENGTHS)]}

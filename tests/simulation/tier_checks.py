@@ -1,7 +1,8 @@
-"""The promises on blocks outside the device pool that they were computed in: on the host, and at other executors.
+"""The promises on blocks that stay behind: on the host, at other executors, and the output of an encoder.
 
 - A name of a host block stands for the content that it has on a device, at any executor, once no step in flight moves
   something there.
+- A name of a block of the encoder stands for the input that is in it, also where an executor has kept it.
 - When all is quiet, no transfer is pending anywhere.
 """
 
@@ -20,7 +21,7 @@ from tests.simulation.worker import SimulatedWorker
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-# The names of a host are looked at in one of so many steps.
+# Names are looked at in the first step of an attachment, and in one of so many.
 STEPS_PER_LOOK = 4
 
 
@@ -36,13 +37,18 @@ class TierChecks(Watcher):
 
     def decided(self, process: str, planner: ExecutorPlanner, decision: Decision) -> None:
         """See `Watcher`."""
-        if decision.step is None or decision.step.step_id % STEPS_PER_LOOK:
+        if decision.step is None or (decision.step.step_id > 1 and decision.step.step_id % STEPS_PER_LOOK):
             return
         machine = next((it for it in self.world.executors if it.name == planner.name), None)
         servicer = None if machine is None else machine.servicer
         worker = None if machine is None else machine.worker
         if servicer is None or worker is None or not _belongs_to(servicer, worker, planner):
             return
+        encoder = planner.blocks.encoder
+        encoded = None if encoder is None else encoder.prefix_cache
+        for name, block in () if encoded is None else encoded._block_of_hash.items():
+            if not worker.has_encoded(block, name):
+                self.world.checks.break_promise(f"block {block} of the encoder of {planner.name} has another input")
         moved = {to for sent in planner.in_flight for to in sent.step.blocks_to_swap_out[:, 1].tolist()}
         for pool, of in enumerate(planner.blocks.pools):
             names: PrefixCache | None = of.host.names

@@ -193,6 +193,13 @@ class SimulatedWorker(FakeWorker):
         else:
             assert self._states is not None
             content = self._states._host["history"][block].tobytes()
+        return self._is_named(content, name)
+
+    def has_encoded(self, block: int, name: bytes) -> bool:
+        """Return whether a block of the encoder has the content that a name stands for."""
+        return self._encoder is None or self._is_named(self._encoder.device[block].tobytes(), name)
+
+    def _is_named(self, content: bytes, name: bytes) -> bool:
         if self._has_slept and not any(content):
             return True  # nobody looks for the name any more
         known = self._contents.get(content_key(name, self._both), content)
