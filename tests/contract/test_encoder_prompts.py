@@ -104,9 +104,7 @@ async def test_what_no_encoder_can_read_is_refused_in_a_sentence() -> None:
         with pytest.raises(InvalidRequestError, match="text is 61 tokens; it must be at most 60 tokens long: a step"):
             await client.tokenize("x" * 61)
     async with running_api(Worker()) as api:
-        answer = await api.complete(
-            prompt=[120, 121], echo=True, return_token_ids=True, prompt_logprobs=1, max_tokens=1
-        )
+        answer = await api.complete(prompt=[120, 121], echo=True, return_token_ids=True, max_tokens=1)
         assert answer.json["choices"][0]["text"].startswith("xy")
         assert answer.json["choices"][0]["prompt_token_ids"] == [120, 121]
         answer = await api.complete(prompt="x", echo=True, logprobs=1)

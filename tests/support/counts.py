@@ -49,7 +49,7 @@ def check_counts_of_fleet(fleet: Fleet, groups: Collection[SequenceGroup]) -> No
         assert group in dispatched or (cap.obstacle(group) is None) == may_run, f"the slots for {group.request_id}"
     num_held = len(dispatched) + len(fleet.dispatcher.unplaceable)
     assert queue.num_in_line == len(waiting) - num_held
-    assert queue.num_prompt_tokens == sum(len(group.prompt_token_ids) for group in waiting)
+    assert queue.num_prompt_tokens == sum(group.num_input_tokens for group in waiting)
     _check_work(queue.work.total, waiting)
     levels, works = {group: fleet._policy.level(group) for group in waiting}, queue.work.by_tenant()
     for tenant in {group.tenant for group in groups}:
@@ -64,7 +64,7 @@ def check_counts_of_fleet(fleet: Fleet, groups: Collection[SequenceGroup]) -> No
 def _check_work(work: Work, groups: Collection[SequenceGroup]) -> None:
     """Assert the numbers of groups and of tokens of their prompts; outputs may have ended since they were counted."""
     counted = work.num_groups, work.num_prompt_tokens
-    assert counted == (len(groups), sum(len(group.prompt_token_ids) for group in groups)), "the work that waits"
+    assert counted == (len(groups), sum(group.num_input_tokens for group in groups)), "the work that waits"
 
 
 def check_counts_of_engine(engine: Engine, num_checked_of: Mapping[str, int]) -> None:
@@ -81,7 +81,7 @@ def check_counts_of_engine(engine: Engine, num_checked_of: Mapping[str, int]) ->
     num_of, num_tokens_of = Counter(num_checked_of), Counter[str]()
     for group in waiting:
         num_of[group.tenant] += 1
-        num_tokens_of[group.tenant] += len(group.prompt_token_ids)
+        num_tokens_of[group.tenant] += group.num_input_tokens
     assert {tenant: num for tenant, num in limits._requests().num_of.items() if num} == +num_of
     assert {tenant: limits.num_waiting_of(tenant) for tenant in num_of} == num_of
     assert limits.num_prompt_tokens == num_tokens_of.total()
