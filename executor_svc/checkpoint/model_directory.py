@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from executor_svc.checkpoint.text_tower import combined_architecture, text_config
 from octavo.values.sampling_params_table import SAMPLING_PARAMS
@@ -42,7 +43,7 @@ POOLING_FILE_NAMES = (
 _NOT_DONE = {
     "encoder_no_repeat_ngram_size": 0,
     **dict.fromkeys(("encoder_repetition_penalty", "num_beams"), 1),
-    **dict.fromkeys(("forced_eos_token_id", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens")),
+    **dict.fromkeys(("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")),
 }
 
 # Objects and lists in each other. No model comes near it, and Python fails at some hundreds.
@@ -89,9 +90,7 @@ class ModelDirectory:
 
         Raises: ModelLoadError: a file is damaged, an id is none, or there is no start token.
         """
-        paths = [path for name in ("generation_config.json", "config.json") if (path := self.path / name).is_file()]
-        values = [read_json_object(path) for path in paths]
-        found: list[int] = []
+        values, found = self._of_generation(), list[int]()
         for names in (("decoder_start_token_id", "bos_token_id", "pad_token_id"), ("forced_bos_token_id",)):
             set_ones = [of[name] for name in names for of in values if of.get(name) is not None]
             if set_ones and not isinstance(set_ones[0], int):
@@ -103,6 +102,14 @@ class ModelDirectory:
                 )
         return tuple(found)
 
+    def banned_token_ids(self) -> tuple[int, ...]:
+        """Return the ids that no output of a model with an encoder has: words of one token in `bad_words_ids`.
+
+        Raises: ModelLoadError: a file is damaged.
+        """
+        ends = self.eos_token_ids()
+        return tuple(word[0] for word in self._bad_words() if len(word) == 1 and word[0] not in ends)
+
     def ignored_defaults(self) -> str:
         """Return what generation_config.json asks of every output, and nobody does here, in words; empty: nothing.
 
@@ -110,7 +117,24 @@ class ModelDirectory:
         """
         path = self.path / "generation_config.json"
         values = read_json_object(path) if path.is_file() else {}
-        return ", ".join(name for name, nothing in _NOT_DONE.items() if values.get(name) not in (None, [], nothing))
+        found = [name for name, nothing in _NOT_DONE.items() if values.get(name) not in (None, [], nothing)]
+        if any(len(word) > 1 for word in self._bad_words()):
+            found.append("bad_words_ids of several tokens")
+        return ", ".join(found)
+
+    def _of_generation(self) -> list[dict[str, object]]:
+        """Return generation_config.json, and config.json, which has the same fields in older models."""
+        paths = [path for name in ("generation_config.json", "config.json") if (path := self.path / name).is_file()]
+        return [read_json_object(path) for path in paths]
+
+    def _bad_words(self) -> list[list[int]]:
+        value: Any = next((of["bad_words_ids"] for of in self._of_generation() if of.get("bad_words_ids")), [])
+        words: list[list[int]] = value if isinstance(value, list) else [value]
+        if not all(isinstance(word, list) and word and all(isinstance(part, int) for part in word) for word in words):
+            raise ModelLoadError(
+                f"{self.path} has bad_words_ids {shown(repr(value))}; there must be lists of ids in a list"
+            )
+        return words
 
     def sampling_defaults(self) -> dict[str, float]:
         """Return the sampling parameters that generation_config.json sets; empty if there is none.

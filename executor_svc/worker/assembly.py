@@ -82,6 +82,7 @@ class ModelIdentity:
     max_model_len: int
     eos_token_ids: tuple[int, ...] = ()
     decoder_start_token_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     tokenizer_files: tuple[TokenizerFile, ...] = ()
     numerics_id: str = ""
@@ -308,6 +309,7 @@ class _Parts:
             updates_weights=self.weights is not None,
             max_encoder_tokens=self._max_encoder_tokens,
             decoder_start_token_ids=identity.decoder_start_token_ids,
+            banned_token_ids=identity.banned_token_ids,
         )
 
         head = None if drafting is None else drafting.mtp

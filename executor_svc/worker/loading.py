@@ -122,7 +122,7 @@ def load_worker(
         pooling=pooling,
         warning=chosen.path.warning,
         is_generative=chosen.has_head,
-        decoder_start_token_ids=_decoder_start(chosen, directory),
+        **_of_decoder(chosen, directory),
     )
     if not identity.tokenizer_files and group.rank == 0:
         logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))
@@ -140,19 +140,22 @@ def _is_lack_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or is_torchs or getattr(error, "errno", None) == errno.ENOMEM
 
 
-def _decoder_start(chosen: ChosenModel, directory: Model) -> tuple[int, ...]:
+def _of_decoder(chosen: ChosenModel, directory: Model) -> dict[str, tuple[int, ...]]:
+    """Return what a model with an encoder says of the tokens of its decoder, by name."""
     if not isinstance(chosen.model, EncoderDecoder):
-        return ()
+        return {}
     assert isinstance(directory, ModelDirectory), "no other kind of file has such a model"
     if ignored := directory.ignored_defaults():
         print(f"octavo executor notice: generation_config.json sets {ignored}, which requests do not get", flush=True)
-    token_ids, vocab_size = directory.decoder_start_token_ids(), chosen.model.shape.vocab_size
-    if unknown := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
-        raise ModelLoadError(
-            f"{directory.path} lets its decoder begin with the token {unknown[0]} (decoder_start_token_id or "
-            f"forced_bos_token_id); it has tokens 0 to {vocab_size - 1}"
-        )
-    return token_ids
+    starts, banned = directory.decoder_start_token_ids(), directory.banned_token_ids()
+    names = {"decoder_start_token_id or forced_bos_token_id": starts, "bad_words_ids": banned}
+    vocab_size = chosen.model.shape.vocab_size
+    for name, token_ids in names.items():
+        if unknown := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
+            raise ModelLoadError(
+                f"{directory.path} has the token {unknown[0]} in {name}; its tokens are 0 to {vocab_size - 1}"
+            )
+    return {"decoder_start_token_ids": starts, "banned_token_ids": banned}
 
 
 def _load_weights(chosen: ChosenModel, checkpoint: AnyCheckpoint, rank: int) -> str:

@@ -84,6 +84,8 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
             f"the executor reports {counted(len(starts), 'token')} with which its decoder begins; there must be 1 to "
             f"{info.max_model_len - 1}, of ids 0 to {info.vocab_size - 1}"
         )
+    if not all(0 <= token_id < info.vocab_size for token_id in info.banned_token_ids):
+        raise ExecutorFaultError(f"the executor bans tokens that its model does not have: {info.banned_token_ids}")
     groups = info.groups(agreed=True)
     if any(group.block_size_tokens != info.block_size_tokens for group in (*groups, *_encoder_groups(info))):
         raise ExecutorRefusedError("its cache groups have blocks of several sizes, which this scheduler cannot use")

@@ -87,6 +87,26 @@ async def test_beams_are_those_of_transformers(tmp_path: Path, name: str, width:
             assert all(set(row[1 + length :]) <= {1} for row, length in zip(found.tolist(), lengths, strict=True))
 
 
+async def test_tokens_that_no_output_has_are_those_of_transformers(tmp_path: Path) -> None:
+    *_, reference = load(tmp_path, "MarianMTModel")
+    token_ids = INPUTS[2]
+    fixed: dict[str, Any] = {"decoder_start_token_id": 7, "pad_token_id": 1, "do_sample": False}
+    fixed |= {"max_new_tokens": 10, "eos_token_id": None, "forced_eos_token_id": None, "use_cache": False}
+    banned = greedy(reference, token_ids, [7])[:2]
+    given = {"decoder_start_token_id": 7, "bad_words_ids": [[token_id] for token_id in banned]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    worker = RealModel(tmp_path, 8, 64, max_num_seqs=16, max_model_len=40).new_worker()
+    async with running_stack(worker) as stack, Client(stack.address) as client:
+        for width in (1, 3):
+            found = reference.generate(
+                torch.tensor([token_ids]), num_beams=width, bad_words_ids=given["bad_words_ids"], **fixed
+            )
+            beams: dict[str, Any] = {"temperature": 0.0} if width == 1 else {"beam_width": width}
+            answer = await client.generate(token_ids, max_tokens=10, ignore_eos=True, **beams)
+            assert list(answer.outputs[0].token_ids) == found[0, 1:].tolist()
+            assert not {*banned} & {*answer.outputs[0].token_ids}
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_draws_are_those_of_the_probabilities_of_transformers(tmp_path: Path, name: str) -> None:
     *_, reference = load(tmp_path, name)

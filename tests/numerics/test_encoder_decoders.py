@@ -142,11 +142,19 @@ def test_what_its_files_say_wrongly_is_refused_by_name(name: str, tmp_path: Path
     load(tmp_path, name)
     config = ExecutorConfig.model_validate({"model": str(tmp_path), "num_device_blocks": 9})
     given = tmp_path / "generation_config.json"
-    for ids in ({"decoder_start_token_id": 99}, {"decoder_start_token_id": 0, "forced_bos_token_id": -1}):
-        given.write_text(json.dumps(ids))
-        with pytest.raises(ModelLoadError, match=r"decoder begin with the token (99|-1)"):
+    for asked, words in (
+        (
+            {"decoder_start_token_id": 99},
+            "has the token 99 in decoder_start_token_id or forced_bos_token_id; its tokens",
+        ),
+        ({"forced_bos_token_id": -1}, "has the token -1 in decoder_start_token_id or forced_bos_token_id; its tokens"),
+        ({"bad_words_ids": [[3], [1, 2], [100]]}, "has the token 100 in bad_words_ids; its tokens are 0 to 98"),
+        ({"bad_words_ids": [3]}, r"has bad_words_ids \[3\]; there must be lists of ids in a list"),
+    ):
+        given.write_text(json.dumps({"decoder_start_token_id": 0, **asked}))
+        with pytest.raises(ModelLoadError, match=words):
             load_worker(config)
-    given.write_text(json.dumps({"decoder_start_token_id": 0, "bad_words_ids": [[3]], "num_beams": 1}))
+    given.write_text(json.dumps({"decoder_start_token_id": 0, "bad_words_ids": [[3, 4]], "num_beams": 1}))
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     prefix = "" if name.startswith("T5") else "model."
@@ -155,7 +163,7 @@ def test_what_its_files_say_wrongly_is_refused_by_name(name: str, tmp_path: Path
         save_file(tensors, file, {"format": "pt"})
         if factor == 1:
             replaced = load_worker(config.model_copy(update={"weights_dir": (str(tmp_path),)}))
-            assert "generation_config.json sets bad_words_ids, which" in capsys.readouterr().out
+            assert "generation_config.json sets bad_words_ids of several tokens, which" in capsys.readouterr().out
             continue
         with pytest.raises(ModelLoadError, match=r"has other values in (model\.)?encoder.embed_tokens.weight than in"):
             load_worker(config)

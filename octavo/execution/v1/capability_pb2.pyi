@@ -177,6 +177,7 @@ class CapabilityParameters(_message.Message):
     POOLING_ONLY_FIELD_NUMBER: _builtins.int
     CACHE_GROUPS_FIELD_NUMBER: _builtins.int
     DECODER_START_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BANNED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     max_allowance: _builtins.int
     """CAPABILITY_VARIABLE_TOKENS: largest allowance of a slot in a step, drafts and one more; range 1 to
     255.
@@ -237,6 +238,10 @@ class CapabilityParameters(_message.Message):
         first one where the model forces it. A scheduler leaves it empty.
         """
 
+    @_builtins.property
+    def banned_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CAPABILITY_ENCODER: tokens that no output has, such as the padding of Marian. A scheduler leaves it empty."""
+
     def __init__(
         self,
         *,
@@ -257,10 +262,11 @@ class CapabilityParameters(_message.Message):
         pooling_only: _builtins.bool = ...,
         cache_groups: _abc.Iterable[Global___CacheGroup] | None = ...,
         decoder_start_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        banned_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_groups", b"cache_groups", "decoder_start_token_ids", b"decoder_start_token_ids", "embedding_size", b"embedding_size", "matcher_id", b"matcher_id", "max_adapter_rank", b"max_adapter_rank", "max_allowance", b"max_allowance", "max_encoder_tokens", b"max_encoder_tokens", "max_grammar_bytes", b"max_grammar_bytes", "max_sample_rows", b"max_sample_rows", "max_transfers", b"max_transfers", "num_adapter_slots", b"num_adapter_slots", "num_grammar_slots", b"num_grammar_slots", "num_scores", b"num_scores", "num_token_types", b"num_token_types", "pooling_only", b"pooling_only", "pooling_tasks", b"pooling_tasks", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["banned_token_ids", b"banned_token_ids", "cache_groups", b"cache_groups", "decoder_start_token_ids", b"decoder_start_token_ids", "embedding_size", b"embedding_size", "matcher_id", b"matcher_id", "max_adapter_rank", b"max_adapter_rank", "max_allowance", b"max_allowance", "max_encoder_tokens", b"max_encoder_tokens", "max_grammar_bytes", b"max_grammar_bytes", "max_sample_rows", b"max_sample_rows", "max_transfers", b"max_transfers", "num_adapter_slots", b"num_adapter_slots", "num_grammar_slots", b"num_grammar_slots", "num_scores", b"num_scores", "num_token_types", b"num_token_types", "pooling_only", b"pooling_only", "pooling_tasks", b"pooling_tasks", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -115,7 +115,7 @@ def token_rules(
     Args:
         params: The client's; their stop tokens were checked.
         words: The banned words, as token ids.
-        limits: The vocabulary and the end-of-sequence tokens.
+        limits: The vocabulary, the end-of-sequence tokens, and what the model never says.
 
     Raises: InvalidFieldError: a token is unknown, a list is too long, or no token could ever be sampled.
     """
@@ -131,7 +131,7 @@ def token_rules(
         biased_token_ids=np.array(biased_token_ids, np.int32),
         biases=np.array(biases, np.float32),
         stop_token_ids=np.array(sorted(stops) if params.min_tokens else [], np.int32),
-        banned_token_ids=np.array(sorted({*banned.tolist(), *single}), np.int32),
+        banned_token_ids=np.array(sorted({*banned.tolist(), *single, *limits.banned_token_ids}), np.int32),
         banned_words=pad_words(longer),
         allowed_mask=pack_mask(allowed, limits.vocab_size) if len(allowed) else None,
     )

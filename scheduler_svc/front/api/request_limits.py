@@ -40,6 +40,7 @@ class RequestLimits:
         sampling_defaults: The model's defaults of sampling parameters, by name.
         max_encoder_tokens: Longest input of the model's encoder; 0: it has none.
         decoder_start_token_ids: With which the decoder of such a model begins if a request says nothing else.
+        banned_token_ids: That no output of it has.
     """
 
     max_model_len: int
@@ -53,6 +54,7 @@ class RequestLimits:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     max_encoder_tokens: int = 0
     decoder_start_token_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, model: TextModel, settings: FrontSettings) -> Self:
@@ -69,6 +71,7 @@ class RequestLimits:
             sampling_defaults=model.info.sampling_defaults if settings.has_model_defaults else {},
             max_encoder_tokens=model.info.max_encoder_tokens,
             decoder_start_token_ids=model.info.decoder_start_token_ids,
+            banned_token_ids=model.info.banned_token_ids if settings.has_model_defaults else (),
         )
 
     def accepted_for(self, max_model_len: int) -> Self:

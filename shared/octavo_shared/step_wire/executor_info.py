@@ -113,6 +113,7 @@ class ExecutorInfo:
     bans_ngrams: bool = True  # it has `no_repeat_ngram_size`
     max_encoder_tokens: int = 0  # longest input of its encoder; 0: it has none
     decoder_start_token_ids: tuple[int, ...] = ()  # with which the decoder of such a model begins
+    banned_token_ids: tuple[int, ...] = ()  # that none of its outputs has
 
     @property
     def capabilities(self) -> frozenset[Capability]:

@@ -17,7 +17,7 @@ _GRAMMAR_PARAMETERS = ("num_grammar_slots", "matcher_id", "max_grammar_bytes")
 _ADAPTER_PARAMETERS = ("num_adapter_slots", "max_adapter_rank")
 _POOLING_PARAMETERS = ("pooling_tasks", "embedding_size", "num_scores", "num_token_types", "is_generative")
 _TRANSFER_PARAMETERS = ("transfer_address", "max_transfers")
-_ENCODER_PARAMETERS = ("max_encoder_tokens", "decoder_start_token_ids")
+_ENCODER_PARAMETERS = ("max_encoder_tokens", "decoder_start_token_ids", "banned_token_ids")
 _OF_THINGS = (*_GRAMMAR_PARAMETERS, *_ADAPTER_PARAMETERS)
 _PARAMETERS = {*("cache_groups", *_DRAFT_PARAMETERS, *_OF_THINGS, *_POOLING_PARAMETERS, *_TRANSFER_PARAMETERS)}
 _PARAMETERS |= {*_ENCODER_PARAMETERS}
@@ -125,6 +125,7 @@ def decode_parameters(
         **{name: getattr(transfers, name) for name in _TRANSFER_PARAMETERS},
         "max_encoder_tokens": encoder.max_encoder_tokens,
         "decoder_start_token_ids": tuple(encoder.decoder_start_token_ids),
+        "banned_token_ids": tuple(encoder.banned_token_ids),
     }
 
 
