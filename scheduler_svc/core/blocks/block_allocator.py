@@ -148,6 +148,13 @@ class BlockAllocator:
         self.prefix_cache.forget(evicted)
         self._push(evicted)
 
+    def forget_names(self) -> None:
+        """Let no block be found that has a name: evict those that are cached, and take away the names of the others."""
+        if self.prefix_cache is not None:
+            if self.num_cached_blocks:
+                self._evict(self.num_cached_blocks)
+            self.prefix_cache.forget(self.prefix_cache.is_registered.nonzero()[0])
+
     def drop(self, block_ids: Sequence[int]) -> None:
         """Evict distinct cached blocks, whatever their place in the order."""
         if block_ids:

@@ -269,6 +269,12 @@ class BlockManager:
         if self.encoder is not None:
             self.encoder.name_anew()
 
+    def forget_names(self) -> None:
+        """Let no block of the device or of the host be found that has a name now, by whatever key."""
+        for pool in self.pools:
+            pool.allocator.forget_names()
+            pool.host.allocator.forget_names()
+
     def name_anew(self, sequence: Sequence, token_ids: Int32Array, tables: Seq[Int32Array]) -> None:
         """Take the names of a running sequence's blocks away, and name its tokens by the present hasher and salt.
 

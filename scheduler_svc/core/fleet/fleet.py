@@ -157,7 +157,7 @@ class Fleet:
 
     def lose_blocks(self) -> None:
         """Let all groups be computed again: the contents of all blocks are gone. No step is in flight."""
-        self.naming.reset()
+        self._reset_naming()
         self._change_weights(keeps_live=False)
 
     def _change_weights(self, *, keeps_live: bool) -> list[SequenceGroup]:
@@ -171,10 +171,16 @@ class Fleet:
 
     def reset_prefixes(self) -> None:
         """Let no block be found again that is cached now."""
-        self.naming.reset()
+        self._reset_naming()
         self.dispatcher.recall_all()
         for planner in self.planners:
             planner.rename_blocks(self._hasher(planner.blocks.block_size), self.naming.era)
+
+    def _reset_naming(self) -> None:
+        """Let no block be found that has a name; a scheduler before this one may have had the key that comes now."""
+        self.naming.reset()
+        for planner in self.planners:
+            planner.blocks.forget_names()
 
     def set_tenant_shares(self, shares: TenantShares) -> None:
         """Let tenants have other shares from now on; running groups go on."""

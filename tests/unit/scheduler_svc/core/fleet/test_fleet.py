@@ -2,7 +2,10 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 from itertools import product
+
+import numpy as np
 
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
@@ -28,6 +31,29 @@ def test_a_group_goes_where_its_prefix_is_cached() -> None:
 
     assert bench.fleet.place(group(2, [*common, 2]), now_s=0.0) is second.planner
     assert bench.fleet.place(group(3, [7, *common, 2]), now_s=0.0) is first.planner
+
+
+@each_row(Fleet.lose_blocks, Fleet.reset_prefixes)
+def test_blocks_of_a_scheduler_before_it_are_given_up_too(give_up: Callable[[Fleet], None]) -> None:
+    """An executor kept them, and their names have the key that names have from now on: both schedulers gave up once."""
+    lives = [FleetBench(small_limits(prefix_caching=True)) for _ in range(2)]
+    give_up(lives[0].fleet)
+    lives[0].add(group(0, list(range(500, 509)), max_tokens(1)))
+    lives[0].run()
+    [former], [member] = lives[0].members, lives[1].members
+    cache = former.planner.blocks.prefix_cache
+    assert cache is not None
+    kept = cache.is_registered.nonzero()[0].astype(np.int32)
+    names = [cache.hash_of(block) or b"" for block in kept.tolist()]
+    lives[1].fleet.adopt_blocks(member.planner, kept, b"".join(names))
+    assert len(kept) == 2
+
+    give_up(lives[1].fleet)
+
+    check_integrity(member.planner)
+    lives[1].add(group(0, list(range(500, 509)), max_tokens(1)))
+    lives[1].run()
+    assert lives[1].groups[0].num_cached_tokens == 0
 
 
 def test_a_chunk_in_flight_counts_though_its_request_has_ended() -> None:
