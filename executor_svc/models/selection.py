@@ -338,9 +338,12 @@ def _check_encoder(directory: Model, config: ExecutorConfig) -> None:
     wanted = {
         "device is cuda": config.device == "cuda",
         "--lora or --lora-dir is set": config.num_adapter_slots > 0,
+        f"pooling is {config.pooling}": config.pooling not in ("auto", "off"),
     }
     for setting in (setting for setting, is_wanted in wanted.items() if is_wanted):
-        raise ModelLoadError(f"{setting}, but {directory.source} has an encoder, which runs on a CPU, without adapters")
+        raise ModelLoadError(
+            f"{setting}, but {directory.source} has an encoder and a decoder: it generates on a CPU, without adapters"
+        )
 
 
 def _from_transformers(

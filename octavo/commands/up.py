@@ -247,7 +247,8 @@ async def say_how_to_use_http(scheduler: str, url: str, *, has_page: bool = Fals
     model_id = model.model_id
     if not model.has_chat_template:
         body = {"model": model_id, "prompt": "Once upon a time", "max_tokens": 64, "temperature": 0}
-        click.echo("this model has no chat template: it continues texts, and does not chat")
+        does = "reads a text, and writes another" if model.max_encoder_tokens else "continues texts, and does not chat"
+        click.echo(f"this model has no chat template: it {does}")
         click.echo(f"OpenAI API of {model_id}: {url}/v1")
         click.echo(f"try: curl {url}/v1/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'")
         return

@@ -63,11 +63,19 @@ class _WorkerWithoutTemplate(FakeWorker):
         return (super().tokenizer_files()[0], TokenizerFile("tokenizer_config.json", json.dumps(config).encode()))
 
 
-async def test_up_prints_no_chat_for_a_model_that_cannot(capsys: pytest.CaptureFixture[str]) -> None:
-    async with running_stack(_WorkerWithoutTemplate(), served_model_name="base") as stack:
+@pytest.mark.parametrize(
+    ("max_encoder_tokens", "does"),
+    [(0, "continues texts, and does not chat"), (99, "reads a text, and writes another")],
+)
+async def test_up_prints_no_chat_for_a_model_that_cannot(
+    max_encoder_tokens: int, does: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_stack(
+        _WorkerWithoutTemplate(max_encoder_tokens=max_encoder_tokens), served_model_name="base"
+    ) as stack:
         await say_how_to_use_http(stack.address, URL, has_page=True)
     why, where, command = capsys.readouterr().out.splitlines()
-    assert why == "this model has no chat template: it continues texts, and does not chat"
+    assert why == f"this model has no chat template: it {does}"
     assert where == f"OpenAI API of base: {URL}/v1"
     assert command.startswith(f"try: curl {URL}/v1/completions -H ")
 

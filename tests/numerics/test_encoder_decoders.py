@@ -117,6 +117,7 @@ def test_what_an_encoder_decoder_does_not_have_is_refused_by_name(tmp_path: Path
 
     for settings, words in (
         ({"device": "cuda"}, "device is cuda"),
+        ({"pooling": "last"}, "pooling is last, but .* has an encoder and a decoder: it generates on a CPU, without"),
         ({"max_model_len": 65}, "max_model_len is 65; .* allows 1 to 64"),
     ):
         with pytest.raises(ModelLoadError, match=words):

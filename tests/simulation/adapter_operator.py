@@ -19,7 +19,12 @@ PATIENCE_S = 10.0
 TRIES_AGAIN_S = 1.0
 
 # What may become of a load, beside that nobody is there.
-_MAY_BE_TOLD = ("the fleet is paused", "paused the fleet, and aborted all", "was lost; load it again", "is being loaded; wait")
+_MAY_BE_TOLD = (
+    "the fleet is paused",
+    "paused the fleet, and aborted all",
+    "was lost; load it again",
+    "is being loaded; wait",
+)
 
 _DEEDS = ("load", "load", "load", "change", "change", "change", "move", "unload", "remove")
 

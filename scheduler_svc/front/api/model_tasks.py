@@ -46,6 +46,6 @@ def check_task(task: PoolingTask, model: TextModel) -> None:
 
 def _remedy(task: "pb.ModelTask.ValueType", model: TextModel) -> str:
     """Return how to make a model that only generates embed, as the end of a sentence."""
-    if task != pb.MODEL_TASK_EMBED or model.info.pooling_tasks:
+    if task != pb.MODEL_TASK_EMBED or model.info.pooling_tasks or model.info.has_encoder:
         return ""
     return ". Its directory has no pooling configuration: start the executor with --pooling last, or mean"
