@@ -410,9 +410,8 @@ def _check_token_ids(step: Step, info: ExecutorInfo) -> None:
     for entry in entries:
         check_number(f"slot {entry.slot}", "candidates", entry.sampling.num_candidates, vocab_size)
         check_number(f"slot {entry.slot}", "alternatives", entry.sampling.num_logprobs, vocab_size)
-    has_encoder = bool(delta.admissions) and info.has_encoder
     for admission in delta.admissions:
-        if has_encoder or admission.encoder_input is not None:
+        if admission.encoder_input is not None or info.has_encoder:
             _check_encoder_input(admission, vocab_size)
         check_number(f"slot {admission.slot}", "alternatives", admission.num_prompt_logprobs, vocab_size)
         if admission.token_rules is not None:
