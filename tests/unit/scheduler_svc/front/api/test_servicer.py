@@ -48,6 +48,7 @@ class PlayedEngine:
             sampling_defaults={},
             max_encoder_tokens=0,
             decoder_start_token_ids=(),
+            banned_token_ids=(),
         )
         self.model = ServedModel(cast("ExecutorInfo", info), max_model_len=64, max_num_seqs=8)
         self.submitted: asyncio.Queue[PlayedEngineSide] = asyncio.Queue()
