@@ -182,9 +182,15 @@ def _block_lines(picture: "StepPicture") -> list[str]:
         admin_pb2.BLOCK_STATE_FREE: free,
     }
     lines = []
-    for executor, states in picture.block_maps.items():
-        size = picture.block_sizes[executor]
-        lines += ["", f"{counted(len(states), 'block')} of {size} tokens of {printable(executor)}   {legend().plain}"]
+    maps = [
+        (executor, what, pools[executor])
+        for executor in picture.block_maps
+        for what, pools in (("", picture.block_maps), ("the encoder of ", picture.encoder_maps))
+        if pools[executor]
+    ]
+    for executor, what, states in maps:
+        size, name = picture.block_sizes[executor], f"{what}{printable(executor)}"
+        lines += ["", f"{counted(len(states), 'block')} of {size} tokens of {name}   {legend().plain}"]
         num_left_out = 0
         for first in range(0, len(states), _BLOCKS_IN_LINE):
             row = "".join(cells[state] for state in states[first : first + _BLOCKS_IN_LINE])  # type: ignore[index]

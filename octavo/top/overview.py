@@ -65,7 +65,11 @@ def _cache_hits_text(state: pb.GetSchedulerStateResponse) -> str:
         hits += f" ({', '.join(moved)})"
     num_blocks = sum(executor.num_state_blocks for executor in state.executors)
     num_saved = sum(executor.num_saved_states for executor in state.executors)
-    return f"{hits}, {num_saved} of {num_blocks} states saved" if num_blocks else hits
+    if num_blocks:
+        hits += f", {num_saved} of {num_blocks} states saved"
+    num_blocks = sum(executor.num_encoder_blocks for executor in state.executors)
+    num_used = sum(executor.num_used_encoder_blocks for executor in state.executors)
+    return f"{hits}, {num_used} of {num_blocks} encoder blocks used" if num_blocks else hits
 
 
 def executor_lines(picture: Picture, width: int, max_lines: int) -> list[Text]:

@@ -52,6 +52,8 @@ def explain(engine: Engine, request: LiveRequest, now_s: float) -> pb.ExplainReq
         explained.explanation += f"; {DRAINING}: it moves to another executor once one has capacity"
     if planner is not None and planner.limits.has_states and not planner.limits.num_state_blocks:
         explained.explanation += f"; {SAVES_NO_STATES}"
+    if text := encoder_text(group):
+        explained.explanation += f"; {text}"
     if why_paused := engine.weights.why_paused:
         explained.explanation += f"; {why_paused}"
     if location.planner is not None and (trouble := _troubles(engine, now_s).get(location.planner)):
@@ -80,7 +82,9 @@ def queued_requests(engine: Engine, now_s: float) -> Iterator[admin_pb2.QueuedRe
             reason = f"queued behind {first_in_line.request_id!r}"
         else:
             obstacles = engine.fleet.obstacles(group, now_s)
-            reason = "; ".join(obstacle_texts(_fits(engine, group, obstacles, now_s), FITS)) or no_executor_text(engine)
+            fits = _fits(engine, group, obstacles, now_s)
+            texts = obstacle_texts(fits, FITS, unit_texts(group, obstacles))
+            reason = "; ".join(texts) or no_executor_text(engine)
             if not _lets_others_pass([obstacle for _, obstacle in obstacles]):
                 first_in_line = group
         yield admin_pb2.QueuedRequest(
@@ -107,10 +111,12 @@ def _lets_others_pass(obstacles: Sequence[Obstacle | None]) -> bool:
 def _explain_waiting(engine: Engine, request: LiveRequest, now_s: float, explained: pb.ExplainRequestResponse) -> None:
     group = request.group
     num_ahead = engine.queue.num_ahead_of(group)
-    fits = _fits(engine, group, engine.fleet.obstacles(group, now_s), now_s)
+    obstacles = engine.fleet.obstacles(group, now_s)
+    fits = _fits(engine, group, obstacles, now_s)
     explained.num_requests_ahead = num_ahead
     explained.executors.extend(fits)
-    reasons = obstacle_texts(fits, FITS_BEHIND if num_ahead else FITS) or [no_executor_text(engine)]
+    texts = obstacle_texts(fits, FITS_BEHIND) if num_ahead else obstacle_texts(fits, FITS, unit_texts(group, obstacles))
+    reasons = texts or [no_executor_text(engine)]
     waits = "waits to resume" if group.has_run else "waits"
     if (left_s := engine.orphans.left_s(request, now_s)) is not None:
         reasons.append(
@@ -204,11 +210,42 @@ def ahead_text(num_ahead: int, overtaking: Sequence[str] = ()) -> str:
     return f"{number} ({'; '.join(overtaking)})" if overtaking else number
 
 
-def obstacle_texts(fits: Sequence[admin_pb2.ExecutorFit], text_if_none: str) -> list[str]:
-    """Say what prevents admission on each of the first executors, and how many more executors there are."""
-    texts = [f"on {fit.executor}, {fit.obstacle or text_if_none}" for fit in fits[:MAX_EXECUTORS_IN_TEXT]]
+def obstacle_texts(fits: Sequence[admin_pb2.ExecutorFit], text_if_none: str, behind: Sequence[str] = ()) -> list[str]:
+    """Say what prevents admission on each of the first executors, and how many more executors there are.
+
+    `behind`: what `text_if_none` goes on with, for each executor; empty: nothing for any.
+    """
+    texts = [
+        f"on {fit.executor}, {fit.obstacle or text_if_none + more}"
+        for fit, more in zip(fits[:MAX_EXECUTORS_IN_TEXT], behind or [""] * len(fits), strict=False)
+    ]
     num_more = len(fits) - len(texts)
     return [*texts, f"{counted(num_more, 'more executor')}"] if num_more else texts
+
+
+def unit_texts(group: SequenceGroup, obstacles: Sequence[tuple[ExecutorPlanner, Obstacle | None]]) -> list[str]:
+    """Say how a step that admits a group gets the input of its encoder, for each planner; empty: there is none."""
+    if group.encoder_token_ids is None:
+        return []
+    return ["" if obstacle else _unit_text(planner, group) for planner, obstacle in obstacles]
+
+
+def _unit_text(planner: ExecutorPlanner, group: SequenceGroup) -> str:
+    plan = planner.blocks.plan_encoder(group)
+    if plan is None or not plan.num_tokens_to_encode:
+        return "; its encoder's input is there already"
+    text = f" with room for {counted(plan.num_tokens_to_encode, 'encoder token')}: an input is encoded whole"
+    return f"{text}; the next step is for such inputs alone" if planner.admissions.unit_needs_step else text
+
+
+def encoder_text(group: SequenceGroup) -> str:
+    """Say what a group attends to besides itself; empty: nothing."""
+    if group.encoder_token_ids is None:
+        return ""
+    text = f"its encoder reads {counted(len(group.encoder_token_ids), 'token')}"
+    if not group.has_run:
+        return text
+    return f"{text}, {'found as another request had them encoded' if group.has_found_input else 'encoded for it'}"
 
 
 def no_executor_text(engine: Engine) -> str:

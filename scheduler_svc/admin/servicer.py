@@ -14,7 +14,7 @@ from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo_shared.errors import CallerError, InvalidFieldError, NoExecutorError, UnknownNameError
 from octavo_shared.process.clock import monotonic_s
-from scheduler_svc.admin.block_map import block_states, describe_block
+from scheduler_svc.admin.block_map import block_states, describe_block, encoder_states, num_blocks
 from scheduler_svc.admin.explanation import explain, explain_ended, no_executor_text, queued_requests
 from scheduler_svc.admin.life import ended_state, milliseconds
 from scheduler_svc.admin.state import RequestLocations, executor_state, request_state
@@ -257,6 +257,7 @@ class AdminServicer(WeightCalls):
             block_size_tokens=planner.limits.block_size,
             states=block_states(planner.blocks.allocator).tobytes(),
             host_states=block_states(planner.swapped.host).tobytes(),
+            encoder_states=encoder_states(planner),
         )
 
     async def GetBlock(  # noqa: N802
@@ -264,8 +265,8 @@ class AdminServicer(WeightCalls):
     ) -> pb.GetBlockResponse:
         """Say which sequences use a block."""
         planner = _attached_planner(self._driver(request.executor))
-        if request.block >= planner.limits.num_blocks:
-            raise InvalidFieldError("block", request.block, f"from 0 to {planner.limits.num_blocks - 1}")
+        if request.block >= num_blocks(planner):
+            raise InvalidFieldError("block", request.block, f"from 0 to {num_blocks(planner) - 1}")
         return describe_block(planner, request.block)
 
     # Adapters ------------------------------------------------------------------------------------

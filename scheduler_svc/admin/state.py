@@ -126,6 +126,10 @@ def set_planner_state(state: admin_pb2.ExecutorState, planner: ExecutorPlanner, 
     if (states := planner.blocks.states) is not None:
         state.num_state_blocks = states.allocator.num_blocks
         state.num_saved_states = states.allocator.num_cached_blocks
+    if (encoder := planner.blocks.encoder) is not None:
+        state.num_encoder_blocks = encoder.allocator.num_blocks
+        state.num_used_encoder_blocks = encoder.allocator.num_used_blocks
+        state.num_cached_encoder_blocks = encoder.allocator.num_cached_blocks
     state.num_free_slots = planner.batch.num_free_slots
     state.num_steps_in_flight = len(planner.in_flight)
     if planner.in_flight:

@@ -164,7 +164,8 @@ def _check_registered_blocks(planner: ExecutorPlanner, *, has_key: bool) -> None
         slot = sequence.slot
         num_tokens = min(int(batch.table.num_known_tokens[slot]), int(batch.num_computed_tokens[slot]))
         if has_key:
-            hashes = planner.blocks.hash_tokens(batch.table.token_ids[slot, :num_tokens], sequence.group.block_salt)
+            hashes: list[bytes] = []
+            planner.blocks.extend_names(hashes, batch.table.token_ids[slot, :num_tokens], sequence.group)
         else:
             hashes = sequence.block_hashes[: num_tokens // planner.blocks.block_size]
         for group in planner.blocks.groups:

@@ -89,18 +89,13 @@ class Requirements(NamedTuple):
 
 
 def salted(cache_salt: int, identity: bytes) -> int:
-    """Return the salt of blocks that depend on something besides their tokens: an adapter, the input of an encoder.
+    """Return the salt of blocks that depend on something besides their tokens: an adapter.
 
     Other content, other blocks, whatever the name of an adapter is. Without a digest no two adapters have one salt:
     nobody knows what the content will be.
     """
     salt = hashlib.blake2b(cache_salt.to_bytes(8, "little") + identity, digest_size=8).digest()
     return int.from_bytes(salt, "little")
-
-
-def attending_salt(salt: int, encoder_token_ids: Int32Array) -> int:
-    """Return the salt of blocks of sequences that attend to the input of an encoder."""
-    return salted(salt, hashlib.blake2b(encoder_token_ids.astype("<i4").tobytes(), person=b"encoder").digest())
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +117,8 @@ class SequenceGroup:
     else of the first executor; only executors with the same one, which allows the same tokens, take it. Empty: any.
     `adapter`: what its sequences are computed with on top of the weights; None: nothing.
     `encoder_token_ids`: what its sequences attend to besides themselves, once encoded; None: nothing. `encoder_names`:
-    the names of its blocks, of the size and the era in `encoder_named_by`.
+    the names of its blocks, by what `encoder_named_by` says: the size of a block, the era and the salt. Those of its
+    sequences come behind the last one. `has_found_input`: whether its first admission found the input encoded.
     `pooling`: what the model makes of the whole prompt in one step, in place of tokens: the group has no slot and no
     block, and its one sequence ends with the answer. None: it generates. `token_type_ids`: a byte a token; empty:
     all are 0.
@@ -166,7 +162,8 @@ class SequenceGroup:
     token_type_ids: bytes = b""
     encoder_token_ids: Int32Array | None = None
     encoder_names: list[bytes] = field(default_factory=list)
-    encoder_named_by: tuple[int, int] = (0, -1)
+    encoder_named_by: tuple[int, int, int] = (0, 0, 0)
+    has_found_input: bool = False
     block_salt: int = field(init=False)
     order: tuple[int, int] = field(init=False)
     sequences: list[Sequence] = field(init=False)
@@ -193,7 +190,7 @@ class SequenceGroup:
         assert self.beam_search is None or self.num_sequences == 1, "a search chooses its own sequences"
         assert self.beam_search is None or self.grammar is None, "beams follow no grammar"
         assert self.pooling is None or self.num_sequences == 1, "a text has one answer"
-        self.block_salt = self._shared_salt()
+        self.block_salt = self.shared_salt
         self.order = 0, self.arrival
         self.sequences = [Sequence(self, index, self.prompt_token_ids) for index in range(self.num_sequences)]
         if self.continuation is not None:
@@ -207,23 +204,19 @@ class SequenceGroup:
     @property
     def is_kept_to_itself(self) -> bool:
         """Whether several weights have computed its blocks."""
-        return self.block_salt != self._shared_salt()
+        return self.block_salt != self.shared_salt
 
     def share_again(self) -> None:
         """Give its blocks the usual names: it is computed from its first token on."""
         if self.is_kept_to_itself:
-            self.block_salt = self._shared_salt()
+            self.block_salt = self.shared_salt
             for sequence in self.sequences:
                 sequence.block_hashes, sequence.hashed_by = [], (0, 0)
 
     @property
-    def sent_salt(self) -> int:
-        """The salt that executors are told: without the input of the encoder, which would give its tokens away."""
+    def shared_salt(self) -> int:
+        """The salt of its blocks while other groups may find them."""
         return self.cache_salt if self.adapter is None else salted(self.cache_salt, self.adapter.identity)
-
-    def _shared_salt(self) -> int:
-        token_ids = self.encoder_token_ids
-        return self.sent_salt if token_ids is None else attending_salt(self.sent_salt, token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:

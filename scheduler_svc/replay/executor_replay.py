@@ -23,7 +23,7 @@ from octavo_shared.errors import InvalidStepError, OctavoServiceError
 from octavo_shared.step_wire.batch_table import BatchTable
 from octavo_shared.step_wire.cache_group import CacheKind
 from octavo_shared.step_wire.executor_info import ExecutorInfo
-from octavo_shared.step_wire.step import Step, StepResult
+from octavo_shared.step_wire.step import Int32Array, Step, StepResult
 from octavo_shared.step_wire.wire import decode_result
 from scheduler_svc.core.limits import CoreLimits, PoolLimits
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
@@ -164,13 +164,28 @@ def _why_refused(address: str, error: OctavoServiceError) -> str:
     return f"the executor at {address}: {error}"
 
 
-def _owned(planner: ExecutorPlanner, sent: StepInFlight) -> tuple[Step, list[RowOwner], list[RowOwner]]:
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """A step, whose its sample rows and rows are, and what the encoder reads for those that it admits, by slot."""
+
+    step: Step
+    samples: list[RowOwner]
+    rows: list[RowOwner]
+    encoder_token_ids: dict[int, Int32Array]
+
+
+def _owned(planner: ExecutorPlanner, sent: StepInFlight) -> _Owned:
     owners = planner.batch.sequence_in_slot
+    token_ids = {
+        admission.slot: owners[admission.slot].group.encoder_token_ids
+        for admission in sent.step.delta.admissions
+        if admission.encoder_input is not None
+    }
     samples, rows = (
         [RowOwner.of(owners[slot]) for slot in slots.tolist()]
         for slots in (sent.layout.sample_slots, sent.layout.slots)
     )
-    return sent.step, samples, rows
+    return _Owned(sent.step, samples, rows, token_ids)
 
 
 def _with_drafts(step: Step, recorded: StepResult) -> Step:
@@ -197,7 +212,7 @@ class _Runner:
         self._number = attachment.joined.core
         self._fleet_number = 0
         # Steps that wait for their recorded answers, and whose their sample rows and rows are.
-        self._pending: deque[tuple[Step, list[RowOwner], list[RowOwner]]] = deque()
+        self._pending: deque[_Owned] = deque()
         # Of a snapshot: steps whose answers are still to come, and what the cache held after them.
         self._early: deque[StepInFlight] = deque()
         self._table: BatchTable | None = None
@@ -266,15 +281,17 @@ class _Runner:
             self._loaded.record(layout, recorded.sampled_token_ids)
             await self._load_if_due()
             return None
-        step, samples, rows = self._pending.popleft()
+        owned = self._pending.popleft()
+        step = owned.step
         drafts = self._player.session.info.max_allowance > 1 and recorded.num_rows
-        layout, found = await self._player.run(_with_drafts(step, recorded) if drafts else step)
+        step = _with_drafts(step, recorded) if drafts else step
+        layout, found = await self._player.run(step, owned.encoder_token_ids)
         if found.token_counts is not None:
             recorded = with_counts(layout, recorded)
         self._num_steps += 1
         self._report.advance()
         self._num_values += num_values(recorded)
-        return first_mismatch(layout, samples, rows, recorded, found)
+        return first_mismatch(layout, owned.samples, owned.rows, recorded, found)
 
     def _tell(self, mismatch: Difference | None, where: int, why_unanswered: str) -> None:
         report, name = self._report, self._attachment.name

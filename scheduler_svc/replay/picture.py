@@ -7,7 +7,7 @@ from octavo.admin.v1 import admin_pb2
 from octavo.admin.v1 import admin_service_pb2 as pb
 from octavo.steplog.v1 import step_log_pb2
 from octavo_shared.errors import OctavoServiceError
-from scheduler_svc.admin.block_map import block_states
+from scheduler_svc.admin.block_map import block_states, encoder_states
 from scheduler_svc.admin.state import RequestLocation, locations_in, request_state, set_planner_state
 from scheduler_svc.admin.steps import step_text
 from scheduler_svc.core.fleet.fleet import Fleet
@@ -57,6 +57,7 @@ class StepPicture:
         state, live, reasons: As AdminService answers.
         block_sizes: Tokens of a block, by executor.
         block_maps: The state of each block, by executor.
+        encoder_maps: The same of the encoder's pool; empty: there is none.
     """
 
     name: StepName
@@ -68,6 +69,7 @@ class StepPicture:
     reasons: dict[str, str]
     block_sizes: dict[str, int]
     block_maps: dict[str, bytes]
+    encoder_maps: dict[str, bytes]
 
 
 def picture_at(run: ReplayRun, choice: StepChoice) -> StepPicture:
@@ -159,6 +161,7 @@ def _picture(moment: Moment, requests: ReplayedRequests) -> StepPicture:
         reasons=dict(_reasons(fleet, now_s)),
         block_sizes={planner.name: planner.limits.block_size for planner in fleet.planners},
         block_maps={planner.name: block_states(planner.blocks.allocator).tobytes() for planner in fleet.planners},
+        encoder_maps={planner.name: encoder_states(planner) for planner in fleet.planners},
     )
 
 

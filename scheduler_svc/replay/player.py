@@ -4,6 +4,7 @@ The executor's table begins empty. So the epoch, the step ids and the generation
 that a model computes depends on them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from octavo_shared.errors import OctavoServiceError
 from octavo_shared.step_wire.batch_table import BatchTable, StepLayout
 from octavo_shared.step_wire.step import (
     Admission,
+    EncoderInput,
     Fork,
     Int32Array,
     SamplingRow,
@@ -62,14 +64,23 @@ class Player:
         # Blocks that hold a cached prefix at the snapshot, and nothing here yet; host blocks that hold a copy there.
         self._unfilled: set[int] = set()
         self._unfilled_on_host: set[int] = set()
+        # Blocks that hold the output of the encoder here.
+        self._encoded: set[int] = set()
 
-    async def run(self, step: Step) -> tuple[StepLayout, StepResult]:
-        """Run a step of the log; return its rows and the answer. Raises CannotRunError: it has grammars or adapters."""
+    async def run(self, step: Step, encoder_token_ids: Mapping[int, Int32Array]) -> tuple[StepLayout, StepResult]:
+        """Run a step of the log; return its rows and the answer.
+
+        Args:
+            step: The step.
+            encoder_token_ids: What the encoder reads for sequences that the step admits, by slot.
+
+        Raises: CannotRunError: it has grammars or adapters.
+        """
         admissions, delta = step.delta.admissions, step.delta
         _require_no_things(delta)
         step = self._without_unfilled_moves(step)
         for admission in admissions:
-            await self._fill_prefix(admission, step)
+            await self._fill(admission, step, encoder_token_ids.get(admission.slot))
         if self._to_activate:
             gone = {*delta.released_slots.tolist(), *delta.deactivated_slots.tolist()}
             activated = [slot for slot in self._to_activate if slot not in gone]
@@ -115,7 +126,14 @@ class Player:
         await self.session.send(step)
         result = await self.session.receive()
         self.table.resolve(layout, result.sampled_token_ids, result.token_counts)
+        self._encoded.update(*(given.block_ids.tolist() for given in step.encoder_inputs))
         return layout, result
+
+    def _with_input(self, given: EncoderInput | None, token_ids: Int32Array | None) -> EncoderInput | None:
+        """Return what a sequence attends to, with the tokens if it was not encoded here."""
+        if given is None or self._encoded.issuperset(given.block_ids.tolist()):
+            return given
+        return replace(given, token_ids=token_ids)
 
     def _renumbered(self, delta: TableDelta) -> TableDelta:
         def anew(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
@@ -137,14 +155,21 @@ class Player:
             planner: What else there is.
         """
         for swapped in planner.swapped:
-            await self._load_swapped(swapped.token_ids, swapped.table, planner.reserved_blocks)
-        for slot in table.live.nonzero()[0].tolist():
-            await self._load_slot(table, slot, is_vacated=slot in planner.vacated_slots)
+            await self._load_swapped(swapped, planner.reserved_blocks)
+        live, vacated = table.live.nonzero()[0].tolist(), planner.vacated_slots
+        for slot in filter(vacated.__contains__, live):
+            await self._load_slot(table, slot, self._scratch_input(np.zeros(1, np.int32)), is_vacated=True)
+        self._encoded.clear()  # none of it is read again
+        for slot in live:
+            if slot not in vacated:
+                await self._load_slot(table, slot, planner.encoder_inputs.get(slot), is_vacated=False)
         self._to_activate = [slot for slot in table.active.nonzero()[0].tolist() if slot not in planner.vacated_slots]
         self._unfilled = planner.registered_blocks - planner.filled_blocks
         self._unfilled_on_host = planner.copies_on_host
 
-    async def _load_slot(self, table: BatchTable, slot: int, *, is_vacated: bool) -> None:
+    async def _load_slot(
+        self, table: BatchTable, slot: int, encoder_input: EncoderInput | None, *, is_vacated: bool
+    ) -> None:
         row = table.sampling[slot].item()
         admission = Admission(
             slot,
@@ -157,11 +182,13 @@ class Player:
             int(table.cache_salt[slot]),
             table.token_rules[slot],
             int(table.num_prompt_logprobs[slot]),
+            encoder_input=encoder_input and self._with_input(encoder_input, encoder_input.token_ids),
         )
         num_computed = 0 if is_vacated else int(table.num_scheduled_tokens[slot])
         await self._compute(admission, num_computed)
 
-    async def _load_swapped(self, token_ids: Int32Array, swapped: SwappedTable, reserved: set[int]) -> None:
+    async def _load_swapped(self, sequence: "SwappedSequence", reserved: set[int]) -> None:
+        swapped = sequence.table
         blocks = swapped.device_blocks.copy()
         missing = (blocks == NO_BLOCK).nonzero()[0]
         scratch = [block for block in range(self.table.num_device_blocks) if block not in reserved][: len(missing)]
@@ -170,19 +197,32 @@ class Player:
         blocks[missing] = scratch
         slot = self._free_slot(no_slots())
         # One token more, which is not computed: nothing is sampled. Of beams all others may be.
-        known = np.append(token_ids, np.int32(0))
-        await self._compute(Admission(slot, 0, known, 1, 0, blocks, _SCRATCH), swapped.num_computed_tokens)
+        known = np.append(sequence.token_ids, np.int32(0))
+        encoder_input = self._scratch_input(sequence.encoder_token_ids)
+        admission = Admission(slot, 0, known, 1, 0, blocks, _SCRATCH, sequence.cache_salt, encoder_input=encoder_input)
+        await self._compute(admission, swapped.num_computed_tokens)
         moved = (swapped.host_blocks != NO_BLOCK).nonzero()[0]
         moves = pairs(*zip(blocks[moved].tolist(), swapped.host_blocks[moved].tolist(), strict=True))
         release = TableDelta(released_slots=np.array([slot], np.int32))
         await self._send(Step(0, 0, release, blocks_to_swap_out=moves))
 
-    async def _fill_prefix(self, admission: Admission, step: Step) -> None:
-        """Compute a cached prefix that was there before the log and that an admission finds."""
+    def _scratch_input(self, token_ids: Int32Array | None) -> EncoderInput | None:
+        """Return an input in the first blocks of its pool, before anything else is there; None: there is no encoder."""
+        if token_ids is None or (tables := self.table.encoder) is None:
+            return None
+        num_blocks = -(-len(token_ids) // tables.block_size)
+        block_ids = np.arange(tables.first_id, tables.first_id + num_blocks, dtype=np.int32)
+        return EncoderInput(len(token_ids), block_ids, token_ids)
+
+    async def _fill(self, admission: Admission, step: Step, encoder_token_ids: Int32Array | None) -> None:
+        """Compute what was there before the log and an admission finds: a cached prefix, an encoded input."""
+        encoder_input = self._with_input(admission.encoder_input, encoder_token_ids)
         num_blocks = admission.num_computed_tokens // self.table.block_size
         found = set(admission.block_ids[:num_blocks].tolist())
         if not found & self._unfilled:
-            return
+            if encoder_input is admission.encoder_input:
+                return
+            num_blocks, found = 0, set()
         taken = [other.slot for other in step.delta.admissions]
         slot = self._free_slot(step.delta.released_slots, taken)
         known = num_blocks * self.table.block_size  # a swap-in brings the partial block behind them
@@ -195,6 +235,7 @@ class Player:
             admission.block_ids[:num_blocks],
             _SCRATCH,
             admission.cache_salt,
+            encoder_input=encoder_input,
         )
         await self._compute(prefix, known)
         await self._send(Step(0, 0, TableDelta(released_slots=np.array([slot], np.int32))))
@@ -210,9 +251,10 @@ class Player:
     async def _compute(self, admission: Admission, num_tokens: int) -> None:
         """Admit a sequence and compute its first tokens, in chunks; active slots rest meanwhile."""
         active = self.table.active.nonzero()[0].astype(np.int32)
-        done, is_first = 0, True
+        done, is_first, given = 0, True, admission.encoder_input
         while done < num_tokens or is_first:
-            length = min(self._budget, num_tokens - done)
+            num_encoded = given.num_tokens if is_first and given is not None and given.is_computed else 0
+            length = min(self._budget - num_encoded, num_tokens - done)
             delta = TableDelta(
                 admissions=(admission,) if is_first else (),
                 deactivated_slots=active if is_first else no_slots(),
@@ -231,10 +273,16 @@ class SwappedSequence:
     table: SwappedTable
     slot: int
     generation: int
+    cache_salt: int
+    encoder_token_ids: Int32Array | None
 
 
 class LoadedCore:
-    """What of a planner in a snapshot is not in its batch table."""
+    """What of a planner in a snapshot is not in its batch table.
+
+    Attributes:
+        encoder_inputs: What slots attend to besides, by slot, with tokens where the encoder's output is used.
+    """
 
     def __init__(self, planner: ExecutorPlanner) -> None:
         cache = planner.blocks.prefix_cache
@@ -246,7 +294,14 @@ class LoadedCore:
             self.copies_on_host.update(host.names.is_registered.nonzero()[0].tolist())
         slots = [slot for slot in planner.table.live.nonzero()[0].tolist() if slot not in self.vacated_slots]
         self.swapped = [
-            SwappedSequence(sequence.token_ids, planner.swapped.tables[sequence], sequence.slot, sequence.generation)
+            SwappedSequence(
+                sequence.token_ids,
+                planner.swapped.tables[sequence],
+                sequence.slot,
+                sequence.generation,
+                group.block_salt,
+                group.encoder_token_ids,
+            )
             for group in planner.swapped.groups
             for sequence in group.sequences
             if sequence in planner.swapped.tables
@@ -254,6 +309,9 @@ class LoadedCore:
         self.reserved_blocks = {block for swapped in self.swapped for block in swapped.table.device_blocks.tolist()}
         running = [planner.blocks.groups[0].held(slot).tolist() for slot in slots]
         self.filled_blocks = self.reserved_blocks.union(*running)
+        self.encoder_inputs: dict[int, EncoderInput] = {}
+        for slot in slots if planner.table.encoder is not None else ():
+            self.encoder_inputs[slot] = _input_of_slot(planner, slot)
 
     def record(self, layout: StepLayout, sampled_token_ids: Int32Array) -> None:
         """Take the tokens of a step that was in flight at the snapshot."""
@@ -262,6 +320,14 @@ class LoadedCore:
             if layout.num_candidates is not None:
                 is_its &= layout.num_candidates == 0
             swapped.token_ids = np.append(swapped.token_ids, sampled_token_ids[is_its]).astype(np.int32)
+
+
+def _input_of_slot(planner: ExecutorPlanner, slot: int) -> EncoderInput:
+    tables = planner.table.encoder
+    assert tables is not None
+    block_ids = tables.of_slot(slot).astype(np.int32) + np.int32(tables.first_id)
+    token_ids = planner.batch.sequence_in_slot[slot].group.encoder_token_ids
+    return EncoderInput(int(planner.table.num_encoder_tokens[slot]), block_ids, token_ids)
 
 
 def _require_no_things(delta: TableDelta) -> None:

@@ -30,7 +30,7 @@ from octavo_shared.step_wire.step import (
 from octavo_shared.step_wire.token_rules import TokenRules
 from scheduler_svc.core.beam_search import BeamSearch, Candidates, _Node
 from scheduler_svc.core.limits import CoreLimits
-from scheduler_svc.core.sequence import Sequence, SequenceGroup, attending_salt
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step.beam_batch import BeamBatch, Continuation
 from scheduler_svc.core.step.slotted_things import GrammarSlots
 from scheduler_svc.core.stopping import StopChecker
@@ -123,11 +123,6 @@ def _masks_of(mask: TokenMask) -> Masks:
     def each(_: Any, token_ids: Any) -> Any:  # of a set, or a tuple
         return type(token_ids)(map(mask.id, token_ids))
 
-    def salt(group: SequenceGroup, block_salt: int) -> int:
-        if group.encoder_token_ids is None or group.is_kept_to_itself:
-            return block_salt
-        return attending_salt(group.sent_salt, mask.ids(group.encoder_token_ids))
-
     names = "sampled_token_ids", "candidate_token_ids", "alternative_token_ids", "prompt_alternative_token_ids"
     return {
         # What executors are and say, requests, and steps.
@@ -136,7 +131,7 @@ def _masks_of(mask: TokenMask) -> Masks:
         StepResult: dict.fromkeys(names, ids),
         PoolingOutput: {"values": lambda _, values: np.zeros_like(values)},
         GrammarLoaded: {"error": lambda _, error: MASKED_ERROR if error else ""},
-        SequenceGroup: {"prompt_token_ids": ids, "encoder_token_ids": ids, "block_salt": salt},
+        SequenceGroup: {"prompt_token_ids": ids, "encoder_token_ids": ids},
         EncoderInput: {"token_ids": ids},
         ContinuedOutput: {"token_ids": ids},
         StopConditions: {"stop_token_ids": each},

@@ -142,6 +142,8 @@ def _check(fleet: Fleet, planner_numbers: tuple[int, ...]) -> None:
     bits = [cache.bit for planner in fleet.planners if (cache := planner.blocks.prefix_cache) is not None]
     if len(set(bits)) != len(bits) or any(bit.bit_count() != 1 for bit in bits):
         raise SnapshotError("two cores have one bit")
+    if not all(isinstance(group, SequenceGroup) for group in fleet.queue):
+        raise SnapshotError("what waits is no request")
     for planner in fleet.planners:
         check_integrity(planner, has_key=False)
 

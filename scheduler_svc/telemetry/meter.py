@@ -41,6 +41,7 @@ class Meter:
         request_duration: Of requests that finished, in seconds.
         step_durations: Of each phase, in seconds.
         step_turnaround: From the arrival of a result to the begin of the write of the next step, in seconds.
+        num_encoder_tokens_of: Of requests with a first token, those that their encoder reads: computed, or found.
         num_finished: Requests that finished, by the reason of their first output.
         num_errors: Requests that ended with an error, by its status code.
         num_flagged: Those of them that ended because one of their rows had a flag, by the flag.
@@ -64,6 +65,7 @@ class Meter:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_hit_tokens_of = {"host": 0, "executor": 0}  # by place; the others were on the device
+        self.num_encoder_tokens_of = {"computed": 0, "found": 0}  # by outcome
         self.num_finished: Counter[str] = Counter()
         self.num_errors: Counter[str] = Counter()
         self.num_flagged: Counter[RowFlag] = Counter()
@@ -127,6 +129,9 @@ class Meter:
         if times.queue_s is not None:
             self.queue_time.observe(times.queue_s)
         self.num_prompt_tokens += group.num_input_tokens
+        if group.encoder_token_ids is not None:
+            outcome = "found" if group.has_found_input else "computed"
+            self.num_encoder_tokens_of[outcome] += len(group.encoder_token_ids)
         if planner.blocks.prefix_cache is not None and group.num_prompt_logprobs == NO_LOGPROBS:
             self.num_queried_tokens += group.num_prompt_tokens
             self.num_hit_tokens += group.num_cached_tokens

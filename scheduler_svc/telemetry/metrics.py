@@ -59,6 +59,13 @@ MOVED_HIT_TOKENS = Metric(
     "executor, or another executor.",
     ("place",),
 )
+ENCODER_TOKENS = Metric(
+    "octavo_encoder_tokens_total",
+    "counter",
+    "Tokens of inputs of the model's encoder, of requests that got their first token, by outcome: computed, or found "
+    "because another request had the same input.",
+    ("outcome",),
+)
 HOST_BLOCKS = Metric(
     "octavo_host_cache_blocks",
     "gauge",
@@ -342,6 +349,7 @@ def _counted_families(engine: Engine) -> Iterator[Family]:
     yield QUERIED_TOKENS.single(meter.num_queried_tokens)
     yield HIT_TOKENS.single(meter.num_hit_tokens)
     yield MOVED_HIT_TOKENS.family(by_label(meter.num_hit_tokens_of))
+    yield ENCODER_TOKENS.family(by_label(meter.num_encoder_tokens_of))
     yield PROMPT_TOKENS.single(meter.num_prompt_tokens)
     yield OUTPUT_TOKENS.single(meter.num_output_tokens)
     yield POOLED.family(by_label({task.name.lower(): meter.num_pooled[task] for task in PoolingTask}))

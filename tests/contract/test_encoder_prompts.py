@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from executor_svc.fake.worker import FakeWorker
 from octavo import LLM
+from octavo.admin.v1 import admin_pb2 as admin
 from octavo.admin.v1 import admin_service_pb2 as admin_pb
 from octavo.client import Client
 from octavo.commands import command_line
@@ -21,6 +23,9 @@ from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
+from scheduler_svc.step_log import writer
+from scheduler_svc.step_log.log_files import files_in
+from scheduler_svc.step_log.recording_fleet import RecordingFleet
 from tests.contract.openai.api import running_api
 from tests.contract.test_continuation import go_on_everywhere, run
 from tests.support.stack import ExecutorProcess, Stack, running_stack, until
@@ -70,6 +75,13 @@ async def test_a_plain_prompt_is_the_encoders_and_equal_ones_are_encoded_once(fr
         assert first.outputs[0].token_ids == again.outputs[0].token_ids == with_start.outputs[0].token_ids
         assert first.outputs[0].token_ids not in (other.outputs[0].token_ids, with_text.outputs[0].token_ids)
         assert worker.num_encoded == 2
+        shown = await stack.admin.GetBlockMap(admin_pb.GetBlockMapRequest())
+        [executor] = (await stack.admin.GetSchedulerState(admin_pb.GetSchedulerStateRequest())).executors
+        cached, first_block = shown.encoder_states.count(admin.BLOCK_STATE_CACHED), len(shown.states)
+        assert (executor.num_encoder_blocks, executor.num_cached_encoder_blocks) == (24, cached) == (24, 14)
+        block = await stack.admin.GetBlock(admin_pb.GetBlockRequest(block=first_block))
+        assert (block.is_of_encoder, block.is_registered, block.state) == (True, True, admin.BLOCK_STATE_CACHED)
+        assert stack.engine.meter.num_encoder_tokens_of == {"computed": 2 * len(TEXT) - 1, "found": 3 * len(TEXT)}
 
 
 async def test_what_no_encoder_can_read_is_refused_in_a_sentence() -> None:
@@ -220,7 +232,7 @@ async def tokens_of(stack: Stack, request: pb.GenerateRequest) -> list[list[int]
 
 @pytest.mark.parametrize(("num_host_blocks", "wanted"), [(0, [RECOMPUTE]), (40, [RECOMPUTE, SWAP])])
 async def test_preemptions_and_a_loss_change_no_token_and_the_log_replays(
-    tmp_path: Path, num_host_blocks: int, wanted: list[PreemptionMode]
+    tmp_path: Path, num_host_blocks: int, wanted: list[PreemptionMode], capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with running_stack(Worker()) as stack:
         alone = [await tokens_of(stack, request) for request in REQUESTS]
@@ -234,6 +246,8 @@ async def test_preemptions_and_a_loss_change_no_token_and_the_log_replays(
         assert await asyncio.gather(*answers) == alone
         assert any(stack.engine.fleet.num_preemptions[mode] for mode in wanted)
     assert check_replay(tmp_path).counts.num_steps > 30
+    assert await asyncio.to_thread(command_line.run, ["replay", str(tmp_path), "--at", "2:3"]) == 0
+    assert capsys.readouterr().out.count("\n16 blocks of 8 tokens of the encoder of 127.0.0.1:") == 2
     executor = ExecutorProcess(Worker(**small))
     await executor.start()
     assert await asyncio.to_thread(command_line.run, ["replay", str(tmp_path), "--executor", executor.address]) == 0
@@ -306,3 +320,32 @@ async def test_what_the_encoder_reads_counts_against_quotas_and_the_queue(tmp_pa
         with pytest.raises((OverloadedError, ResourceExhaustedError), match="tokens a minute"):
             await client.generate(TEXT[:40], max_tokens=1)
         await asyncio.gather(first, second)
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 40])
+async def test_a_log_that_begins_with_a_snapshot_is_run_again(tmp_path: Path, num_host_blocks: int) -> None:
+    """In small files, each of which is replayed, and run on an executor that has encoded nothing."""
+    small = {"num_device_blocks": 24, "num_encoder_blocks": 40, "num_host_blocks": num_host_blocks}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "FLUSH_INTERVAL_S", 0.01)  # it is then that a file is found to be full
+        async with running_stack(Worker(**small), step_log=tmp_path / "log", max_num_batched_tokens=64) as stack:
+            assert stack.engine.step_log is not None
+            stack.engine.step_log._file_bytes = 2000
+            await asyncio.gather(*(tokens_of(stack, request) for request in REQUESTS))
+            assert isinstance(stack.engine.fleet, RecordingFleet)
+            stack.engine.fleet._begin_file()
+            stack.engine.step_log._file_bytes = 2**23
+            await asyncio.gather(*(tokens_of(stack, request) for request in REQUESTS))  # whose inputs are found
+    files = files_in(tmp_path / "log")
+    assert len(files) > 4
+    for first in (1, len(files) // 2, len(files) - 1):
+        executor = ExecutorProcess(Worker(**small))
+        await executor.start()
+        folder = tmp_path / str(first)
+        folder.mkdir()
+        for path in files[first:]:
+            shutil.copy(path, folder)
+        if check_replay(folder).counts.num_steps:
+            replay = ["replay", str(folder), "--executor", executor.address]
+            assert await asyncio.to_thread(command_line.run, replay) == 0
+        await executor.kill()

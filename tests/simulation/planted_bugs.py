@@ -209,14 +209,14 @@ BUGS = (
     Bug(
         "the output of an encoder is found under another salt",
         f"{CORE}/blocks/encoder_blocks.py",
-        "num_blocks, group.sent_salt)",
-        "num_blocks, 0)",
+        "era, group.shared_salt)",
+        "era, 0)",
     ),
     Bug(
         "a last block of an input that is partial is found by a longer input",
         f"{CORE}/blocks/prefix_cache.py",
         "        tokens[: len(token_ids)] = token_ids\n",
-        "        num_full = len(token_ids) // self._block_size * self._block_size\n"
+        "        num_full = len(token_ids) // self.block_size * self.block_size\n"
         "        tokens[:num_full] = token_ids[:num_full]\n",
     ),
     Bug(

@@ -456,7 +456,7 @@ def play(workload: Workload, num_steps_in_flight: int) -> Driver:
 def attended_by(group: SequenceGroup) -> list[int]:
     """Return what stands for the input of a group's encoder, if it has one."""
     token_ids = group.encoder_token_ids
-    return [] if token_ids is None else [content_of_input(token_ids, group.sent_salt)]
+    return [] if token_ids is None else [content_of_input(token_ids, group.shared_salt)]
 
 
 def check_search(driver: Driver, arrival: int) -> None:

@@ -328,6 +328,9 @@ class ExecutorState(_message.Message):
     NUM_CACHED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     NUM_TRANSFERS_FIELD_NUMBER: _builtins.int
+    NUM_ENCODER_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_USED_ENCODER_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_ENCODER_BLOCKS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Where it is dialled."""
     status: Global___ExecutorStatus.ValueType
@@ -426,6 +429,12 @@ class ExecutorState(_message.Message):
     """Its role: "prefill", "decode" or "both" (--role of the executor)."""
     num_transfers: _builtins.int
     """Transfers of blocks to and from other executors that are pending."""
+    num_encoder_blocks: _builtins.int
+    """Blocks for the output of its model's encoder; 0: it has none."""
+    num_used_encoder_blocks: _builtins.int
+    """Those that requests use."""
+    num_cached_encoder_blocks: _builtins.int
+    """Those that nobody uses and that hold an input, until their place is needed."""
     def __init__(
         self,
         *,
@@ -473,10 +482,13 @@ class ExecutorState(_message.Message):
         num_cached_host_blocks: _builtins.int = ...,
         role: _builtins.str = ...,
         num_transfers: _builtins.int = ...,
+        num_encoder_blocks: _builtins.int = ...,
+        num_used_encoder_blocks: _builtins.int = ...,
+        num_cached_encoder_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "_round_trip_us", b"_round_trip_us", "oldest_step_age_ms", b"oldest_step_age_ms", "round_trip_us", b"round_trip_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "_round_trip_us", b"_round_trip_us", "address", b"address", "epoch", b"epoch", "has_states", b"has_states", "instance_id", b"instance_id", "is_draining", b"is_draining", "is_invariant", b"is_invariant", "is_retired", b"is_retired", "kv_cache_dtype", b"kv_cache_dtype", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "max_steps_in_flight", b"max_steps_in_flight", "model_id", b"model_id", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_cached_host_blocks", b"num_cached_host_blocks", "num_draft_tokens", b"num_draft_tokens", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_free_slots", b"num_free_slots", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_saved_states", b"num_saved_states", "num_shared_blocks", b"num_shared_blocks", "num_slots", b"num_slots", "num_state_blocks", b"num_state_blocks", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_transfers", b"num_transfers", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_void_rows", b"num_void_rows", "numerics_id", b"numerics_id", "oldest_step_age_ms", b"oldest_step_age_ms", "role", b"role", "round_trip_us", b"round_trip_us", "status", b"status", "status_text", b"status_text", "warning", b"warning", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms", "_round_trip_us", b"_round_trip_us", "address", b"address", "epoch", b"epoch", "has_states", b"has_states", "instance_id", b"instance_id", "is_draining", b"is_draining", "is_invariant", b"is_invariant", "is_retired", b"is_retired", "kv_cache_dtype", b"kv_cache_dtype", "last_error", b"last_error", "last_processed_step_id", b"last_processed_step_id", "last_sent_step_id", b"last_sent_step_id", "max_steps_in_flight", b"max_steps_in_flight", "model_id", b"model_id", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_blocks", b"num_blocks", "num_cached_blocks", b"num_cached_blocks", "num_cached_encoder_blocks", b"num_cached_encoder_blocks", "num_cached_host_blocks", b"num_cached_host_blocks", "num_draft_tokens", b"num_draft_tokens", "num_encoder_blocks", b"num_encoder_blocks", "num_free_blocks", b"num_free_blocks", "num_free_host_blocks", b"num_free_host_blocks", "num_free_slots", b"num_free_slots", "num_host_blocks", b"num_host_blocks", "num_losses", b"num_losses", "num_output_tokens", b"num_output_tokens", "num_preempted_requests", b"num_preempted_requests", "num_running_requests", b"num_running_requests", "num_saved_states", b"num_saved_states", "num_shared_blocks", b"num_shared_blocks", "num_slots", b"num_slots", "num_state_blocks", b"num_state_blocks", "num_steps_in_flight", b"num_steps_in_flight", "num_swapped_requests", b"num_swapped_requests", "num_transfers", b"num_transfers", "num_used_blocks", b"num_used_blocks", "num_used_encoder_blocks", b"num_used_encoder_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_void_rows", b"num_void_rows", "numerics_id", b"numerics_id", "oldest_step_age_ms", b"oldest_step_age_ms", "role", b"role", "round_trip_us", b"round_trip_us", "status", b"status", "status_text", b"status_text", "warning", b"warning", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__oldest_step_age_ms: _TypeAlias = _typing.Literal["oldest_step_age_ms"]  # noqa: Y015
     _WhichOneofArgType__oldest_step_age_ms: _TypeAlias = _typing.Literal["_oldest_step_age_ms", b"_oldest_step_age_ms"]  # noqa: Y015

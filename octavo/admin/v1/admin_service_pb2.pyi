@@ -672,6 +672,7 @@ class GetBlockMapResponse(_message.Message):
     BLOCK_SIZE_TOKENS_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     HOST_STATES_FIELD_NUMBER: _builtins.int
+    ENCODER_STATES_FIELD_NUMBER: _builtins.int
     executor: _builtins.str
     """Its address."""
     block_size_tokens: _builtins.int
@@ -680,6 +681,8 @@ class GetBlockMapResponse(_message.Message):
     """A byte for each block of the device pool: its BlockState."""
     host_states: _builtins.bytes
     """A byte for each block of the host pool; there, nothing is cached. Empty: there is none."""
+    encoder_states: _builtins.bytes
+    """A byte for each block of the encoder's output, which has a pool of its own: its BlockState. Empty: there is none."""
     def __init__(
         self,
         *,
@@ -687,10 +690,11 @@ class GetBlockMapResponse(_message.Message):
         block_size_tokens: _builtins.int = ...,
         states: _builtins.bytes = ...,
         host_states: _builtins.bytes = ...,
+        encoder_states: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "executor", b"executor", "host_states", b"host_states", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "encoder_states", b"encoder_states", "executor", b"executor", "host_states", b"host_states", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -707,7 +711,7 @@ class GetBlockRequest(_message.Message):
     executor: _builtins.str
     """Address of the executor; empty: the only one."""
     block: _builtins.int
-    """The block of the device pool, from 0."""
+    """The block of the device pool, from 0. Those of the encoder's output are counted on behind them."""
     def __init__(
         self,
         *,
@@ -732,12 +736,17 @@ class GetBlockResponse(_message.Message):
     NUM_REFERENCES_FIELD_NUMBER: _builtins.int
     IS_REGISTERED_FIELD_NUMBER: _builtins.int
     HOLDERS_FIELD_NUMBER: _builtins.int
+    IS_OF_ENCODER_FIELD_NUMBER: _builtins.int
     state: _admin_pb2.BlockState.ValueType
     """Who uses it."""
     num_references: _builtins.int
     """Block tables that name it."""
     is_registered: _builtins.bool
-    """Whether it is in the prefix cache: full, and found by later prompts that begin alike."""
+    """Whether it is in the prefix cache: full, and found by later prompts that begin alike; of the encoder's output, by
+    requests with the same input.
+    """
+    is_of_encoder: _builtins.bool
+    """Whether it holds output of the encoder."""
     @_builtins.property
     def holders(self) -> _containers.RepeatedCompositeFieldContainer[_admin_pb2.BlockHolder]:
         """Running sequences that have it in their block table, at most 100. The others of `num_references` have no place in
@@ -751,10 +760,11 @@ class GetBlockResponse(_message.Message):
         num_references: _builtins.int = ...,
         is_registered: _builtins.bool = ...,
         holders: _abc.Iterable[_admin_pb2.BlockHolder] | None = ...,
+        is_of_encoder: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holders", b"holders", "is_registered", b"is_registered", "num_references", b"num_references", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holders", b"holders", "is_of_encoder", b"is_of_encoder", "is_registered", b"is_registered", "num_references", b"num_references", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

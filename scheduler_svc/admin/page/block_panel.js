@@ -11,7 +11,11 @@ export function blockTip(response) {
   const ids = [...new Set((response.holders ?? []).map((holder) => holder.requestId))];
   const names = ids.slice(0, MOST_IN_TIP).join(", ");
   const more = ids.length > MOST_IN_TIP ? ` and ${counted(ids.length - MOST_IN_TIP, "other")}` : "";
-  return [referencesText(response), cacheText(response), names && `used by ${names}${more}`].filter(Boolean).join("; ");
+  return [poolText(response), referencesText(response), cacheText(response), names && `used by ${names}${more}`].filter(Boolean).join("; ");
+}
+
+function poolText(response) {
+  return response.isOfEncoder ? "output of the encoder" : "";
 }
 
 function referencesText(response) {
@@ -36,7 +40,7 @@ export function showBlockPanel(address, block, { response, problem }, openReques
 
 function blockSentence(response) {
   const state = enumName(response.state, "BLOCK_STATE_");
-  return sentence([state, referencesText(response), cacheText(response)].filter(Boolean).join(", "));
+  return sentence([state, poolText(response), referencesText(response), cacheText(response)].filter(Boolean).join(", "));
 }
 
 export function hideBlockPanel() {

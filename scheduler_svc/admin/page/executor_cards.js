@@ -102,7 +102,12 @@ export class ExecutorCards {
 
   // Show a GetBlockMap response; `highlighted` are blocks of it.
   showMap(address, response, highlighted) {
-    this.cards.get(address)?.showMap(bytes(response.states), highlighted);
+    // Blocks of the encoder are counted on behind those of the device pool.
+    const [states, encoder] = [bytes(response.states), bytes(response.encoderStates)];
+    const all = new Uint8Array(states.length + encoder.length);
+    all.set(states);
+    all.set(encoder, states.length);
+    this.cards.get(address)?.showMap(all, highlighted);
   }
 
   // Highlight other blocks of the maps that are shown; `blocksOf(address)` names them.
@@ -167,6 +172,9 @@ function barsOf(executor) {
   const bars = [{ name: "Device", all, used, parts: [["shared", shared], ["used", used - shared], ["cached", cached], ["free", free - cached]] }];
   const [numHost, usedHost, cachedHost] = ["HostBlocks", "UsedHostBlocks", "CachedHostBlocks"].map((name) => number(executor[`num${name}`]));
   const hostParts = [["used", usedHost], ["cached", cachedHost], ["free", numHost - usedHost - cachedHost]];
+  const [numEncoder, usedEncoder, cachedEncoder] = ["EncoderBlocks", "UsedEncoderBlocks", "CachedEncoderBlocks"].map((name) => number(executor[`num${name}`]));
+  const encoderParts = [["used", usedEncoder], ["cached", cachedEncoder], ["free", numEncoder - usedEncoder - cachedEncoder]];
+  if (numEncoder) bars.push({ name: "Encoder", all: numEncoder, used: usedEncoder, parts: encoderParts });
   if (numHost) bars.push({ name: "Host", all: numHost, used: usedHost, parts: hostParts });
   return bars;
 }

@@ -25,7 +25,7 @@ from octavo_shared.step_wire.step import EncoderInput, Int32Array, no_slots
 from scheduler_svc.core.blocks.admission_plan import AdmissionPlan, Allocated, GroupPart, Scarcest, SequenceBlocks
 from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.block_holders import BlockHolders
-from scheduler_svc.core.blocks.encoder_blocks import EncoderBlocks, EncoderPlan, Encoding
+from scheduler_svc.core.blocks.encoder_blocks import EncoderBlocks, EncoderPlan, Encoding, names_of_input
 from scheduler_svc.core.blocks.group_blocks import NOTHING_FOUND, Found, GroupBlocks
 from scheduler_svc.core.blocks.host_blocks import Copy
 from scheduler_svc.core.blocks.prefix_cache import HASH_BYTES, BlockHasher
@@ -257,8 +257,15 @@ class BlockManager:
             return []
         if sequence.hashed_by != (self.block_size, self.era):  # at another executor, which has other blocks, or before
             sequence.block_hashes, sequence.hashed_by = [], (self.block_size, self.era)
-        self.hasher.extend(sequence.block_hashes, sequence.token_ids, sequence.group.block_salt)
+        self.extend_names(sequence.block_hashes, sequence.token_ids, sequence.group)
         return sequence.block_hashes
+
+    def extend_names(self, hashes: list[bytes], token_ids: Int32Array, group: SequenceGroup) -> None:
+        """Append the hashes of the full blocks of a sequence of a group; behind the input of the encoder, if any."""
+        before = None
+        if group.encoder_token_ids is not None and not hashes:
+            before = names_of_input(group, self.hasher, self.era, group.block_salt)[-1]
+        self.hasher.extend(hashes, token_ids, group.block_salt, before)
 
     def name_by(self, hasher: BlockHasher, era: int) -> None:
         """Name blocks by another hasher from now on; names that the executor has not been told it never is."""
@@ -290,7 +297,7 @@ class BlockManager:
             held = block_ids.astype(np.intp)
             group.prefix_cache.forget(held[group.prefix_cache.is_registered[held]])
         sequence.block_hashes, sequence.hashed_by = [], (self.block_size, self.era)
-        self.hasher.extend(sequence.block_hashes, token_ids, sequence.group.block_salt)
+        self.extend_names(sequence.block_hashes, token_ids, sequence.group)
 
     def hash_tokens(self, token_ids: Int32Array, cache_salt: int) -> list[bytes]:
         """Return the hashes of the full blocks of `token_ids`."""
@@ -429,7 +436,7 @@ class BlockManager:
         num_full_blocks = len(token_ids) // self.block_size
         if self.prefix_cache is None or num_full_blocks <= first:
             return first
-        self.hasher.extend(sequence.block_hashes, token_ids, sequence.group.block_salt)
+        self.extend_names(sequence.block_hashes, token_ids, sequence.group)
         names = sequence.block_hashes[first:num_full_blocks]
         for group, block_ids in zip(self.groups, tables, strict=True):
             group.allocator.register(names, block_ids[first:num_full_blocks].tolist())

@@ -58,6 +58,15 @@ class EncoderPlan:
         return len(self.token_ids) if self.found is None else 0
 
 
+def names_of_input(group: SequenceGroup, hasher: BlockHasher, era: int, salt: int) -> list[bytes]:
+    """Return the names of the blocks of a group's input, by the hasher of an era."""
+    assert group.encoder_token_ids is not None
+    if group.encoder_named_by != (hasher.block_size, era, salt):  # at another executor, or before
+        group.encoder_named_by = hasher.block_size, era, salt
+        group.encoder_names = hasher.name_whole(group.encoder_token_ids, salt)
+    return group.encoder_names
+
+
 class EncoderBlocks:
     """Owns the pool of the encoder's output.
 
@@ -103,10 +112,7 @@ class EncoderBlocks:
         assert group.encoder_token_ids is not None
         names, num_blocks = list[bytes](), self.num_blocks_of(group)
         if self.prefix_cache is not None:
-            if group.encoder_named_by != (self.block_size, era):  # else at another executor, or before
-                group.encoder_named_by = self.block_size, era
-                group.encoder_names = hasher.name_whole(group.encoder_token_ids, num_blocks, group.sent_salt)
-            names = group.encoder_names
+            names = names_of_input(group, hasher, era, group.shared_salt)
         found = self._find(names)
         num_needed = num_blocks if found is None else num_blocks - np.count_nonzero(self.allocator.ref_counts[found])
         return EncoderPlan(group.encoder_token_ids, names, found, int(num_needed))

@@ -50,18 +50,21 @@ class BlockHasher:
 
     def __init__(self, key: bytes, block_size: int) -> None:
         self._key = key
-        self._block_size = block_size
+        self.block_size = block_size
         self._block = Struct(f"{TOKEN.itemsize * block_size}s")
         self._root = lru_cache(MAX_ROOTS)(self._make_root)
 
-    def extend(self, hashes: list[bytes], token_ids: Int32Array, cache_salt: int) -> None:
-        """Append the hashes of the full blocks of `token_ids` that `hashes` does not have yet."""
-        num_full_blocks = len(token_ids) // self._block_size
+    def extend(self, hashes: list[bytes], token_ids: Int32Array, cache_salt: int, before: bytes | None = None) -> None:
+        """Append the hashes of the full blocks of `token_ids` that `hashes` does not have yet.
+
+        `before`: the block, named with that salt, that the first one is behind; None: it is behind none.
+        """
+        num_full_blocks = len(token_ids) // self.block_size
         if len(hashes) >= num_full_blocks:
             return
-        new = token_ids[len(hashes) * self._block_size : num_full_blocks * self._block_size]
+        new = token_ids[len(hashes) * self.block_size : num_full_blocks * self.block_size]
         content = new.astype(TOKEN, copy=False).tobytes()
-        hashes += self.name(hashes[-1] if hashes else None, cache_salt, content)
+        hashes += self.name(hashes[-1] if hashes else before, cache_salt, content)
 
     def name(self, parent: bytes | None, cache_salt: int, content: bytes) -> list[bytes]:
         """Return the hashes of the blocks of `content` behind the block `parent`; None: they are the first."""
@@ -71,12 +74,13 @@ class BlockHasher:
             before := blake2b(before + block).digest()[:HASH_BYTES] for (block,) in self._block.iter_unpack(content)
         ]
 
-    def name_whole(self, token_ids: Int32Array, num_blocks: int, cache_salt: int) -> list[bytes]:
+    def name_whole(self, token_ids: Int32Array, cache_salt: int) -> list[bytes]:
         """Return the names of the blocks of an input that is found as a whole: by number, behind all its tokens."""
-        tokens = np.full(num_blocks * self._block_size, -1, TOKEN)
+        num_blocks = -(-len(token_ids) // self.block_size)
+        tokens = np.full(num_blocks * self.block_size, -1, TOKEN)
         tokens[: len(token_ids)] = token_ids
         whole = self.name(None, cache_salt, tokens.tobytes())[-1]
-        numbers = np.repeat(-2 - np.arange(num_blocks), self._block_size)  # which no tokens are
+        numbers = np.repeat(-2 - np.arange(num_blocks), self.block_size)  # which no tokens are
         return self.name(whole, cache_salt, numbers.astype(TOKEN).tobytes())
 
     def _make_root(self, cache_salt: int) -> bytes:

@@ -370,7 +370,9 @@ class Admissions:
     def _admit_group(self, plan: StepPlan, group: SequenceGroup, allocation: AdmissionPlan) -> None:
         pending_forks = () if group.is_lone else group.live_sequences[len(allocation.sequences) :]
         lead_blocks, size = allocation.sequences[0], self._blocks.block_size
-        self._note_admission(plan, group, lead_blocks.num_cached * size, lead_blocks.num_brought * size)
+        self._note_admission(
+            plan, group, lead_blocks.num_cached * size, lead_blocks.num_brought * size, allocation.encoder
+        )
         for pool, _ in self._things.used_by(group):
             pool.bind(group)
         if group.beam_search is not None:
@@ -410,7 +412,12 @@ class Admissions:
         self._queue.charge(group.tenant, encoding.num_tokens)
 
     def _note_admission(
-        self, plan: StepPlan, group: SequenceGroup, num_cached_tokens: int, num_brought_tokens: int = 0
+        self,
+        plan: StepPlan,
+        group: SequenceGroup,
+        num_cached_tokens: int,
+        num_brought_tokens: int = 0,
+        encoder: EncoderPlan | None = None,
     ) -> None:
         """Note that a group is admitted with `num_cached_tokens` in the prefix cache, some of them on the host."""
         if not group.has_run:
@@ -418,8 +425,11 @@ class Admissions:
             group.first_scheduled_at_s = plan.now_s
             group.num_cached_tokens, group.num_brought_tokens = num_cached_tokens, num_brought_tokens
             group.num_pulled_tokens = min(group.num_arrived_tokens, num_cached_tokens)
+            group.has_found_input = encoder is not None and encoder.found is not None
         group.provenance.go_on(self.numerics, group.progress, group.adapter)
         causes = [f"{num_brought_tokens} of them from the host cache"] if num_brought_tokens else []
+        if encoder is not None:
+            causes.append(f"its encoder's input {'is encoded' if encoder.found is None else 'was found'}")
         cause = "; ".join([*causes, *filter(None, [group.pulled])])
         group.pulled, group.num_arrived_tokens, group.pulls_nothing = "", 0, False
         plan.note(group, EventKind.ADMITTED, num_cached_tokens, cause)

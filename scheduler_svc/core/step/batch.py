@@ -243,8 +243,8 @@ class Batch:
         if num_tokens > self.table.num_known_tokens[slot]:
             return b""
         sequence = self.sequence_in_slot[slot]
-        hashes, salt = sequence.block_hashes, sequence.group.block_salt
-        self.blocks.hasher.extend(hashes, self.table.token_ids[slot, :num_tokens], salt)
+        hashes = sequence.block_hashes
+        self.blocks.extend_names(hashes, self.table.token_ids[slot, :num_tokens], sequence.group)
         name: bytes = hashes[num_tokens // self.blocks.block_size - 1]
         return name
 

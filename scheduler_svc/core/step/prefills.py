@@ -151,7 +151,7 @@ class Prefills:
                 num_computed_tokens,
                 self._batch.blocks.wire_ids(tables),
                 self._beam_batch.sampling_of(group) if group.beams else group.sampling_of(sequence),
-                group.block_salt if encoder_input is None else group.sent_salt,
+                group.block_salt,
                 group.token_rules,
                 group.num_prompt_logprobs if group.lacks_prompt_logprobs and lead is None else NO_LOGPROBS,
                 group.traceparent,

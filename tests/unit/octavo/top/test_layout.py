@@ -118,6 +118,11 @@ def test_the_overview_says_what_the_scheduler_does() -> None:
     assert lines[4] == "drafts      30,000 of 50,000 right per second   2.2 tokens a step of a sequence"
 
 
+def test_blocks_of_an_encoder_are_counted_over_all_executors() -> None:
+    shown = picture(state(executor(num_encoder_blocks=24, num_used_encoder_blocks=5), executor("b:1")))
+    assert overview_lines(shown, "a:1", 120)[3].plain.endswith(", 5 of 24 encoder blocks used")
+
+
 @each_row(
     (state(), "   ready   "),
     (

@@ -1,7 +1,7 @@
 """Who uses which block, for pools whose blocks are known by hand."""
 
 from octavo.admin.v1 import admin_pb2
-from scheduler_svc.admin.block_map import MAX_HOLDERS, block_states, describe_block
+from scheduler_svc.admin.block_map import MAX_HOLDERS, block_states, describe_block, encoder_states, num_blocks
 from scheduler_svc.core.integrity import check_integrity
 from tests.support.driving import Bench, max_tokens, small_limits
 
@@ -94,3 +94,27 @@ def test_a_block_that_very_many_use_names_the_first_ones() -> None:
     bench.step()
     described = describe_block(bench.planner, bench.blocks_of(a.sequences[0])[0])
     assert (described.num_references, len(described.holders)) == (num, MAX_HOLDERS)
+
+
+def test_blocks_of_the_encoder_are_counted_on_behind_those_of_the_device_pool() -> None:
+    bench = Bench(small_limits(prefix_caching=True, max_encoder_tokens=12, encoder_blocks=6))
+    bench.add(0, [7], max_tokens(8), num_sequences=2, encoder=[1] * 6)
+    bench.step()
+    bench.step()
+    bench.add(1, [7], max_tokens(3), encoder=[2] * 3)
+    bench.step()
+    assert [*encoder_states(bench.planner)].count(SHARED) == 2
+    first, second, third = (describe_block(bench.planner, 8 + block) for block in range(3))
+    assert [(one.state, one.num_references, one.is_of_encoder) for one in (first, third)] == [
+        (SHARED, 2, True),
+        (USED, 1, True),
+    ]
+    assert [(holder.request_id, holder.output_index, holder.logical_block) for holder in second.holders] == [
+        ("a", 0, 1),
+        ("a", 1, 1),
+    ]
+    assert (num_blocks(bench.planner), describe_block(bench.planner, 0).is_of_encoder) == (14, False)
+    bench.run()
+    assert [*encoder_states(bench.planner)] == [CACHED] * 3 + [FREE] * 3
+    assert describe_block(bench.planner, 8).is_registered
+    assert encoder_states(Bench(small_limits()).planner) == b""

@@ -158,6 +158,39 @@ def test_a_request_that_is_too_large_for_those_that_are_there_is_told_how_long_i
     )
 
 
+def test_who_has_an_input_for_the_encoder_is_told_what_it_waits_for_and_whether_it_was_found() -> None:
+    idle = IdleEngine(
+        [A], small_limits(budget=12, prefix_caching=True, max_num_seqs=8, max_encoder_tokens=12, encoder_blocks=4)
+    )
+    first = idle.add(group(0, [7], encoder=[1] * 10))
+    whole = "with room for 10 encoder tokens: an input is encoded whole"
+    fits = f"waits: next in the queue; on {A}, fits, and waits for token budget in a step"
+    assert why(idle, first) == f"{fits} {whole}; its encoder reads 10 tokens"
+    assert reasons(idle) == [("a", f"on {A}, fits, and waits for token budget in a step {whole}")]
+    idle.planners[0].schedule(0.0)
+    assert why(idle, first) == f"runs on {A}: 0 output tokens so far; its encoder reads 10 tokens, encoded for it"
+    same = idle.add(group(1, [7], encoder=[1] * 10))
+    assert why(idle, same) == f"{fits}; its encoder's input is there already; its encoder reads 10 tokens"
+    idle.planners[0].schedule(0.0)
+    assert why(idle, same).endswith("; its encoder reads 10 tokens, found as another request had them encoded")
+    short, other = idle.add(group(2, [7], encoder=[2] * 3)), idle.add(group(3, [7], encoder=[2] * 5))
+    assert why(idle, short).startswith(f"{fits} with room for 3 encoder tokens")
+    idle.planners[0].schedule(0.0)
+    assert why(idle, other) == (
+        f"waits: next in the queue; on {A}, needs 2 blocks of the encoder, 0 free; its encoder reads 5 tokens"
+    )
+
+
+def test_an_input_longer_than_the_rest_of_the_budget_says_that_the_next_step_is_its_own() -> None:
+    idle = IdleEngine([A], small_limits(budget=12, max_num_seqs=8, max_encoder_tokens=12, encoder_blocks=8))
+    idle.add(group(0, [7], encoder=[1] * 3))
+    idle.planners[0].schedule(0.0)
+    waits = idle.add(group(1, [7], encoder=[2] * 12))
+    idle.planners[0].schedule(0.0)
+    text = f"on {A}, fits, and waits for token budget in a step with room for 12 encoder tokens: an input is encoded"
+    assert f"{text} whole; the next step is for such inputs alone" in why(idle, waits)
+
+
 # The queue ---------------------------------------------------------------------------------------
 
 

@@ -61,6 +61,7 @@ def tokens(*numbers: int) -> Int32Array:
 
 
 TEN = tokens(*range(10, 20))
+PROMPT = [7, 8, 9, 10, 11]
 
 
 @pytest.mark.parametrize("mask", [None, MASK])
@@ -192,6 +193,31 @@ def test_blocks_that_an_executor_has_kept_are_found(first_file: int, masks_token
         longer = bench.add(group(2, [*prompt, 1, 2, 3, 4], max_tokens(9)))
         bench.run()
         assert again.num_cached_tokens == longer.num_cached_tokens == 8
+    assert check_replay(alone(tmp_path, first_file)).counts.num_steps
+
+
+@pytest.mark.parametrize("masks_tokens", [False, True])
+@pytest.mark.parametrize("first_file", [1, 2, 3])
+def test_inputs_of_an_encoder_and_what_attends_to_them_are_found(
+    first_file: int, masks_tokens: bool, tmp_path: Path
+) -> None:
+    with recording(tmp_path, masks_tokens=masks_tokens) as make:
+        limits = replace(small_limits(prefix_caching=True, max_encoder_tokens=12, encoder_blocks=8), names_blocks=True)
+        bench = FleetBench(limits, make_fleet=make)
+        given = ([1, 2, 3, 4, 5], 0), ([5, 4, 3, 2, 1], 0), ([1, 2, 3, 4, 5], 0), ([1, 2, 3, 4, 5], 7)
+        cached: list[int] = []
+        for round_ in range(3):
+            for index, (encoder, salt) in enumerate(given):
+                LOOKS["place"](bench.fleet, group(90, PROMPT, encoder=encoder, cache_salt=salt))
+                added = group(10 * round_ + index, PROMPT, max_tokens(6), encoder=encoder, cache_salt=salt)
+                bench.add(added)
+                if round_ == 1 and index == 1:
+                    bench.step(bench.members[0])
+                    bench.fleet.reset_prefixes()
+                bench.run()
+                cached.append(added.num_cached_tokens)
+            begin_file(bench)
+        assert cached == [0, 0, 4, 0, 4, 4, 0, 0, 4, 0, 4, 4]
     assert check_replay(alone(tmp_path, first_file)).counts.num_steps
 
 
