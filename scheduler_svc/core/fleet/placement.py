@@ -143,7 +143,9 @@ class Placement:
                     sources = self._holders.depths(footprint.block_names, self._sender_bits)
                     if sources:
                         num_cached_tokens = max(num_cached_tokens, sources[0].num_blocks * footprint.block_size)
-                is_long = self._has_roles and self._is_long(footprint, num_cached_tokens, depths, sources)
+                # What an encoder has made stays where it is.
+                may_move = self._has_roles and group.encoder_token_ids is None
+                is_long = may_move and self._is_long(footprint, num_cached_tokens, depths, sources)
             if self._has_roles and self._is_for_other_roles(capacity.planner, group, is_long=is_long):
                 waits.add(Wait.IN_LINE)
                 continue

@@ -69,6 +69,13 @@ def test_a_fleet_without_the_other_role_does_everything(*roles: Role) -> None:
     assert [len(bench.outputs[arrival, 0].token_ids) for arrival in (0, 1)] == [5, 5]
 
 
+def test_who_attends_to_an_encoder_is_encoded_where_it_decodes() -> None:
+    bench = fleet_of(Role.PREFILL, Role.DECODE, max_encoder_tokens=8, num_encoder_blocks=8)
+    bench.add(group(0, 7, max_tokens(5), encoder=list(range(8))))
+
+    assert bench.fleet.place(bench.groups[0], now_s=0.0) is bench.members[1].planner
+
+
 def test_what_cannot_be_sent_decodes_where_it_is() -> None:
     bench = fleet_of(Role.PREFILL, Role.DECODE, fails=lambda number: True)
     bench.add(group(0, 33, max_tokens(12)))
