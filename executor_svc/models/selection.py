@@ -87,6 +87,8 @@ def _choose_model(
     checkpoint = Checkpoint(directory.path)
     if model_config.encoder is not None:
         refuse_other_embeddings(checkpoint, directory.path, model_config)
+        if model_config.has_logits_bias and not checkpoint.has(model_config.names.logits_bias):  # it is of zeros
+            model_config = replace(model_config, has_logits_bias=False)
     if model_config.uses_mtp and not checkpoint.has(f"{model_config.names.mtp_projection}.weight"):
         raise ModelLoadError(f"draft_method is mtp, but {directory.source.parent} has no head for it: {_LOOK_UP}")
     if codes := checkpoint.first_codes():

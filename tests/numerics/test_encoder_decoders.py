@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from executor_svc.config import ExecutorConfig
+from executor_svc.models.encoder_decoder import EncoderDecoder
 from executor_svc.worker.interface import Worker, execute
 from executor_svc.worker.loading import load_worker
 from octavo_shared.errors import ModelLoadError
@@ -23,11 +24,12 @@ from octavo_shared.step_wire.step import (
     TableDelta,
     pairs,
 )
-from tests.numerics.architectures import save_tiny_architecture
+from tests.numerics.architectures import load_architecture, save_tiny_architecture
 from tests.numerics.encoder_decoders import (
     FAMILIES,
     MAX_LOGIT_DIFFERENCE,
     Run,
+    compare_on_the_cache,
     load,
     random_texts,
     reference_logits,
@@ -122,6 +124,19 @@ def test_what_an_encoder_decoder_does_not_have_is_refused_by_name(tmp_path: Path
     ):
         with pytest.raises(ModelLoadError, match=words):
             load_worker(ExecutorConfig.model_validate({"model": str(tmp_path), "num_device_blocks": 9, **settings}))
+
+
+@torch.inference_mode()
+def test_a_checkpoint_may_lack_the_bias_of_the_logits(tmp_path: Path) -> None:
+    _, _, reference = load(tmp_path, "BartForConditionalGeneration")
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["final_logits_bias"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    reference.final_logits_bias.zero_()
+    model, backend = load_architecture(tmp_path)
+    assert isinstance(model, EncoderDecoder)
+
+    assert compare_on_the_cache(model, backend, reference).logit_difference < MAX_LOGIT_DIFFERENCE
 
 
 @torch.inference_mode()
