@@ -50,8 +50,10 @@ MODELS: Mapping[str, str] = {
     "GraniteMoeHybridForCausalLM": "Granite 4.0",
     "T5ForConditionalGeneration": "T5",
     "Flan-T5": "Flan-T5, of T5's architecture",
+    "MT5ForConditionalGeneration": "mT5",
     "BartForConditionalGeneration": "BART",
     "MBartForConditionalGeneration": "mBART-50",
+    "PegasusForConditionalGeneration": "Pegasus",
     "MarianMTModel": "OPUS-MT",
 }
 

@@ -43,7 +43,9 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "pad_token_id": 98,
         "decoder_start_token_id": 98,
     },
+    "PegasusForConditionalGeneration": {**SIZES, "scale_embedding": True, "activation_function": "relu"},
     "T5ForConditionalGeneration": T5_SIZES,
+    "MT5ForConditionalGeneration": {**T5_SIZES, "feed_forward_proj": "gated-gelu"},
     "Flan-T5": {
         **T5_SIZES,
         "feed_forward_proj": "gated-gelu",
@@ -129,7 +131,7 @@ def load(tmp_path: Path, name: str, **settings: Any) -> tuple[EncoderDecoder, At
     generator = torch.Generator().manual_seed(7)
     if name == "Flan-T5":
         reference.lm_head.weight = torch.nn.Parameter(torch.randn(99, 32, generator=generator))
-    if architecture != "T5ForConditionalGeneration":
+    if hasattr(reference, "final_logits_bias"):
         reference.final_logits_bias.normal_(std=0.1, generator=generator)
     for module in reference.modules():
         if hasattr(module, "create_weight"):  # of Marian's positions, which are computed

@@ -9,7 +9,7 @@ from typing import Final
 from executor_svc.checkpoint.model_files import refuse_quantized
 from executor_svc.checkpoint.scaled_codes import read_codes
 from executor_svc.models.config import ModelConfig
-from executor_svc.models.families.bart import read_bart, read_marian, read_mbart
+from executor_svc.models.families.bart import read_bart, read_marian, read_mbart, read_pegasus
 from executor_svc.models.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_dots1, read_glm4_moe_lite
 from executor_svc.models.families.gemma import (
     read_gemma,
@@ -43,7 +43,7 @@ from executor_svc.models.families.llama import (
 )
 from executor_svc.models.families.nemotron import read_nemotron_h
 from executor_svc.models.families.qwen_hybrid import read_qwen3_5, read_qwen3_5_moe, read_qwen3_next
-from executor_svc.models.families.t5 import read_t5
+from executor_svc.models.families.t5 import read_mt5, read_t5
 from executor_svc.models.fields import ConfigFields, refuse_absurd_numbers
 from octavo_shared.errors import ModelLoadError, UnknownArchitectureError, UnsupportedModelError
 
@@ -73,6 +73,8 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigFields], ModelConfig]]] = MappingPr
         "Lfm2MoeForCausalLM": read_lfm2_moe,
         "LlamaForCausalLM": read_llama,
         "MBartForConditionalGeneration": read_mbart,
+        "MT5ForConditionalGeneration": read_mt5,
+        "PegasusForConditionalGeneration": read_pegasus,
         "MarianMTModel": read_marian,
         "MinistralForCausalLM": read_ministral,
         "Ministral3ForCausalLM": read_ministral3,

@@ -1,4 +1,4 @@
-"""BART, mBART and Marian: an encoder, and a decoder whose layers attend to what it returns.
+"""BART, mBART, Pegasus and Marian: an encoder, and a decoder whose layers attend to what it returns.
 
 A layer of such a decoder is two of `ModelConfig`: attention among the tokens alone, then attention to the encoder's
 input and the MLP.
@@ -29,6 +29,12 @@ def read_bart(fields: ConfigFields) -> ModelConfig:
 def read_mbart(fields: ConfigFields) -> ModelConfig:
     """Read an mBART config.json: BART with norms before each part and behind the last one."""
     return _read(fields, is_post_norm=False, has_embedding_norm=True, position_offset=_POSITION_OFFSET)
+
+
+def read_pegasus(fields: ConfigFields) -> ModelConfig:
+    """Read a Pegasus config.json: mBART with computed positions and no norm behind the embedding."""
+    fields.refuse({"static_position_embeddings": True})
+    return _read(fields, is_post_norm=False, has_embedding_norm=False, position_offset=None)
 
 
 def read_marian(fields: ConfigFields) -> ModelConfig:

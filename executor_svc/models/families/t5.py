@@ -1,4 +1,4 @@
-"""T5 and Flan-T5: an encoder and a decoder as of BART, with RMSNorm, no positions and biases of distances.
+"""T5, Flan-T5 and mT5: an encoder and a decoder as of BART, with RMSNorm, no positions and biases of distances.
 
 Scores are not scaled.
 
@@ -18,6 +18,11 @@ def read_t5(fields: ConfigFields) -> ModelConfig:
     """Read a T5 config.json. There is no limit of positions; theirs is what the models were trained on."""
     fields.refuse({"is_encoder_decoder": True})
     return replace(_read_stack(fields, "decoder"), encoder=_read_stack(fields, "encoder"))
+
+
+def read_mt5(fields: ConfigFields) -> ModelConfig:
+    """Read an mT5 config.json: T5 that never scales what its head gets."""
+    return replace(read_t5(fields), logit_scale=1.0)
 
 
 def _read_stack(fields: ConfigFields, stack: str) -> ModelConfig:
