@@ -99,7 +99,8 @@ class Pair:
             upper, found = truth[name], mirror[name]
             is_between = (found <= upper) & (found >= upper - num_open)
             assert is_between[live & ~has_ended].all(), f"{name} is {found}, not up to {upper}"
-            truth[name] = np.where(has_ended | (num_open > 0) & bool(self.unseen), found, upper)
+            is_open = (num_open > 0) & bool(self.unseen)
+            truth[name] = np.where(~live | has_ended | is_open, found, upper)
         assert not self.mirror.num_open_tokens[live].any()
         if not self.unseen:
             assert not self.truth.num_open_tokens[live].any()

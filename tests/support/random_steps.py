@@ -59,13 +59,15 @@ class StepMaker:
     num_steps: int = 0
     slots: dict[int, Slot] = field(default_factory=dict)
     generations: list[int] = field(default_factory=lambda: [0] * NUM_SLOTS)
+    ended: set[int] = field(default_factory=set)  # slots of which a row got no token, as with a flag
 
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
 
     def make(self, may_fork: Callable[[int], bool]) -> Step:
         """Return the next step; only the slots that `may_fork` are forked."""
-        released = [slot for slot in list(self.slots) if self.chance(0.1)]
+        released = [slot for slot in list(self.slots) if slot in self.ended or self.chance(0.1)]
+        self.ended.clear()
         swapped_out = [block for slot in released if self.chance(0.3) for block in self.slots.pop(slot).blocks]
         for slot in released:
             self.slots.pop(slot, None)
@@ -243,6 +245,8 @@ class StepMaker:
         rows = zip(slots, generations, layout.most_tokens, counts, strict=True)
         for slot, generation, most, count in rows:
             if slot in self.slots and self.generations[slot] == generation and most:
+                if not count:
+                    self.ended.add(slot)
                 self.slots[slot].num_tokens -= int(most) - int(count)
                 self.slots[slot].num_scheduled -= int(most) - int(count)
                 self.slots[slot].num_open -= int(most) - 1
