@@ -127,7 +127,8 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 @pytest.mark.parametrize("name", ["chunks of 7, 2 in flight", "recompute, 2 in flight", "swap, 4 in flight"])
 def test_outputs_with_adapters_do_not_depend_on_scheduling(name: str, num_slots: int, adapted: Scene) -> None:
     schedule = named_schedules(fewest_blocks(adapted.requests))[name]
-    adapted.check(schedule, max_adapter_slots=num_slots)
+    # While an adapter is slow to load there may be room for all that run.
+    adapted.check(schedule, is_forced=num_slots == len(adapted.requests) - 2, max_adapter_slots=num_slots)
 
 
 def test_outputs_with_adapters_go_on_at_another_executor(adapted: Scene) -> None:
