@@ -62,7 +62,7 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
 
     Raises:
         ExecutorFaultError: the executor reports invalid sizes.
-        ExecutorRefusedError: its message limit cannot carry its longest sequence.
+        ExecutorRefusedError: its message limit cannot carry its longest sequence, or it has what does not go together.
     """
     sizes = [info.max_num_seqs, info.max_num_batched_tokens, info.block_size_tokens]
     sizes += [info.num_device_blocks] if info.is_generative else [len(info.pooling_tasks)]
@@ -86,6 +86,11 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
         )
     if not all(0 <= token_id < info.vocab_size for token_id in info.banned_token_ids):
         raise ExecutorFaultError(f"the executor bans tokens that its model does not have: {info.banned_token_ids}")
+    if info.has_encoder and info.num_adapter_slots:
+        raise ExecutorRefusedError(
+            f"its model has an encoder, and it offers {counted(info.num_adapter_slots, 'slot')} for adapters; models "
+            "with an encoder are served without adapters"
+        )
     groups = info.groups(agreed=True)
     if any(group.block_size_tokens != info.block_size_tokens for group in (*groups, *_encoder_groups(info))):
         raise ExecutorRefusedError("its cache groups have blocks of several sizes, which this scheduler cannot use")

@@ -22,6 +22,7 @@ from octavo.values.outputs import FailedRequest, Finished
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.step_wire.step import Step
 from scheduler_svc.core.limits import PreemptionMode
+from scheduler_svc.executors.client import ExecutorRefusedError
 from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
 from scheduler_svc.step_log import writer
 from scheduler_svc.step_log.log_files import files_in
@@ -214,6 +215,11 @@ def test_an_executor_whose_decoder_cannot_begin_is_refused(starts: tuple[int, ..
     assert serving_limits(info, PlannerSettings()).max_encoder_tokens == 60
     with pytest.raises(ExecutorFaultError, match="with which its decoder begins; there must be 1 to 127, of ids 0 to"):
         serving_limits(replace(info, decoder_start_token_ids=starts), PlannerSettings())
+
+
+def test_an_executor_with_an_encoder_and_adapter_slots_is_refused() -> None:
+    with pytest.raises(ExecutorRefusedError, match="has an encoder, and it offers 2 slots for adapters; models with"):
+        serving_limits(Worker(num_adapter_slots=2).info, PlannerSettings())
 
 
 REQUESTS = [

@@ -25,7 +25,8 @@ def slots_of(group: SequenceGroup) -> int:
 
 def slots_of_tenants(fleet: Fleet, groups: Iterable[SequenceGroup]) -> dict[str, list[int]]:
     """Return the slots of the groups of each tenant that have some, of all that are live and not parked."""
-    dispatched = {given.group for inbox in fleet.dispatcher.inboxes for given in inbox.assignments}
+    assignments = [given for inbox in fleet.dispatcher.inboxes for given in inbox.assignments]
+    dispatched = {given.group for given in assignments if given.num_slots}  # without, it is only to be ended
     found: dict[str, list[int]] = {}
     for group in groups:
         if (group in dispatched or group not in fleet.queue) and (num_slots := slots_of(group)):

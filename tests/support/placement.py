@@ -61,6 +61,7 @@ class PlacementCheck:
         dispatched = {assignment.group for inbox in dispatcher.inboxes for assignment in inbox.assignments}
         capped: set[str] = set()
         lacking: set[str] = set()  # kinds of slots
+        awaited: set[ExecutorPlanner] = set()  # by a group that waits for room there
         for group in self._fleet.queue.in_order():
             if group in dispatched or group in dispatcher.transfers.of_group:
                 continue  # another core is to admit it in its next step, or when its prefix has come
@@ -70,7 +71,8 @@ class PlacementCheck:
             if lacking.intersection(kinds_of(group)):
                 continue  # a slot that becomes free is for the one before
             verdicts = {planner: self._verdict(planner, group) for planner in self._takers}
-            able = [planner for planner, verdict in verdicts.items() if verdict is None]
+            kept = awaited if group.pooling is None else set()
+            able = [planner for planner, verdict in verdicts.items() if verdict is None and planner not in kept]
             if able and _num_unit_tokens(group) > self._num_left_tokens(step):
                 return  # it waits for a step with so much left, and whoever is behind it too
             if able == [self._core] and self._may_wait_for_its_kind(group):
@@ -90,8 +92,10 @@ class PlacementCheck:
             if not any(planner.admissions.can_ever_admit(group) for planner in self._takers):
                 continue
             assert not (is_settled and group in dispatcher.unplaceable), f"{group.request_id} is kept out of the line"
-            if Wait.SKIPPED not in waits:
-                return
+            if Wait.SKIPPED not in waits or self._waits_to_load(group):
+                awaited.update(planner for planner in self._takers if planner.admissions.can_ever_admit(group))
+                if group.pooling is not None or awaited.issuperset(self._takers):
+                    return
 
     def _num_left_tokens(self, step: Step | None) -> int:
         """Return what the step left of its budget."""
@@ -119,6 +123,10 @@ class PlacementCheck:
             if planner.numerics == preferred and fits_when_empty(planner.limits, group)
         ]
         return self._core.numerics != preferred and bool(alike)
+
+    def _waits_to_load(self, group: SequenceGroup) -> bool:
+        """Return whether nobody has begun to load what a group uses: it may wait for room to begin."""
+        return bool(kinds_of(group)) and not any(taker.batch.things.is_loading(group) for taker in self._takers)
 
     def _is_settled(self, step: Step | None) -> bool:
         """Return whether the queue was looked at last, with budget left, so that whoever waits had its chance.

@@ -4,7 +4,8 @@ Groups stand in one line. The first group is dispatched to the best planner whos
 least is computed until it has its last token (`placement.py`), then where most blocks of the first cache group are
 free. Other groups pass it only if it waits for something that is sure to come (`Wait.SKIPPED`). A group that waits
 for a grammar slot is passed only by groups without a grammar: one with a grammar would take the slot that it waits
-for. Texts to be pooled pass groups that wait for slots or blocks, because they need none.
+for. One that waits for slots or blocks is passed by groups for planners that can never take it, and by texts to be
+pooled, which need none.
 
 A dispatched group waits in the inbox of its planner until the planner decides its next step, which is soon. Until then
 a more urgent group may take its place, or another planner the group.
@@ -17,6 +18,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 from scheduler_svc.core.blocks.block_holders import BlockHolders
+from scheduler_svc.core.fleet.capacity import is_open_to
 from scheduler_svc.core.fleet.inbox import Assignment, Inbox, TenantCap
 from scheduler_svc.core.fleet.moves import RoomForMoves, keep_room
 from scheduler_svc.core.fleet.placement import Offer, Placement
@@ -219,7 +221,9 @@ class Dispatcher:
             turn = self._first_turn(cap, closed)
             index = None if server is None else server.first_in_company
             if server is not None and index is not None and (turn is None or server.assignments[index].turn < turn):
-                yield server.take(index).group
+                assignment = server.take(index)
+                yield assignment.group
+                self._discount_waiting(cap, assignment, closed)
                 placement.look_at_server()
                 continue
             if turn is None:
@@ -242,26 +246,28 @@ class Dispatcher:
                 if made_way is None:
                     if turn.group.pooling is not None:
                         return
-                    lacks_room = True
+                    lacks_room = not placement.await_room(turn)
+                    queue.hold(turn.group)
+                    skipped.append(turn.group)
+                    if (lacks_room and not queue.num_texts) or len(skipped) == MAX_PASSED_GROUPS:
+                        return
                     continue
+                placement.forget_awaited()
                 for group in skipped:  # a group that was passed over may fit now
                     queue.release(group)
                 skipped.clear()
                 lacking.clear()
-                if cap is not None:
-                    cap.count(made_way, -1)
-                    for other in closed:
-                        if other.group.tenant == made_way.tenant:
-                            queue.open_line(other)
+                self._discount_waiting(cap, made_way, closed)
                 continue
             queue.hold(turn.group)
             if isinstance(offer, Offer):
                 placement.give(offer)
                 if cap is not None:
-                    cap.count(turn.group)
+                    cap.count(offer.assignment)
                 if offer.capacity.inbox is server and not turn.group.runs_alone:
                     server.take_group(turn.group)
                     yield turn.group
+                    self._discount_waiting(cap, offer.assignment, closed)
                     placement.look_at_server()
                 else:
                     self._dispatched_to.add(offer.capacity.planner)
@@ -305,15 +311,31 @@ class Dispatcher:
             closed.append(turn)
         return turn
 
-    def _make_way(self, placement: Placement, turn: Turn) -> SequenceGroup | None:
-        """Put the dispatched group with the last turn back into the line, and return it; None: none is after `turn`."""
-        inboxes = [inbox for inbox in self.inboxes if inbox.assignments and inbox.assignments[-1].turn > turn]
+    def _discount_waiting(self, cap: TenantCap | None, assignment: Assignment, closed: list[Turn]) -> None:
+        """If a group waits again, which made way or was not admitted, let others of its tenant have its slots."""
+        if cap is None or assignment.group not in self.queue:
+            return
+        cap.count(assignment, -1)
+        for turn in closed:
+            if turn.group.tenant == assignment.group.tenant:
+                self.queue.open_line(turn)
+
+    def _make_way(self, placement: Placement, turn: Turn) -> Assignment | None:
+        """Put the dispatched group with the last turn back into the line, and return what it was assigned.
+
+        None: none is after `turn` where the group of that could go.
+        """
+        inboxes = [
+            inbox
+            for inbox in self.inboxes
+            if inbox.assignments and inbox.assignments[-1].turn > turn and is_open_to(inbox.planner, turn.group)
+        ]
         if not inboxes:
             return None
         last = max(inboxes, key=lambda inbox: inbox.assignments[-1].turn)
-        group = placement.take_back(last, -1).group
-        self.queue.release(group)
-        return group
+        assignment = placement.take_back(last, -1)
+        self.queue.release(assignment.group)
+        return assignment
 
     def _groups_of_others(self, placement: Placement) -> Iterator[SequenceGroup]:
         """Yield groups of other inboxes that cost less on the planner that is served; the line has no more for it."""

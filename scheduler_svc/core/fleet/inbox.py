@@ -123,13 +123,14 @@ class TenantCap:
         self._num_seqs_of: Counter[str] = Counter()
         for inbox in inboxes:
             for group in (*inbox.planner.batch.running, *inbox.planner.groups.returning):
-                self.count(group)
+                self._num_seqs_of[group.tenant] += group.num_slots
             for assignment in inbox.assignments:
-                self.count(assignment.group)
+                self.count(assignment)
 
-    def count(self, group: SequenceGroup, sign: int = 1) -> None:
-        """Count a group that was dispatched, or with `sign` -1 taken back."""
-        self._num_seqs_of[group.tenant] += sign * group.num_slots
+    def count(self, assignment: Assignment, sign: int = 1) -> None:
+        """Count a group that was dispatched, or with `sign` -1 taken back; one that is to be ended gets no slots."""
+        if assignment.num_slots:
+            self._num_seqs_of[assignment.group.tenant] += sign * assignment.group.num_slots
 
     def obstacle(self, group: SequenceGroup) -> Obstacle | None:
         """Return why a group is not dispatched because of its tenant's cap; None: it may be."""

@@ -74,6 +74,7 @@ class Placement:
         self._transfers = transfers
         self._sender_bits = 0 if transfers is None else sum(transfers.senders)
         self._kept: list[tuple[Inbox, Assignment]] = []
+        self._awaited: dict[Inbox, Turn] = {}  # by the first group that waits for room there
         learned = sorted(inbox.planner.step_cost.row_tokens for inbox in takers) or [1.0]
         self._row_tokens = learned[(len(learned) - 1) // 2]
         self._has_roles = any(inbox.planner.limits.role is not Role.BOTH for inbox in takers)
@@ -119,6 +120,8 @@ class Placement:
         """Return whether a planner can take a group now, with its next step, or after something sure to come."""
         group = turn.group
         if self._leaves_to_others(capacity.planner, group) or avoids(capacity.planner, group, self._staying):
+            return False
+        if self._is_awaited(capacity.inbox, turn):
             return False
         footprint = Footprint.of(group, capacity.planner)
         depths = self._holders.depths(footprint.block_names, capacity.bit)
@@ -238,6 +241,22 @@ class Placement:
         offer.capacity.count(offer.assignment)
         self._rank_anew(offer.capacity, offer.capacity)
 
+    def await_room(self, turn: Turn) -> bool:
+        """Keep the planners that a group waits for from groups behind it; return whether another one may have room."""
+        # One with assignments is among them even without a free slot: it may be served, and is to admit these.
+        others = [
+            capacity
+            for capacity in self._capacities.values()
+            if capacity.inbox not in self._awaited and (capacity.num_free_slots > 0 or capacity.inbox.assignments)
+        ]
+        awaited = [capacity.inbox for capacity in others if is_open_to(capacity.planner, turn.group)]
+        self._awaited.update(dict.fromkeys(awaited, turn))
+        return len(awaited) < len(others)
+
+    def forget_awaited(self) -> None:
+        """Let all planners be offered again: a group made way."""
+        self._awaited.clear()
+
     def look_at_server(self) -> None:
         """Renew the capacity of the planner that is served, after it has admitted a group or not.
 
@@ -312,13 +331,20 @@ class Placement:
         group = turn.group
         if self._waits_for_load(capacity.planner, footprint.requires):
             return Wait.SKIPPED
-        if group in capacity.inbox.refused:
+        if group in capacity.inbox.refused or self._is_awaited(capacity.inbox, turn):
             return Wait.IN_LINE
         if (group.lost_on or group.adapter is not None) and avoids(capacity.planner, group, self._staying):
             return Wait.SKIPPED
         if self._leaves_to_others(capacity.planner, group):
             return Wait.IN_LINE
         return capacity.obstacle(turn, footprint, num_cached_blocks)
+
+    def _is_awaited(self, inbox: Inbox, turn: Turn) -> bool:
+        """Return whether a group before this one waits for room at a planner. Texts take none."""
+        if not self._awaited or turn.group.pooling is not None:
+            return False
+        first = self._awaited.get(inbox)
+        return first is not None and first < turn
 
     def _waits_for_load(self, planner: ExecutorPlanner, requires: Requirements) -> bool:
         """Return whether a planner would have to load what a group uses, and it or another planner is loading it."""

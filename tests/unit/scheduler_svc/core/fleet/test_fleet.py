@@ -4,9 +4,13 @@ import gc
 import weakref
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
+import pytest
 
+from octavo_shared.grammar.grammar import Grammar
+from octavo_shared.step_wire.step import Adapter
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS
@@ -135,6 +139,41 @@ def test_one_that_waits_for_its_prefix_lets_others_pass() -> None:
 
     assert bench.fleet.planner_of(waiting) is None
     assert bench.fleet.planner_of(passing) is first.planner
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        {"num_sequences": 3},
+        {"num_sequences": 2, "grammar": Grammar(b"one")},
+        {"num_sequences": 2, "adapter": Adapter("one")},
+    ],
+)
+def test_who_waits_for_room_on_one_core_keeps_that_one_and_no_other(needs: dict[str, Any]) -> None:
+    bench = FleetBench(
+        small_limits(max_num_seqs=3, grammar_slots=1, adapter_slots=1), small_limits(max_num_seqs=2)
+    )  # the second one can never take what is needed
+    first, second = bench.members
+    bench.add(group(0, 2, max_tokens(9), num_sequences=2))
+    bench.step(first)
+    bench.add(group(1, 2, **needs))
+    for arrival in (2, 3, 4):
+        bench.add(group(arrival, 2))
+
+    for member in (second, first, second):
+        bench.step(member)
+
+    running = ["".join(g.request_id for g in member.planner.batch.running) for member in (first, second)]
+    assert running == ["a", "cd"]
+
+
+def test_who_waits_for_its_load_takes_no_slot_of_its_tenant() -> None:
+    bench = FleetBench(small_limits(adapter_slots=1), max_num_seqs_per_tenant=1)
+    loading, passing = bench.add(group(0, 2, adapter=Adapter("one"))), bench.add(group(1, 2))
+
+    bench.step(bench.members[0])
+
+    assert [bench.fleet.planner_of(it) is not None for it in (loading, passing)] == [False, True]
 
 
 def test_what_fits_nowhere_waits_for_another_core_and_keeps_nobody_waiting() -> None:
