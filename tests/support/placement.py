@@ -65,10 +65,14 @@ class PlacementCheck:
         for group in self._fleet.queue.in_order():
             if group in dispatched or group in dispatcher.transfers.of_group:
                 continue  # another core is to admit it in its next step, or when its prefix has come
+            if group in self._inbox.refused and self._fleet.queue.shares.has_caps:
+                capped.add(group.tenant)  # it was counted in this step, and those behind it have their turn in the next
             if dispatcher.why_capped(group) or group.tenant in capped:
                 capped.add(group.tenant)  # it waits for others of its tenant, and whoever is behind it in its line
                 continue
             if lacking.intersection(kinds_of(group)):
+                if not any(_has_place(taker, group) for taker in self._takers):
+                    awaited.update(self._able_when_empty(group))  # it waits for room first
                 continue  # a slot that becomes free is for the one before
             verdicts = {planner: self._verdict(planner, group) for planner in self._takers}
             kept = awaited if group.pooling is None else set()
@@ -89,11 +93,11 @@ class PlacementCheck:
                 lacking.update(kinds_of(group))
             if group.adapter is not None:  # it waits for its load, or for a slot: those behind it for the slot
                 lacking.add(AdapterSlots.kind)
-            if not any(planner.admissions.can_ever_admit(group) for planner in self._takers):
+            if not self._able_when_empty(group):
                 continue
             assert not (is_settled and group in dispatcher.unplaceable), f"{group.request_id} is kept out of the line"
             if Wait.SKIPPED not in waits or self._waits_to_load(group):
-                awaited.update(planner for planner in self._takers if planner.admissions.can_ever_admit(group))
+                awaited.update(self._able_when_empty(group))
                 if group.pooling is not None or awaited.issuperset(self._takers):
                     return
 
@@ -123,6 +127,9 @@ class PlacementCheck:
             if planner.numerics == preferred and fits_when_empty(planner.limits, group)
         ]
         return self._core.numerics != preferred and bool(alike)
+
+    def _able_when_empty(self, group: SequenceGroup) -> list[ExecutorPlanner]:
+        return [planner for planner in self._takers if planner.admissions.can_ever_admit(group)]
 
     def _waits_to_load(self, group: SequenceGroup) -> bool:
         """Return whether nobody has begun to load what a group uses: it may wait for room to begin."""
@@ -195,14 +202,6 @@ def _has_room(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
 def _has_free(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
     """Return whether a core has slots and blocks of each cache group for the group beside those that run."""
     limits = planner.limits
-    free = []
-    for allocator in (of.allocator for of in planner.blocks.groups):
-        num_reserved = math.ceil(allocator.num_blocks * limits.watermark) if allocator.num_used_blocks else 0
-        free.append(allocator.num_free_blocks - num_reserved)
-    encoder = planner.blocks.encoder
-    if encoder is not None and encoder.num_blocks_of(group) > encoder.num_free:
-        return False  # as if its input were found nowhere
-    num_taken_slots = sum(other.num_slots for other in planner.batch.running)
     if group.grammar is not None:
         followed = {group.grammar, *(other.grammar for other in planner.batch.running if other.grammar is not None)}
         if len(followed) > limits.num_grammar_slots:
@@ -211,6 +210,20 @@ def _has_free(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
         used = {group.adapter, *(other.adapter for other in planner.batch.running if other.adapter is not None)}
         if len(used) > limits.num_adapter_slots or planner.batch.things.waits_for_load(group):
             return False
+    return _has_place(planner, group)
+
+
+def _has_place(planner: ExecutorPlanner, group: SequenceGroup) -> bool:
+    """Return whether a core has slots of the batch and blocks for the group beside those that run."""
+    limits = planner.limits
+    free = []
+    for allocator in (of.allocator for of in planner.blocks.groups):
+        num_reserved = math.ceil(allocator.num_blocks * limits.watermark) if allocator.num_used_blocks else 0
+        free.append(allocator.num_free_blocks - num_reserved)
+    encoder = planner.blocks.encoder
+    if encoder is not None and encoder.num_blocks_of(group) > encoder.num_free:
+        return False  # as if its input were found nowhere
+    num_taken_slots = sum(other.num_slots for other in planner.batch.running)
     return _fits(limits, group, min(free), limits.max_num_seqs - num_taken_slots)
 
 

@@ -221,9 +221,7 @@ class Dispatcher:
             turn = self._first_turn(cap, closed)
             index = None if server is None else server.first_in_company
             if server is not None and index is not None and (turn is None or server.assignments[index].turn < turn):
-                assignment = server.take(index)
-                yield assignment.group
-                self._discount_waiting(cap, assignment, closed)
+                yield server.take(index).group
                 placement.look_at_server()
                 continue
             if turn is None:
@@ -257,7 +255,11 @@ class Dispatcher:
                     queue.release(group)
                 skipped.clear()
                 lacking.clear()
-                self._discount_waiting(cap, made_way, closed)
+                if cap is not None:
+                    cap.count(made_way, -1)
+                    for other in closed:
+                        if other.group.tenant == made_way.group.tenant:
+                            queue.open_line(other)
                 continue
             queue.hold(turn.group)
             if isinstance(offer, Offer):
@@ -267,7 +269,6 @@ class Dispatcher:
                 if offer.capacity.inbox is server and not turn.group.runs_alone:
                     server.take_group(turn.group)
                     yield turn.group
-                    self._discount_waiting(cap, offer.assignment, closed)
                     placement.look_at_server()
                 else:
                     self._dispatched_to.add(offer.capacity.planner)
@@ -310,15 +311,6 @@ class Dispatcher:
             self.queue.close_line(turn)
             closed.append(turn)
         return turn
-
-    def _discount_waiting(self, cap: TenantCap | None, assignment: Assignment, closed: list[Turn]) -> None:
-        """If a group waits again, which made way or was not admitted, let others of its tenant have its slots."""
-        if cap is None or assignment.group not in self.queue:
-            return
-        cap.count(assignment, -1)
-        for turn in closed:
-            if turn.group.tenant == assignment.group.tenant:
-                self.queue.open_line(turn)
 
     def _make_way(self, placement: Placement, turn: Turn) -> Assignment | None:
         """Put the dispatched group with the last turn back into the line, and return what it was assigned.

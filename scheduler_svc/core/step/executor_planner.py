@@ -181,14 +181,15 @@ class ExecutorPlanner:
         plan.solo = self.solo
         is_mixed = limits.prefill_mode is PrefillMode.CHUNKED
         plan.is_closed = plan.solo is not None
-        if self.queue.has_solo and not plan.is_closed:
+        has_solo = self.queue.has_solo and not plan.is_closed
+        if has_solo:
             if self.in_flight:
                 return Decision(None, [], plan.events)  # the group is admitted when their results are in
-            plan.is_closed = True
             self.admissions.admit_solo(plan)
-        elif not is_mixed:
+            has_solo = plan.is_closed = not plan.failures  # one that fails keeps nobody waiting
+        if not (has_solo or is_mixed):
             self._prefill_first(plan)
-        elif self.admissions.unit_needs_step:
+        elif not has_solo and self.admissions.unit_needs_step:
             self.admissions.admit_units(plan)
         if plan.prefill_chunks or plan.pooling_groups or plan.encodings:
             decodes = Decodes(np.zeros_like(self.batch.is_decoding), [])

@@ -167,15 +167,6 @@ def test_who_waits_for_room_on_one_core_keeps_that_one_and_no_other(needs: dict[
     assert running == ["a", "cd"]
 
 
-def test_who_waits_for_its_load_takes_no_slot_of_its_tenant() -> None:
-    bench = FleetBench(small_limits(adapter_slots=1), max_num_seqs_per_tenant=1)
-    loading, passing = bench.add(group(0, 2, adapter=Adapter("one"))), bench.add(group(1, 2))
-
-    bench.step(bench.members[0])
-
-    assert [bench.fleet.planner_of(it) is not None for it in (loading, passing)] == [False, True]
-
-
 def test_what_fits_nowhere_waits_for_another_core_and_keeps_nobody_waiting() -> None:
     bench, _, _ = two_planners()
     too_long = [bench.add(group(arrival, 24)) for arrival in range(MAX_PASSED_GROUPS + 1)]

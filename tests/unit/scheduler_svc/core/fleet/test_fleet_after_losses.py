@@ -108,3 +108,21 @@ def test_a_suspect_is_computed_alone_until_its_token_and_those_beside_it_wait(mo
     bench.fleet.forgive_loss(suspect)
     bench.run()
     assert {name: len(tokens) for name, tokens in bench.tokens.items()} == {"a": 9, "b": 3, "c": 9}
+
+
+@each_row(*PrefillMode)
+def test_a_suspect_that_can_only_fail_keeps_nobody_beside_it_waiting(mode: PrefillMode) -> None:
+    """Nothing else would let the core look again."""
+    bench = FleetBench(small_limits(max_num_seqs=2, prefill_mode=mode))
+    suspect = bench.add(group(0, 2, num_sequences=2))
+    bench.turn()
+    bench.lose(bench.members[0])
+    bench.fleet.set_runs_alone(suspect, True)
+    small = bench.attach(small_limits(max_num_seqs=1, prefill_mode=mode))
+    beside = bench.add(group(1, 2))
+    bench.fleet.dispatch(0.0)
+
+    bench.step(small)
+
+    assert list(bench.failures) == [0]
+    assert bench.fleet.planner_of(beside) is small.planner
