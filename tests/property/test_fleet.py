@@ -145,7 +145,7 @@ def tight_limits(draw: st.DrawFn, max_model_len: int) -> CoreLimits:
         ),
         watermark=min(drawn.watermark, 0.1),
         stall_after_s=draw(st.sampled_from([0.5, 3.0, 100.0])),
-        max_transfers=draw(st.sampled_from([0, 1, 3, 16])),
+        max_transfers=draw(st.sampled_from([0, 1, 3, 16])) * drawn.prefix_caching,  # as `serving_limits` makes them
     )
 
 
