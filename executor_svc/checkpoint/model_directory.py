@@ -17,6 +17,7 @@ from octavo_shared.process.events import Event
 from octavo_shared.rust_panic import words_of
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from octavo_shared.step_wire.model_file import read_model_file
+from octavo_shared.step_wire.token_rules import MAX_BANNED_TOKENS
 
 # The weights: one file, or shards with an index.
 SINGLE_FILE = "model.safetensors"
@@ -105,10 +106,13 @@ class ModelDirectory:
     def banned_token_ids(self) -> tuple[int, ...]:
         """Return the ids that no output of a model with an encoder has: words of one token in `bad_words_ids`.
 
-        Raises: ModelLoadError: a file is damaged.
+        Raises: ModelLoadError: a file is damaged, or there are too many.
         """
         ends = self.eos_token_ids()
-        return tuple(word[0] for word in self._bad_words() if len(word) == 1 and word[0] not in ends)
+        banned = {word[0] for word in self._bad_words() if len(word) == 1}.difference(ends)
+        if len(banned) > MAX_BANNED_TOKENS:
+            raise ModelLoadError(f"{self.path} bans {len(banned)} tokens in bad_words_ids, at most {MAX_BANNED_TOKENS}")
+        return tuple(sorted(banned))
 
     def ignored_defaults(self) -> str:
         """Return what generation_config.json asks of every output, and nobody does here, in words; empty: nothing.

@@ -84,8 +84,12 @@ def serving_limits(info: ExecutorInfo, settings: PlannerSettings) -> CoreLimits:
             f"the executor reports {counted(len(starts), 'token')} with which its decoder begins; there must be 1 to "
             f"{info.max_model_len - 1}, of ids 0 to {info.vocab_size - 1}"
         )
-    if not all(0 <= token_id < info.vocab_size for token_id in info.banned_token_ids):
-        raise ExecutorFaultError(f"the executor bans tokens that its model does not have: {info.banned_token_ids}")
+    banned, most_banned = info.banned_token_ids, min(MAX_BANNED_TOKENS, info.vocab_size - 1)
+    if banned and not (len(banned) <= most_banned and 0 <= min(banned) <= max(banned) < info.vocab_size):
+        raise ExecutorFaultError(
+            f"the executor bans {counted(len(banned), 'token')}; there may be {most_banned}, of ids 0 to "
+            f"{info.vocab_size - 1}"
+        )
     if info.has_encoder and info.num_adapter_slots:
         raise ExecutorRefusedError(
             f"its model has an encoder, and it offers {counted(info.num_adapter_slots, 'slot')} for adapters; models "
@@ -209,6 +213,7 @@ def largest_rules_bytes(info: ExecutorInfo) -> int:
     """Return a bound of the size of the token rules that a request may have."""
     num_words = 2 * MAX_BANNED_WORDS  # with and without a space in front
     num_ids = MAX_BIASED_TOKENS + MAX_STOP_TOKEN_IDS + len(info.eos_token_ids) + MAX_BANNED_TOKENS + num_words
+    num_ids += len(info.banned_token_ids)
     return max_rules_bytes(
         num_ids=num_ids,
         num_biases=MAX_BIASED_TOKENS,

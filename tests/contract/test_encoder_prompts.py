@@ -21,9 +21,10 @@ from octavo.generation.v1 import generation_service_pb2 as pb
 from octavo.values.outputs import FailedRequest, Finished
 from octavo_shared.errors import ExecutorFaultError
 from octavo_shared.step_wire.step import Step
+from octavo_shared.step_wire.token_rules import MAX_BANNED_TOKENS
 from scheduler_svc.core.limits import PreemptionMode
 from scheduler_svc.executors.client import ExecutorRefusedError
-from scheduler_svc.executors.serving_limits import PlannerSettings, serving_limits
+from scheduler_svc.executors.serving_limits import PlannerSettings, largest_rules_bytes, serving_limits
 from scheduler_svc.step_log import writer
 from scheduler_svc.step_log.log_files import files_in
 from scheduler_svc.step_log.recording_fleet import RecordingFleet
@@ -220,6 +221,16 @@ def test_an_executor_whose_decoder_cannot_begin_is_refused(starts: tuple[int, ..
 def test_an_executor_with_an_encoder_and_adapter_slots_is_refused() -> None:
     with pytest.raises(ExecutorRefusedError, match="has an encoder, and it offers 2 slots for adapters; models with"):
         serving_limits(Worker(num_adapter_slots=2).info, PlannerSettings())
+
+
+def test_tokens_that_an_executor_bans_are_few_and_known_and_have_room_in_a_step() -> None:
+    info = Worker().info
+    for banned in ((info.vocab_size,), (0,) * (info.vocab_size), (0,) * (MAX_BANNED_TOKENS + 1)):
+        announced = replace(info, banned_token_ids=banned, vocab_size=max(info.vocab_size, len(banned)))
+        with pytest.raises(ExecutorFaultError, match="there may be"):
+            serving_limits(announced, PlannerSettings())
+    some = replace(info, banned_token_ids=tuple(range(100)))
+    assert largest_rules_bytes(some) >= largest_rules_bytes(info) + 2 * len(some.banned_token_ids)
 
 
 REQUESTS = [

@@ -165,6 +165,7 @@ def test_what_its_files_say_wrongly_is_refused_by_name(name: str, tmp_path: Path
         ),
         ({"forced_bos_token_id": -1}, "has the token -1 in decoder_start_token_id or forced_bos_token_id; its tokens"),
         ({"bad_words_ids": [[3], [1, 2], [100]]}, "has the token 100 in bad_words_ids; its tokens are 0 to 98"),
+        ({"bad_words_ids": [[token_id] for token_id in range(1030)]}, "bans 10[0-9]+ tokens in bad_words_ids, at most"),
         ({"bad_words_ids": [3]}, r"has bad_words_ids \[3\]; there must be lists of ids in a list"),
     ):
         given.write_text(json.dumps({"decoder_start_token_id": 0, **asked}))
