@@ -11,7 +11,7 @@ import numpy.typing as npt
 from executor_svc.fake.language import FakeLanguage, Float32Array, UInt64Array
 from executor_svc.fake.tokenizer import VOCAB_SIZE
 from executor_svc.sampler.sample_rows import FlatTokens, SampleRows
-from octavo_shared.step_wire.step import NO_LOGPROBS, Int32Array, RowFlag, StepResult
+from octavo_shared.step_wire.step import NO_LOGPROBS, BoolArray, Int32Array, RowFlag, StepResult
 
 SEED_STRIDE = np.uint64(0x9E3779B97F4A7C15)
 
@@ -24,7 +24,7 @@ def add_samples(
     num_missing: Int32Array,
     rows: SampleRows,
 ) -> None:
-    """Fill in what sampled rows get: tokens, log-probabilities, alternatives, a flag where a grammar leaves nothing.
+    """Fill in what sampled rows get: tokens, log-probabilities, alternatives, a flag where nothing is left.
 
     Args:
         result: Has a place for each sample row of the step.
@@ -43,11 +43,7 @@ def add_samples(
         states = histories[processed] ^ np.where(is_random, sampling["seed"][processed] ^ outputs, np.uint64(0))
         scores = processed_scores(language.logprobs(states, num_missing[processed]), rows[processed])
         token_ids[processed] = scores.argmax(axis=1)
-        if rows.is_guided is not None:
-            has_none = rows.is_guided[processed] & (scores.max(axis=1) == -np.inf)
-            if has_none.any():
-                result.row_flags = np.zeros(len(result.sampled_token_ids), np.uint8)
-                result.row_flags[index[processed[has_none]]] = RowFlag.NO_TOKEN_ALLOWED
+        flag_empty(result, index[processed], scores, None if rows.is_guided is None else rows.is_guided[processed])
     result.sampled_token_ids[index] = token_ids
     asked = np.flatnonzero(sampling["num_logprobs"] != NO_LOGPROBS)
     if not len(asked):
@@ -57,6 +53,27 @@ def add_samples(
     result.logprobs[index[asked]] = all_logprobs[np.arange(len(asked)), token_ids[asked]]
     counts = np.maximum(sampling["num_logprobs"][asked], 0)
     result.alternative_token_ids, result.alternative_logprobs = likeliest(all_logprobs, counts)
+
+
+def flag_empty(
+    result: StepResult, index: npt.NDArray[np.int64], scores: Float32Array, is_guided: BoolArray | None = None
+) -> None:
+    """Flag the rows of a step in which no token may come.
+
+    Args:
+        result: Has a place for each sample row of the step.
+        index: Which of them the rows are, [num_rows].
+        scores: Processed, [num_rows, VOCAB_SIZE].
+        is_guided: Rows with a grammar, [num_rows]; None: there is none.
+    """
+    has_none = scores.max(axis=1) == -np.inf
+    if not has_none.any():
+        return
+    if result.row_flags is None:
+        result.row_flags = np.zeros(len(result.sampled_token_ids), np.uint8)
+    of_grammar = np.zeros(len(index), np.bool_) if is_guided is None else is_guided
+    flags = np.where(of_grammar, RowFlag.NO_TOKEN_ALLOWED, RowFlag.NOT_FINITE)
+    result.row_flags[index[has_none]] = flags[has_none]
 
 
 def likeliest(

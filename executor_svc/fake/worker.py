@@ -22,7 +22,7 @@ from executor_svc.fake.encoder import EncoderCache
 from executor_svc.fake.faults import FakeFaults
 from executor_svc.fake.language import LANGUAGE_VERSION, FakeLanguage
 from executor_svc.fake.pooling import EMBEDDING_SIZE, NUM_SCORES, pool
-from executor_svc.fake.sampling import add_samples, likeliest, processed_scores
+from executor_svc.fake.sampling import add_samples, flag_empty, likeliest, processed_scores
 from executor_svc.fake.spans import Spans, num_proved
 from executor_svc.fake.states import STATE, SlotStates
 from executor_svc.fake.tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, fake_tokenizer_files
@@ -403,6 +403,7 @@ class FakeWorker:
             processed_scores(scores, rows[is_beam])
             candidates = likeliest(scores, layout.num_candidates[is_beam])
             result.candidate_token_ids, result.candidate_logprobs = candidates
+            flag_empty(result, np.flatnonzero(is_beam), scores)
         if layout.num_prompt_logprobs is not None:
             self._answer_prompt(result, layout, layout.num_prompt_logprobs)
         if flags is not None:

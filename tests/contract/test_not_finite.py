@@ -1,6 +1,7 @@
 """A request behind which the model's logits are NaN ends with one error that says where; nobody else notices."""
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -82,6 +83,16 @@ async def test_it_ends_with_one_error_and_nobody_else_notices(what: str) -> None
         assert [stack.driver_of(executor).num_losses for executor in stack.executors] == [0, 0]
         assert not stack.engine.requests
         assert [core.blocks.allocator.num_used_blocks for core in stack.engine.fleet.planners] == [0, 0]
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}, {"beam_width": 2, "n": 2}])
+async def test_an_output_for_which_no_token_is_left_ends_with_an_error(options: dict[str, Any]) -> None:
+    request = token_request(5, 6, allowed_token_ids=[65, 66], no_repeat_ngram_size=1, **options)
+    what = "a beam" if "n" in options else "output 0"
+    async with running_stack() as stack:
+        error = await error_of(stack, request)
+        assert error.details() == f"the model's logits for {what} are not finite at token 2 {WHY}"
+        assert len((await collect(stack, token_request(5, 6))).token_ids) == 6
 
 
 @pytest.mark.parametrize("num_fronts", [0, 1])

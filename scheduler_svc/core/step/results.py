@@ -280,10 +280,19 @@ class Results:
                 continue
             candidates = Candidates(result.candidate_token_ids[span], result.candidate_logprobs[span])
             if self._beam_batch.take(sequence, candidates):
-                updates.finished_searches.append(sequence.group)
-                self._groups.finish_group(sequence.group)
+                self._end_search(sequence.group, int(layout.sample_positions[row]), updates)
             elif sequence.group in self._beam_batch.ready:
                 updates.advanced_searches.append(sequence.group)
+
+    def _end_search(self, group: SequenceGroup, position: int, updates: StepUpdates) -> None:
+        """End a search that is over; it has failed if no beam had a token that is possible before any ended."""
+        assert group.beams is not None
+        if group.beams.finished_hypotheses():
+            updates.finished_searches.append(group)
+        else:
+            where = f"a beam are not finite at token {position - group.num_prompt_tokens}"
+            updates.failures.append(FlaggedGroup(group, RowFlag.NOT_FINITE, where))
+        self._groups.finish_group(group)
 
     def _take_answers(self, sent: StepInFlight, result: StepResult, updates: StepUpdates) -> None:
         """End the texts of a step with their answers; drop answers to texts that have ended meanwhile."""

@@ -106,6 +106,23 @@ def test_a_beam_ends_its_search_and_the_sequence_beside_it_goes_on() -> None:
     assert bench.running == "b"
 
 
+def test_a_search_that_is_over_without_an_output_has_failed() -> None:
+    """All its candidates are impossible, and the executor flags nothing."""
+    bench = Bench(flagging_limits(vocab_size=1000))
+    bench.add(0, [1, 2, 3], beam_search=BeamSearchParams(beam_width=2))
+    bench.step()
+    bench.schedule()
+    before = bench.results[0]
+    assert before.candidate_logprobs is not None
+    bench.results[0] = replace(before, candidate_logprobs=np.full_like(before.candidate_logprobs, -np.inf))
+
+    updates = bench.process()
+
+    assert failures(updates) == {"a": "a beam are not finite at token 1"}
+    assert not updates.finished_searches
+    assert bench.num_free_blocks == bench.limits.num_blocks
+
+
 def test_a_prompt_ends_its_group_and_says_where() -> None:
     bench = Bench(flagging_limits())
     asking = group(0, [1, 2, 3, 4])
