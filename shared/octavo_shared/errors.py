@@ -285,7 +285,7 @@ class NothingAllowedError(CallerError):
     def __init__(self, place: str) -> None:
         super().__init__(
             f"{place}: the grammar allows no token that the other rules of the request allow (min_tokens, banned or "
-            "allowed tokens, logit_bias); change these rules or the grammar"
+            "allowed tokens, no_repeat_ngram_size, logit_bias); change these rules or the grammar"
         )
 
 

@@ -39,7 +39,7 @@ async def texts(stack: Stack, *requests: pb.GenerateRequest) -> list[str]:
 
 CONFLICT = (
     "output 0 at token 0: the grammar allows no token that the other rules of the request allow (min_tokens, banned or "
-    "allowed tokens, logit_bias); change these rules or the grammar"
+    "allowed tokens, no_repeat_ngram_size, logit_bias); change these rules or the grammar"
 )
 
 
