@@ -141,6 +141,7 @@ class FleetModel:
             num_scores=pooling.num_scores,
             num_token_types=pooling.num_token_types,
             max_encoder_tokens=max(member.info.max_encoder_tokens for member in members),
+            bans_ngrams=any(member.info.bans_ngrams for member in members),
         )
         drafting = [info for info in infos.values() if info.max_allowance > 1]
         self.model = ServedModel(

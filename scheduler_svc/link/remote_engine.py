@@ -155,9 +155,11 @@ class RemoteEngine:
         await self._absence.wait()
         self.require_reachable()
         number = next(self._numbers)
-        remote = self._requests[number] = RemoteRequest(self, number, request, sink, checked_for)
+        remote = RemoteRequest(self, number, request, sink, checked_for)
+        submission = remote.submission(self.model)
+        self._requests[number] = remote
         self._num_untold += request.width
-        self._outbox.submit(remote.submission())
+        self._outbox.submit(submission)
         try:
             await remote.queued
         except asyncio.CancelledError:

@@ -75,17 +75,22 @@ class RemoteRequest:
         self._number = number
         self._num_tokens_of = request.num_known_tokens
 
-    def submission(self) -> pb.Submission:
-        """Return the message that submits it the first time."""
+    def submission(self, served: ServedModel | None) -> pb.Submission:
+        """Return the message that submits it the first time to an engine that serves a model; None: it told none yet.
+
+        Raises: UnavailableError: no executor of that engine has its sampling parameters.
+        """
         model = self._checked_for
+        self._require_sampler(served or model)
         return encode_submission(self._number, self.request, model.info.model_hash, model.max_model_len)
 
     def resubmission(self, served: ServedModel) -> pb.Submission:
         """Return the message that has the next engine go on with it.
 
-        Raises: UnavailableError: that engine serves another model.
+        Raises: UnavailableError: that engine serves another model, or as `submission`.
         """
         model = self._checked_for
+        self._require_sampler(served)
         if not served.goes_on_with(model.info.model_hash, model.reproducibility.weights_digest):
             raise UnavailableError("the scheduler came back with a different model; retry")
         request = replace(self.request, losses=self.losses)
@@ -98,6 +103,14 @@ class RemoteRequest:
         return encode_submission(
             self._number, request, model.info.model_hash, model.max_model_len, was_queued=was_queued
         )
+
+    def _require_sampler(self, served: ServedModel) -> None:
+        """Raise UnavailableError if an engine, perhaps of an older release, would not see a sampling parameter."""
+        if self.request.sampling.no_repeat_ngram_size and not served.info.bans_ngrams:
+            raise UnavailableError(
+                "the request has no_repeat_ngram_size, which the scheduler or its executors lack (the capability "
+                "NO_REPEAT_NGRAM)"
+            )
 
     def _end_by_tokens(self) -> None:
         """End the outputs whose last token ends them: the engine may have gone before it said so."""

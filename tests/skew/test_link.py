@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -98,3 +99,28 @@ async def abort_in_its_middle(client: Client) -> None:
                 was_live = await client.abort("long")
     assert was_live
     assert not await client.abort("long")
+
+
+@each(WITH_FRONTS)
+async def test_a_front_keeps_what_a_former_core_would_not_see_to_itself(release: Code) -> None:
+    """That core would ignore `no_repeat_ngram_size`: of a new request, and of one that the core before it had."""
+    asked: dict[str, Any] = {"max_tokens": 200, "temperature": 0, "no_repeat_ngram_size": 2, "ignore_eos": True}
+    async with AsyncExitStack() as stack:
+        executor = await stack.enter_async_context(executor_here(FakeWorker(step_ms=STEP_MS)))
+        core = await stack.enter_async_context(running(CURRENT, SCHEDULER, *core_flags(executor)))
+        front = await stack.enter_async_context(running(CURRENT, FRONT, *front_flags(core)))
+        client = await stack.enter_async_context(Client(front.address, resume_timeout_s=0))
+        await client.wait_until_ready(60)
+        events = client.stream([65, 66, 67], **asked)
+        await anext(events)
+        await core.kill()
+        flags = core_flags(executor, core.other_addresses["fronts"])
+        await stack.enter_async_context(running(release, SCHEDULER, *flags))
+
+        with pytest.raises(UnavailableError, match="NO_REPEAT_NGRAM"):
+            async for _ in events:
+                pass
+        await client.wait_until_ready(60)
+        with pytest.raises(UnavailableError, match="NO_REPEAT_NGRAM"):
+            await client.generate([65, 66, 67], **asked)
+        assert (await client.generate([65, 66, 67], **(asked | {"no_repeat_ngram_size": 0}))).outputs
