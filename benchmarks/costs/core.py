@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks.costs.harness import Figures, Groups, Size, Way, in_turn, median_and_p99, scenario
 from octavo_shared.step_wire.step import Int32Array, SamplingRow, StepResult
+from scheduler_svc.core.fleet.dispatcher import MAX_DISPATCHED_GROUPS
 from scheduler_svc.core.fleet.fleet import Fleet
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
@@ -127,8 +128,10 @@ async def core(size: Size) -> Groups:
 def decode_turn(num_sequences: int, num_steps: int, evicts: bool) -> Figures:
     """Measure steps of sequences with lengths spread over a block, so that each step opens 1 block in 16."""
     first_tokens = max(BLOCK_SIZE, CONTEXT_TOKENS - num_steps // 2 - NUM_WARM_UP_STEPS)
-    num_blocks_each = -(-(first_tokens + 2 * BLOCK_SIZE + NUM_WARM_UP_STEPS + num_steps) // BLOCK_SIZE)
-    # All prompts are computed in one step, so that the lengths stay spread.
+    num_before = num_sequences // MAX_DISPATCHED_GROUPS  # steps of the first ones until the last ones are computed
+    num_tokens = first_tokens + 2 * BLOCK_SIZE + num_before + NUM_WARM_UP_STEPS + num_steps
+    num_blocks_each = -(-num_tokens // BLOCK_SIZE)
+    # Each prompt is computed in one step, so that the lengths stay spread.
     planners = Planners(
         1, limits_for(num_sequences, num_blocks_each * num_sequences, num_blocks_each, budget=2**31 - 1)
     )
