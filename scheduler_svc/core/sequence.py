@@ -226,7 +226,8 @@ class SequenceGroup:
     @property
     def num_input_tokens(self) -> int:
         """Tokens that are computed before the first output token: of the prompt, and of the encoder's input."""
-        return self.num_prompt_tokens + (0 if self.encoder_token_ids is None else len(self.encoder_token_ids))
+        num_prompt_tokens = len(self.prompt_token_ids)
+        return num_prompt_tokens if self.encoder_token_ids is None else num_prompt_tokens + len(self.encoder_token_ids)
 
     @property
     def has_unit(self) -> bool:

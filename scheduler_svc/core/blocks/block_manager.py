@@ -212,6 +212,8 @@ class BlockManager:
                 before = [some for some in (skipped, present) if len(some)]
                 of_sequence.append(np.concatenate((*before, new), dtype=np.int32) if before else new)
         held = tuple([block for block in state_blocks if block is not None])
+        if plan.encoder is None:
+            return Allocated(tables, state_blocks, swap_ins, held, [None] * len(tables), None)
         encoded = self.allocate_encoder(plan.encoder, len(plan.sequences))
         return Allocated(tables, state_blocks, swap_ins, held, *encoded)
 
@@ -257,7 +259,10 @@ class BlockManager:
             return []
         if sequence.hashed_by != (self.block_size, self.era):  # at another executor, which has other blocks, or before
             sequence.block_hashes, sequence.hashed_by = [], (self.block_size, self.era)
-        self.extend_names(sequence.block_hashes, sequence.token_ids, sequence.group)
+        if self.encoder is None:  # spares a call
+            self.hasher.extend(sequence.block_hashes, sequence.token_ids, sequence.group.block_salt)
+        else:
+            self.extend_names(sequence.block_hashes, sequence.token_ids, sequence.group)
         return sequence.block_hashes
 
     def extend_names(self, hashes: list[bytes], token_ids: Int32Array, group: SequenceGroup) -> None:

@@ -121,7 +121,7 @@ class Placement:
         group = turn.group
         if self._leaves_to_others(capacity.planner, group) or avoids(capacity.planner, group, self._staying):
             return False
-        if self._is_awaited(capacity.inbox, turn):
+        if self._awaited and self._is_awaited(capacity.inbox, turn):
             return False
         footprint = Footprint.of(group, capacity.planner)
         depths = self._holders.depths(footprint.block_names, capacity.bit)
@@ -331,7 +331,7 @@ class Placement:
         group = turn.group
         if self._waits_for_load(capacity.planner, footprint.requires):
             return Wait.SKIPPED
-        if group in capacity.inbox.refused or self._is_awaited(capacity.inbox, turn):
+        if group in capacity.inbox.refused or (self._awaited and self._is_awaited(capacity.inbox, turn)):
             return Wait.IN_LINE
         if (group.lost_on or group.adapter is not None) and avoids(capacity.planner, group, self._staying):
             return Wait.SKIPPED
@@ -341,7 +341,7 @@ class Placement:
 
     def _is_awaited(self, inbox: Inbox, turn: Turn) -> bool:
         """Return whether a group before this one waits for room at a planner. Texts take none."""
-        if not self._awaited or turn.group.pooling is not None:
+        if turn.group.pooling is not None:
             return False
         first = self._awaited.get(inbox)
         return first is not None and first < turn

@@ -221,7 +221,7 @@ class Admissions:
         A group with a grammar needs the matcher that it began with. A group that requires the same numerics needs
         those that made its tokens.
         """
-        if self._why_never_sampled(group):
+        if group.sampling.no_repeat_ngram_size and self._why_never_sampled(group):
             return True
         if not (group.requires_same_numerics or self._things.used_by(group)):
             return False  # as for most groups
@@ -291,7 +291,8 @@ class Admissions:
                 f"the request was accepted for {accepted_len} tokens (a prompt of {group.num_prompt_tokens}); this "
                 f"executor holds sequences of {limits.max_model_len}"
             )
-        if why := self._why_never_encoded(group.encoder_token_ids):
+        is_encoded = group.encoder_token_ids is not None or limits.max_encoder_tokens
+        if is_encoded and (why := self._why_never_encoded(group.encoder_token_ids)):
             return why
         longest = max(len(sequence.token_ids) for sequence in group.live_sequences)
         if longest >= limits.max_model_len:
