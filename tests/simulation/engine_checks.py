@@ -55,6 +55,7 @@ class EngineChecks:
     _num_computed_tokens: int = 0
     _last_callback_s: float = 0.0
     _awake_since_s: float = 0.0
+    _decides_since_s: float = 0.0  # when it was last seen in a pause
     _poisoned: set[tuple[str, str]] = field(default_factory=set)
     _takers: list[ExecutorPlanner] = field(default_factory=list)
     _orphans_since_s: dict[SequenceGroup, float] = field(default_factory=dict)
@@ -159,8 +160,11 @@ class EngineChecks:
                 self.accuse(f"{driver.address} has answered no heartbeat for {silent_s:.1f} s, and is not given up")
 
     def _look_at_transfers(self) -> None:
+        if self.engine.weights.holds_steps:  # in a pause nobody goes on, and nothing is lost
+            self._decides_since_s = self.loop.time()
+            return
         for group, transfer in self.engine.fleet.dispatcher.transfers.of_group.items():
-            late_s = self.loop.time() - max(transfer.deadline_s, self._awake_since_s)
+            late_s = self.loop.time() - max(transfer.deadline_s, self._awake_since_s, self._decides_since_s)
             if late_s > LATEST_LOOK_S:
                 self.accuse(f"{group.request_id} waits for a transfer, {late_s:.1f} s beyond its deadline")
 
