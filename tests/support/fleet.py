@@ -341,7 +341,8 @@ class VirtualFleet:
         self._check_cap_of_tenants(live)
 
     def set_shares(self, shares: TenantShares) -> None:
-        """Let tenants have other shares."""
+        """Let tenants have other shares; what was dispatched before, they have got by the former ones."""
+        self.check_integrity()
         self.fleet.set_tenant_shares(shares)
 
     def _check_cap_of_tenants(self, live: Iterable[SequenceGroup]) -> None:
