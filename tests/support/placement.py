@@ -62,6 +62,7 @@ class PlacementCheck:
         capped: set[str] = set()
         lacking: set[str] = set()  # kinds of slots
         awaited: set[ExecutorPlanner] = set()  # by a group that waits for room there
+        awaited_by_text: set[ExecutorPlanner] = set()
         for group in self._fleet.queue.in_order():
             if group in dispatched or group in dispatcher.transfers.of_group:
                 continue  # another core is to admit it in its next step, or when its prefix has come
@@ -73,9 +74,10 @@ class PlacementCheck:
             if lacking.intersection(kinds_of(group)):
                 if not any(_has_place(taker, group) for taker in self._takers):
                     awaited.update(self._able_when_empty(group))  # it waits for room first
+                lacking.update(kinds_of(group))
                 continue  # a slot that becomes free is for the one before
             verdicts = {planner: self._verdict(planner, group) for planner in self._takers}
-            kept = awaited if group.pooling is None else set()
+            kept = awaited if group.pooling is None else awaited_by_text
             able = [planner for planner, verdict in verdicts.items() if verdict is None and planner not in kept]
             if able and _num_unit_tokens(group) > self._num_left_tokens(step):
                 return  # it waits for a step with so much left, and whoever is behind it too
@@ -98,7 +100,9 @@ class PlacementCheck:
             assert not (is_settled and group in dispatcher.unplaceable), f"{group.request_id} is kept out of the line"
             if Wait.SKIPPED not in waits or self._waits_to_load(group):
                 awaited.update(self._able_when_empty(group))
-                if group.pooling is not None or awaited.issuperset(self._takers):
+                if group.pooling is not None:
+                    awaited_by_text.update(self._able_when_empty(group))
+                if awaited_by_text.issuperset(self._takers):
                     return
 
     def _num_left_tokens(self, step: Step | None) -> int:

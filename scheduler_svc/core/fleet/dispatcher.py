@@ -4,8 +4,8 @@ Groups stand in one line. The first group is dispatched to the best planner whos
 least is computed until it has its last token (`placement.py`), then where most blocks of the first cache group are
 free. Other groups pass it only if it waits for something that is sure to come (`Wait.SKIPPED`). A group that waits
 for a grammar slot is passed only by groups without a grammar: one with a grammar would take the slot that it waits
-for. One that waits for slots or blocks is passed by groups for planners that can never take it, and by texts to be
-pooled, which need none.
+for. One that waits for room is passed by groups for planners that can never take it; and by texts to be pooled, which
+need neither slots nor blocks, unless it is a text itself.
 
 A dispatched group waits in the inbox of its planner until the planner decides its next step, which is soon. Until then
 a more urgent group may take its place, or another planner the group.
@@ -242,12 +242,11 @@ class Dispatcher:
             if offer is Wait.IN_LINE:
                 made_way = self._make_way(placement, turn)
                 if made_way is None:
-                    if turn.group.pooling is not None:
-                        return
-                    lacks_room = not placement.await_room(turn)
+                    lacks_room |= not placement.await_room(turn)
                     queue.hold(turn.group)
                     skipped.append(turn.group)
-                    if (lacks_room and not queue.num_texts) or len(skipped) == MAX_PASSED_GROUPS:
+                    takes_texts = queue.num_texts and placement.may_take_texts
+                    if (lacks_room and not takes_texts) or len(skipped) == MAX_PASSED_GROUPS:
                         return
                     continue
                 placement.forget_awaited()

@@ -74,7 +74,10 @@ class Placement:
         self._transfers = transfers
         self._sender_bits = 0 if transfers is None else sum(transfers.senders)
         self._kept: list[tuple[Inbox, Assignment]] = []
-        self._awaited: dict[Inbox, Turn] = {}  # by the first group that waits for room there
+        # By the first group that waits for room there, and by the first text.
+        self._awaited: dict[Inbox, Turn] = {}
+        self._awaited_by_text: dict[Inbox, Turn] = {}
+        self._any_awaited = False
         learned = sorted(inbox.planner.step_cost.row_tokens for inbox in takers) or [1.0]
         self._row_tokens = learned[(len(learned) - 1) // 2]
         self._has_roles = any(inbox.planner.limits.role is not Role.BOTH for inbox in takers)
@@ -121,7 +124,7 @@ class Placement:
         group = turn.group
         if self._leaves_to_others(capacity.planner, group) or avoids(capacity.planner, group, self._staying):
             return False
-        if self._awaited and self._is_awaited(capacity.inbox, turn):
+        if self._any_awaited and self._is_awaited(capacity.inbox, turn):
             return False
         footprint = Footprint.of(group, capacity.planner)
         depths = self._holders.depths(footprint.block_names, capacity.bit)
@@ -242,7 +245,15 @@ class Placement:
         self._rank_anew(offer.capacity, offer.capacity)
 
     def await_room(self, turn: Turn) -> bool:
-        """Keep the planners that a group waits for from groups behind it; return whether another one may have room."""
+        """Keep the planners that a group waits for from groups behind it; return whether another one may have room.
+
+        From texts behind it only a text keeps them: those need nothing that other groups wait for.
+        """
+        self._any_awaited = True
+        if turn.group.pooling is not None:
+            for inbox, capacity in self._capacities.items():
+                if is_open_to(capacity.planner, turn.group):
+                    self._awaited_by_text.setdefault(inbox, turn)
         # One with assignments is among them even without a free slot: it may be served, and is to admit these.
         others = [
             capacity
@@ -253,9 +264,16 @@ class Placement:
         self._awaited.update(dict.fromkeys(awaited, turn))
         return len(awaited) < len(others)
 
+    @property
+    def may_take_texts(self) -> bool:
+        """Whether there is a planner that no text waits for."""
+        return len(self._awaited_by_text) < len(self._capacities)
+
     def forget_awaited(self) -> None:
         """Let all planners be offered again: a group made way."""
+        self._any_awaited = False
         self._awaited.clear()
+        self._awaited_by_text.clear()
 
     def look_at_server(self) -> None:
         """Renew the capacity of the planner that is served, after it has admitted a group or not.
@@ -331,7 +349,7 @@ class Placement:
         group = turn.group
         if self._waits_for_load(capacity.planner, footprint.requires):
             return Wait.SKIPPED
-        if group in capacity.inbox.refused or (self._awaited and self._is_awaited(capacity.inbox, turn)):
+        if group in capacity.inbox.refused or (self._any_awaited and self._is_awaited(capacity.inbox, turn)):
             return Wait.IN_LINE
         if (group.lost_on or group.adapter is not None) and avoids(capacity.planner, group, self._staying):
             return Wait.SKIPPED
@@ -340,10 +358,8 @@ class Placement:
         return capacity.obstacle(turn, footprint, num_cached_blocks)
 
     def _is_awaited(self, inbox: Inbox, turn: Turn) -> bool:
-        """Return whether a group before this one waits for room at a planner. Texts take none."""
-        if turn.group.pooling is not None:
-            return False
-        first = self._awaited.get(inbox)
+        """Return whether a group before this one waits for room at a planner; if this one is a text, a text."""
+        first = (self._awaited if turn.group.pooling is None else self._awaited_by_text).get(inbox)
         return first is not None and first < turn
 
     def _waits_for_load(self, planner: ExecutorPlanner, requires: Requirements) -> bool:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from octavo_shared.step_wire.step import PoolingTask
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.sequence import SequenceGroup
@@ -117,3 +119,22 @@ def test_slots_of_a_tenant_do_not_bound_its_texts() -> None:
     bench.add(text(2, tenant="x"))
     bench.step(member)
     assert len(member.planner.batch.running) == 3
+
+
+@pytest.mark.parametrize("now_s", [0.0, 5.0])  # in the second row the larger executor hangs
+def test_a_text_that_waits_for_one_executor_keeps_that_one_and_no_other(now_s: float) -> None:
+    bench = FleetBench(pooling(small_limits()), pooling(small_limits(budget=8)))
+    large, small = bench.members
+    bench.add(group(0, 10))
+    bench.add(text(1, 12))  # longer than what the first prompt leaves
+    bench.step(large)
+    for waiting in (text(2, 9), text(3), group(4, 2)):
+        bench.add(waiting)
+
+    bench.fleet.dispatch(now_s)
+    bench.step(small, now_s)
+
+    assert [[one.arrival for one in member.planner.batch.running] for member in bench.members] == [[0], [3, 4]]
+    assert not bench.fleet.dispatcher.inboxes[0].assignments
+    bench.step(large, now_s)
+    assert [one.arrival for one in large.planner.batch.running] == [0, 1], "first come, first served"
