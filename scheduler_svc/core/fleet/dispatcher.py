@@ -3,9 +3,9 @@
 Groups stand in one line. The first group is dispatched to the best planner whose next step can admit it: where
 least is computed until it has its last token (`placement.py`), then where most blocks of the first cache group are
 free. Other groups pass it only if it waits for something that is sure to come (`Wait.SKIPPED`). A group that waits
-for a grammar slot is passed only by groups without a grammar: one with a grammar would take the slot that it waits
-for. One that waits for room is passed by groups for planners that can never take it; and by texts to be pooled, which
-need neither slots nor blocks, unless it is a text itself.
+for a slot of a grammar or an adapter is passed by a group with one only if a slot of each kind stays free for it: even
+who shares what others use would keep that in use. One that waits for room is passed by groups for planners that can
+never take it; and by texts to be pooled, which need neither slots nor blocks, unless it is a text itself.
 
 A dispatched group waits in the inbox of its planner until the planner decides its next step, which is soon. Until then
 a more urgent group may take its place, or another planner the group.
@@ -15,6 +15,7 @@ Pure. Read next: `placement.py`, the choice; `moves.py`, what is kept for groups
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 from scheduler_svc.core.blocks.block_holders import BlockHolders
@@ -28,7 +29,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.step.admission import MAX_PASSED_GROUPS
 from scheduler_svc.core.step.demand import Obstacle, Wait
 from scheduler_svc.core.step.executor_planner import ExecutorPlanner
-from scheduler_svc.core.step.slotted_things import kinds_of
+from scheduler_svc.core.step.slotted_things import GrammarSlots, kinds_of
 from scheduler_svc.core.waiting.waiting_queue import Turn, WaitingQueue
 
 # Groups that one call dispatches: some 15 microseconds each (docs/benchmarks.md).
@@ -213,7 +214,7 @@ class Dispatcher:
         self, placement: Placement, skipped: list[SequenceGroup], closed: list[Turn], now_s: float
     ) -> Iterator[SequenceGroup]:
         queue, server, cap = self.queue, placement.server, self._tenant_cap()
-        lacking: set[str] = set()  # kinds of slots that earlier groups in line lack
+        kept: Counter[str] = Counter()  # slots for earlier groups in line that lack some, by kind
         lacks_room = False  # an earlier group in line lacks room: only texts are dispatched
         draining = [inbox.planner for inbox in self.inboxes if inbox.planner.is_draining]
         moves = RoomForMoves(placement, queue, draining, now_s) if draining else None
@@ -235,7 +236,9 @@ class Dispatcher:
                 if not queue.num_texts or len(skipped) == MAX_PASSED_GROUPS:
                     return
                 continue
-            waits_behind = bool(lacking) and not lacking.isdisjoint(kinds_of(turn.group))
+            waits_behind = bool(kept) and any(
+                0 < kept[kind] >= placement.num_spare_slots(kind) for kind in kinds_of(turn.group)
+            )
             offer = Wait.SKIPPED if waits_behind else placement.choose(turn)
             if isinstance(offer, Offer) and offer.sender is not None:
                 offer = self._after_transfer(placement, turn, offer, now_s)
@@ -253,7 +256,7 @@ class Dispatcher:
                 for group in skipped:  # a group that was passed over may fit now
                     queue.release(group)
                 skipped.clear()
-                lacking.clear()
+                kept.clear()
                 if cap is not None:
                     cap.count(made_way, -1)
                     for other in closed:
@@ -283,8 +286,9 @@ class Dispatcher:
             else:
                 skipped.append(turn.group)
                 if waits_behind or placement.lacks_slot(turn.group):
-                    lacking.update(kinds_of(turn.group))
-                    self._note_grammar_wait(turn.group)
+                    kept.update(kinds_of(turn.group))
+                    if kept[GrammarSlots.kind] > placement.num_spare_slots(GrammarSlots.kind):
+                        self._note_grammar_wait(turn.group)
                 if len(skipped) == MAX_PASSED_GROUPS:
                     return
 
@@ -299,8 +303,9 @@ class Dispatcher:
         return placement.choose(turn)
 
     def _note_grammar_wait(self, group: SequenceGroup) -> None:
-        self.num_grammar_waits += not group.has_waited_for_grammar_slot
-        group.has_waited_for_grammar_slot = True
+        if group.grammar is not None and not group.has_waited_for_grammar_slot:
+            self.num_grammar_waits += 1
+            group.has_waited_for_grammar_slot = True
 
     def _first_turn(self, cap: TenantCap | None, closed: list[Turn]) -> Turn | None:
         """Return the first turn of a tenant that is not at its cap; close the lines of tenants that are."""

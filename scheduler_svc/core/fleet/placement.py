@@ -232,6 +232,18 @@ class Placement:
             for capacity in self._capacities.values()
         )
 
+    def num_spare_slots(self, kind: str) -> int:
+        """Return how many slots for slotted things of a kind are free on each planner with room that has such slots."""
+        nums = [
+            pool.num_slots
+            - pool.num_in_use
+            - sum(kind in kinds_of(given.group) for given in capacity.inbox.assignments)
+            for capacity in self._capacities.values()
+            for pool in capacity.planner.batch.things.pools
+            if pool.kind == kind and pool.num_slots
+        ]
+        return min(nums, default=0)
+
     def give(self, offer: Offer) -> None:
         """Put a group into the inbox of the planner that it was offered to."""
         offer.assignment.group.placed = offer.placed

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from octavo_shared.grammar.grammar import Grammar
+from octavo_shared.step_wire.step import Adapter
 from scheduler_svc.core.step.demand import Obstacle, Wait
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet import Member
@@ -87,3 +88,22 @@ def test_while_one_waits_for_a_slot_none_is_given_to_those_behind_it_and_others_
     bench.run()
     assert [len(output.token_ids) for _, output in sorted(bench.outputs.items())] == [3, 9, 3, 3, 3, 9]
     assert bench.fleet.dispatcher.num_grammar_waits == 4, "each counts once"
+
+
+def test_one_that_waits_for_an_adapter_slot_keeps_a_slot_for_its_grammar_and_no_more() -> None:
+    bench = FleetBench(small_limits(grammar_slots=2, adapter_slots=1, max_num_seqs=6, blocks=20))
+    [member] = bench.members
+    bench.add(group(0, 2, max_tokens(9), adapter=Adapter("one")))
+    for _ in range(2):  # its load ends
+        bench.turn()
+    bench.add(group(1, 2, max_tokens(9), adapter=Adapter("two"), grammar=ONE))
+    bench.add(group(2, 2, max_tokens(9), grammar=TWO))
+    bench.add(group(3, 2, max_tokens(9), grammar=THREE))
+    bench.add(group(4, 2, max_tokens(9), adapter=Adapter("three")))
+
+    bench.step(member)
+
+    assert running(member) == "ac"
+    assert bench.fleet.dispatcher.num_grammar_waits == 1, "the others wait for the adapter slot"
+    bench.run()
+    assert len(bench.outputs) == 5
