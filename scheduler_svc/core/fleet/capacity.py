@@ -104,6 +104,7 @@ class Capacity:
         num_long: Long prefills that it may start.
         first_return: Level and counter of the first group that was preempted here; later turns wait for it.
         number: Orders capacities that are otherwise equal.
+        is_serving: Whether the planner is deciding a step.
     """
 
     inbox: Inbox
@@ -117,6 +118,7 @@ class Capacity:
     num_long: int
     first_return: tuple[int, float] | None
     number: int
+    is_serving: bool
 
     @classmethod
     def of(cls, inbox: Inbox, *, is_serving: bool, number: int) -> "Capacity":
@@ -141,6 +143,7 @@ class Capacity:
             limits.max_long_prefills - planner.prefills.num_long - inbox.num_long,
             planner.groups.first_return,
             number,
+            is_serving,
         )
 
     def rank(self, row_cost: int) -> tuple[int, int, int, "Capacity"]:
@@ -184,8 +187,10 @@ class Capacity:
         num_needed = footprint.num_blocks
         if not _suffice(num_free, num_needed):
             num_needed = footprint.num_blocks_behind(num_cached_blocks, planner)
-            if _suffice(num_free, num_needed):
-                # It depends on how many of the cached blocks are unused: these count as free.
+            may_find_more = self.is_serving and planner.blocks.prefix_cache is not None and planner.limits.has_window
+            if may_find_more or _suffice(num_free, num_needed):
+                # How many of the cached blocks are unused matters: these count as free. And what a window sees may
+                # be cached though the first blocks are not; to look costs too much for each planner in each pass.
                 num_needed = planner.blocks.plan_admission(group).num_needed
         num_lead_tokens = footprint.num_lead_tokens - num_cached_blocks * footprint.block_size
         has_too_many_long = self.num_long <= 0 and planner.prefills.is_long(num_lead_tokens)

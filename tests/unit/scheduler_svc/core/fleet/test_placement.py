@@ -151,6 +151,28 @@ def test_a_cached_block_that_nobody_uses_is_one_of_the_free_ones(is_used: bool) 
     assert isinstance(offer, Offer) if is_used else offer is Wait.IN_LINE
 
 
+def test_what_a_window_left_in_the_cache_counts_where_the_first_blocks_are_gone() -> None:
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    bench = FleetBench(
+        small_limits(sliding_window=3, block_size=1, blocks=8, budget=4, max_model_len=8, prefix_caching=True)
+    )
+    [member] = bench.members
+    bench.add(group(0, prompt[:6], max_tokens(1)))
+    bench.run()
+    bench.add(group(1, [9, 8], max_tokens(5)))
+    for _ in range(4):  # it takes the blocks of the first tokens
+        bench.turn()
+    waiting = group(2, prompt, max_tokens(1))
+
+    placement = placement_of(bench, bench.fleet.dispatcher.inboxes[0])
+    offer = placement.choose(turn_of(waiting))  # it needs 4 blocks, 5 are free; 7 from the beginning
+
+    assert isinstance(offer, Offer)
+    bench.add(waiting)
+    bench.step(member)
+    assert waiting in member.planner.batch.running
+
+
 def test_what_a_lost_core_had_cached_is_not_looked_for_on_the_next_one() -> None:
     limits = small_limits(prefix_caching=True)
     bench = FleetBench(limits)
