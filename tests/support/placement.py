@@ -98,7 +98,8 @@ class PlacementCheck:
             if not self._able_when_empty(group):
                 continue
             assert not (is_settled and group in dispatcher.unplaceable), f"{group.request_id} is kept out of the line"
-            if Wait.SKIPPED not in waits or self._waits_to_load(group):
+            waits_in_line = Wait.SKIPPED not in waits or (Wait.IN_LINE in waits and _is_forked(group))
+            if waits_in_line or self._waits_to_load(group):
                 awaited.update(self._able_when_empty(group))
                 if group.pooling is not None:
                     awaited_by_text.update(self._able_when_empty(group))
@@ -166,6 +167,11 @@ class PlacementCheck:
             return False  # one of them may lack a block
         rests = planner.batch.is_decoding & (planner.table.num_scheduled_tokens == self._num_scheduled_tokens)
         return not (planner.beam_batch.ready or np.any(self._wanted & rests))
+
+
+def _is_forked(group: SequenceGroup) -> bool:
+    """Return whether the dispatcher does not see that blocks of a group are computed or sent: it names none of them."""
+    return not group.is_lone and group.is_forked
 
 
 def _num_unit_tokens(group: SequenceGroup) -> int:
