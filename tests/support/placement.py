@@ -67,6 +67,8 @@ class PlacementCheck:
             if group in dispatched or group in dispatcher.transfers.of_group:
                 continue  # another core is to admit it in its next step, or when its prefix has come
             if group in self._inbox.refused and self._fleet.queue.shares.has_caps:
+                if _num_unit_tokens(group) > self._num_left_tokens(step):
+                    return  # it waits for a step with so much left, and whoever is behind it too
                 capped.add(group.tenant)  # it was counted in this step, and those behind it have their turn in the next
             if dispatcher.why_capped(group) or group.tenant in capped:
                 capped.add(group.tenant)  # it waits for others of its tenant, and whoever is behind it in its line
