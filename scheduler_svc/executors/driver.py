@@ -134,7 +134,7 @@ class ExecutorDriver:
         if self.planner is None or self.session is None:
             return ""
         silence = self.session.trouble(now_s)
-        stalled_s = None if self.session.is_resuming else self.planner.stalled_s(now_s)
+        stalled_s = None if self.session.is_resuming else self.planner.oldest_step.stalled_s(now_s)
         stall = [] if stalled_s is None else [f"a step has been running for {stalled_s:.1f} s"]
         if stall and self.planner.in_flight[0].step.step_id == self._watch.slow_step_id:
             stall.append("the step is still using its CPU")
@@ -416,18 +416,19 @@ class ExecutorDriver:
             now_s = monotonic_s()
             if now_s - planned_s > WATCH_INTERVAL_S / 2 or session.is_resuming:
                 continue  # this task ran late, and the result may be here: it is taken first
-            if not planner.hangs(now_s, HANG_AFTER_S - WATCH_INTERVAL_S):
+            if not planner.oldest_step.hangs(now_s, HANG_AFTER_S - WATCH_INTERVAL_S):
                 continue
             step_id = planner.in_flight[0].step.step_id
             cpu_time_us = await session.step_cpu_time_us(ASK_TIMEOUT_S)
             now_s = monotonic_s()
-            longest_s, running_s = planner.longest_s() if planner.in_flight else None, planner.running_s(now_s)
+            longest_s = planner.oldest_step.longest_s() if planner.in_flight else None
+            running_s = planner.oldest_step.running_s(now_s)
             if longest_s is None or running_s is None or planner.in_flight[0].step.step_id != step_id:
                 continue  # its result came meanwhile
             hangs = self._watch.look(step_id, cpu_time_us, longest_s + HANG_AFTER_S)
             took = f"it has been running for {running_s:.1f} s; similar steps take at most {longest_s:.3f} s"
             guided = largest_grammar(planner.batch.running, planner.batch.things.grammars)
-            if hangs and planner.hangs(now_s, HANG_AFTER_S):
+            if hangs and planner.oldest_step.hangs(now_s, HANG_AFTER_S):
                 if guided:
                     log.warning(Event("hung_step_has_grammars", executor=self.address, step_id=step_id, **guided))
                 self._owner.fleet.note_hang(planner)

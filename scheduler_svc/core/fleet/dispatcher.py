@@ -438,7 +438,7 @@ class Dispatcher:
     def _recall_stalled(self, server: Inbox | None, now_s: float) -> None:
         """Recall groups dispatched to planners that have been at a step for too long, if there is another planner."""
         for inbox in self.inboxes:
-            if inbox.assignments and inbox is not server and inbox.planner.stalled_s(now_s) is not None:
+            if inbox.assignments and inbox is not server and inbox.planner.oldest_step.stalled_s(now_s) is not None:
                 self._recall(inbox)
 
     def recall_all(self) -> None:

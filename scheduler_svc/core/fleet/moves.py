@@ -51,7 +51,7 @@ class RoomForMoves:
     def must_be_awaited(self, newcomer: Turn) -> bool:
         """Keep room for the groups that go before a newcomer; return whether one of them found none: then it waits."""
         for planner, first_level in self._first_levels.items():
-            if newcomer.level < first_level or planner.stalled_s(self._now_s) is not None:
+            if newcomer.level < first_level or planner.oldest_step.stalled_s(self._now_s) is not None:
                 continue
             self._first_levels[planner] = newcomer.level + 1
             num_passed = 0

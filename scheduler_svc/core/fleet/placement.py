@@ -85,7 +85,9 @@ class Placement:
         for inbox in takers:
             planner = inbox.planner
             is_serving = inbox is server
-            if is_serving or (planner.batch.num_free_slots > inbox.num_slots and planner.stalled_s(now_s) is None):
+            if is_serving or (
+                planner.batch.num_free_slots > inbox.num_slots and planner.oldest_step.stalled_s(now_s) is None
+            ):
                 self._capacities[inbox] = self._capacity(inbox, len(self._capacities))
         self._ranked: dict[int, list[Ranked]] = {}  # by what a row costs
         self._members = sum(capacity.bit for capacity in self._capacities.values())

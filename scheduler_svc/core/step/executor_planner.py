@@ -70,6 +70,7 @@ from scheduler_svc.core.step.block_appender import Decodes
 from scheduler_svc.core.step.block_transfers import NOTHING_ENDED, BlockTransfers, Ended
 from scheduler_svc.core.step.decoding import Decoding
 from scheduler_svc.core.step.demand import HALF_OPEN, Obstacle, Wait
+from scheduler_svc.core.step.oldest_step import OldestStep
 from scheduler_svc.core.step.preemption import PreemptedGroups, Preemption
 from scheduler_svc.core.step.result_check import check_result
 from scheduler_svc.core.step.results import Results
@@ -113,6 +114,7 @@ class ExecutorPlanner:
         transfers: Blocks on their way to other executors, and from them.
         ended_transfers: Those that the last result has told as ended.
         takes_groups: Whether new groups may be dispatched to it.
+        oldest_step: Tells whether the oldest step in flight is late.
     """
 
     def __init__(
@@ -154,8 +156,7 @@ class ExecutorPlanner:
         self._results = Results(running, self.preempted, self.groups)
         self.in_flight: deque[StepInFlight] = self.batch.in_flight
         self.now_s = 0.0
-        self._progress_at_s = 0.0  # the first decision after the last result
-        self._was_processed = False
+        self.oldest_step = OldestStep(self.blocks, self.in_flight, limits.stall_after_s)
         self._num_prefill_steps = 0  # in a row that kept sequences from decoding
         self._to_recompute: set[SequenceGroup] = set()
         self._keeps_live = False  # until the next step
@@ -168,8 +169,7 @@ class ExecutorPlanner:
     def schedule(self, now_s: float) -> Decision:
         """Decide the next step, if there is something to do, and apply it to the batch table."""
         self.now_s = now_s
-        if self._was_processed:
-            self._was_processed, self._progress_at_s = False, now_s
+        self.oldest_step.note_decision(now_s)
         if self.batch.things.adapters.failed_at_s:
             self.batch.things.adapters.retry_failed(now_s)
         limits = self.limits
@@ -367,7 +367,7 @@ class ExecutorPlanner:
         duration_s = result.execute_duration_us * 1e-6
         self.blocks.step_cost.learn(workload, duration_s, sent.num_moved_bytes, result.move_duration_us * 1e-6)
         self.pace.learn(workload, duration_s)
-        self._was_processed = True
+        self.oldest_step.was_processed = True
         for save in sent.saves:
             self.batch.take_saved_state(save)
         for copy in sent.copies:
@@ -427,14 +427,14 @@ class ExecutorPlanner:
     @property
     def poll_due_s(self) -> float | None:
         """When an empty step is sent, so that an idle executor can tell of loads and transfers; None: never."""
-        transfers = self.transfers
+        transfers, oldest = self.transfers, self.oldest_step
         if (
             self.in_flight
-            or self._was_processed
+            or oldest.was_processed
             or not (self.batch.things.num_loading or transfers.sending or transfers.receiving)
         ):
             return None
-        return self._progress_at_s + POLL_INTERVAL_S
+        return oldest.progress_at_s + POLL_INTERVAL_S
 
     @property
     def solo(self) -> SequenceGroup | None:
@@ -471,43 +471,13 @@ class ExecutorPlanner:
 
         A planner whose oldest step is overdue takes nothing: it may hang.
         """
-        stalled_s = self.stalled_s(now_s)
+        stalled_s = self.oldest_step.stalled_s(now_s)
         if stalled_s is not None:
             return Obstacle(Wait.IN_LINE, f"a step has been running for {stalled_s:.1f} s")
         if self.is_probing and self.groups:
             return HALF_OPEN
         verdict = self.admissions.judge(group)
         return verdict if isinstance(verdict, Obstacle) else None
-
-    def stalled_s(self, now_s: float) -> float | None:
-        """Return how long the oldest step in flight has been running, if longer than it should; None: it has not."""
-        running_s = self.running_s(now_s)
-        if running_s is None or running_s <= self.limits.stall_after_s:
-            return None
-        longest_s = self.longest_s() or 0.0
-        return running_s if running_s > longest_s + self.limits.stall_after_s else None
-
-    def running_s(self, now_s: float) -> float | None:
-        """Return how long the oldest step in flight has been running; None: none is.
-
-        Time in which it waited for earlier steps does not count.
-        """
-        if not self.in_flight or self._was_processed:
-            return None
-        return now_s - max(self.in_flight[0].scheduled_at_s, self._progress_at_s)
-
-    def longest_s(self) -> float | None:
-        """Return what the oldest step in flight should take at most; None: no step has finished yet."""
-        return self.step_cost.longest_s(self.in_flight[0].workload)
-
-    def hangs(self, now_s: float, after_s: float) -> bool:
-        """Return whether the oldest step in flight takes more than `after_s` longer than it may."""
-        running_s = self.running_s(now_s)
-        if running_s is None or running_s <= after_s:
-            return False
-        longest_s = self.longest_s()
-        allowance_s = self.step_cost.allowance_s(self.in_flight[0].workload)
-        return longest_s is not None and running_s > longest_s + allowance_s + after_s
 
     @property
     def num_claimed_tokens(self) -> int:
