@@ -1,8 +1,5 @@
 """BART, mBART, Pegasus and Marian: an encoder, and a decoder whose layers attend to what it returns.
 
-A layer of such a decoder is two of `ModelConfig`: attention among the tokens alone, then attention to the encoder's
-input and the MLP.
-
 Sources: Lewis et al. 2019, "BART"; Liu et al. 2020, "Multilingual Denoising Pre-training for Neural Machine
 Translation"; Junczys-Dowmunt et al. 2018, "Marian".
 """
@@ -12,7 +9,7 @@ from typing import Final
 
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.models.config import LayerConfig, MlpConfig, ModelConfig, NormConfig, WeightNames
-from executor_svc.models.families.common import read_activation
+from executor_svc.models.families.common import attending_layers, read_activation
 from executor_svc.models.fields import ConfigFields
 from octavo_shared.errors import ModelLoadError
 
@@ -85,15 +82,7 @@ def _read_stack(
         if stack == "encoder":
             layers.append(own)
             continue
-        layers += [
-            replace(own, mlp=None),
-            replace(
-                own,
-                attention=replace(attention, reads_only=True),
-                attends_to_encoder=True,
-                names=_names(layer, "encoder_attn", before[1:]),
-            ),
-        ]
+        layers += attending_layers(own, _names(layer, "encoder_attn", before[1:]))
     return ModelConfig(
         source=fields.source,
         architecture=fields.architecture,

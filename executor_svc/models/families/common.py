@@ -244,3 +244,18 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     slopes = [2 ** (-8 * i / closest) for i in range(1, closest + 1)]
     slopes += [2 ** (-4 * i / closest) for i in range(1, 2 * (num_heads - closest), 2)]
     return tuple(slopes)
+
+
+def attending_layers(layer: LayerConfig, names: WeightNames) -> list[LayerConfig]:
+    """Return a layer of a decoder that attends to an encoder, as the two of `ModelConfig`.
+
+    First is attention among the tokens alone, then, with these names, attention to the encoder's input and the MLP.
+    """
+    to_encoder = replace(
+        layer,
+        attention=replace(layer.attention, reads_only=True),
+        distance_buckets=None,
+        attends_to_encoder=True,
+        names=names,
+    )
+    return [replace(layer, mlp=None), to_encoder]

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from executor_svc.attention.interface import AttentionLayer
 from executor_svc.models.config import DistanceBuckets, LayerConfig, MlpConfig, ModelConfig, NormConfig, WeightNames
-from executor_svc.models.families.common import ACTIVATIONS
+from executor_svc.models.families.common import ACTIVATIONS, attending_layers
 from executor_svc.models.fields import ConfigFields
 from octavo_shared.errors import ModelLoadError, UnsupportedModelError
 
@@ -26,7 +26,7 @@ def read_mt5(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_stack(fields: ConfigFields, stack: str) -> ModelConfig:
-    """Read the encoder or the decoder. A layer of the decoder is two of `ModelConfig`; see `bart.py`."""
+    """Read the encoder or the decoder."""
     buckets, mlp = _read_buckets(fields, sees_later_tokens=stack == "encoder"), _read_mlp(fields)
     hidden_size, num_layers = fields.integer("d_model"), fields.integer("num_layers")
     num_heads, head_dim = fields.integer("num_heads"), fields.integer("d_kv", 64)
@@ -39,16 +39,8 @@ def _read_stack(fields: ConfigFields, stack: str) -> ModelConfig:
         if stack == "encoder":
             layers.append(replace(own, names=_names(stack, f"{block}.0", "SelfAttention", f"{block}.1", mlp.is_gated)))
             continue
-        layers += [
-            replace(own, mlp=None, names=_names(stack, f"{block}.0", "SelfAttention", f"{block}.2", mlp.is_gated)),
-            replace(
-                own,
-                attention=AttentionLayer(1.0, reads_only=True),
-                distance_buckets=None,
-                attends_to_encoder=True,
-                names=_names(stack, f"{block}.1", "EncDecAttention", f"{block}.2", mlp.is_gated),
-            ),
-        ]
+        first = replace(own, names=_names(stack, f"{block}.0", "SelfAttention", f"{block}.2", mlp.is_gated))
+        layers += attending_layers(first, _names(stack, f"{block}.1", "EncDecAttention", f"{block}.2", mlp.is_gated))
     # Transformers 5 writes that they are tied whether or not they are, and whether outputs are scaled beside it.
     is_tied = fields.flag("tie_word_embeddings", True) and fields.flag("scale_decoder_outputs", True)
     return ModelConfig(
