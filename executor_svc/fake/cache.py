@@ -128,15 +128,16 @@ class Histories:
         self._num_hashed[slot] = begin + num_tokens
 
 
-class HistoryCache:
-    """The device and host block pools of a cache group. Not emptied by an attach, like a real cache."""
+class HashPools:
+    """The device and host block pools of a cache group, with a hash for each token.
+
+    They are not emptied by an attach, like a real cache.
+    """
 
     def __init__(self, group: CacheGroup) -> None:
-        self._block_size = block_size = group.block_size_tokens
-        self._device = np.zeros((group.num_device_blocks, block_size), np.uint64)
-        self._host = np.zeros((group.num_host_blocks, block_size), np.uint64)
-        self._offsets = np.arange(block_size)
-        self._window_tokens = group.window_tokens
+        self._block_size = group.block_size_tokens
+        self._device: UInt64Array = np.zeros((group.num_device_blocks, self._block_size), np.uint64)
+        self._host: UInt64Array = np.zeros((group.num_host_blocks, self._block_size), np.uint64)
 
     @property
     def device(self) -> UInt64Array:
@@ -149,8 +150,17 @@ class HistoryCache:
         return self._block_size * self._device.itemsize
 
     def move(self, step: Step) -> None:
-        """Swap out, swap in, copy."""
+        """Swap out, swap in, copy; blocks are numbered as in their pools."""
         move_blocks(step, self._device, self._host)
+
+
+class HistoryCache(HashPools):
+    """The pools of a cache group that keeps tokens of sequences."""
+
+    def __init__(self, group: CacheGroup) -> None:
+        super().__init__(group)
+        self._offsets = np.arange(self._block_size)
+        self._window_tokens = group.window_tokens
 
     def write(self, tables: BlockTables, layout: StepLayout, histories: Histories) -> None:
         """Write the tokens of the whole batch.

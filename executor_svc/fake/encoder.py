@@ -10,17 +10,17 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from executor_svc.fake.cache import BASE, SALT_BASE, UInt64Array, move_blocks
+from executor_svc.fake.cache import BASE, SALT_BASE, HashPools, UInt64Array
 from octavo_shared.errors import StepFailedError
 from octavo_shared.step_wire.cache_group import CacheGroup
-from octavo_shared.step_wire.step import Admission, Fork, Int32Array, Step
+from octavo_shared.step_wire.step import Admission, Fork, Int32Array
 from octavo_shared.step_wire.table_columns import BlockTables
 
 # Of neighbouring places.
 _DISTANCE = np.uint64(SALT_BASE)
 
 
-class EncoderCache:
+class EncoderCache(HashPools):
     """The pools of the encoder's output. Not emptied by an attach, like a real cache.
 
     Args:
@@ -33,25 +33,9 @@ class EncoderCache:
     """
 
     def __init__(self, max_num_seqs: int, group: CacheGroup, first_id: int) -> None:
+        super().__init__(group)
         self.inputs: UInt64Array = np.zeros(max_num_seqs, np.uint64)
-        self._block_size = group.block_size_tokens
-        self._device: UInt64Array = np.zeros((group.num_device_blocks, self._block_size), np.uint64)
-        self._host: UInt64Array = np.zeros((group.num_host_blocks, self._block_size), np.uint64)
         self._first_id = first_id
-
-    @property
-    def device(self) -> UInt64Array:
-        """The device pool, [num_device_blocks, block_size]."""
-        return self._device
-
-    @property
-    def block_bytes(self) -> int:
-        """The bytes of a block."""
-        return self._block_size * self._device.itemsize
-
-    def move(self, step: Step) -> None:
-        """Swap out, swap in, copy; blocks are numbered as in their pools."""
-        move_blocks(step, self._device, self._host)
 
     def encode(self, admissions: Iterable[Admission], weights: np.uint64) -> None:
         """Run the encoder of the admissions that have an input, then let all begin with what their blocks hold.
