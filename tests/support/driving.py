@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from octavo_shared.grammar.grammar import Grammar
-from octavo_shared.step_wire.step import Adapter, Admission, SamplingRow, Step, StepResult
+from octavo_shared.step_wire.step import Adapter, Admission, Int32Array, SamplingRow, Step, StepResult
+from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
@@ -77,6 +78,13 @@ def small_limits(
         max_encoder_tokens=max_encoder_tokens,
         num_encoder_blocks=encoder_blocks,
     )
+
+
+def names_of(blocks: BlockManager, token_ids: Int32Array) -> list[bytes]:
+    """Return the names of the full blocks of tokens without a salt."""
+    names: list[bytes] = []
+    blocks.hasher.extend(names, token_ids, 0)
+    return names
 
 
 def group(

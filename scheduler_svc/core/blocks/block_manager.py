@@ -304,12 +304,6 @@ class BlockManager:
         sequence.block_hashes, sequence.hashed_by = [], (self.block_size, self.era)
         self.extend_names(sequence.block_hashes, token_ids, sequence.group)
 
-    def hash_tokens(self, token_ids: Int32Array, cache_salt: int) -> list[bytes]:
-        """Return the hashes of the full blocks of `token_ids`."""
-        hashes: list[bytes] = []
-        self.hasher.extend(hashes, token_ids, cache_salt)
-        return hashes
-
     def _plan_sequence(self, sequence: Sequence, num_shared: int, *, with_host: bool = False) -> SequenceBlocks:
         prefix = self._find_prefix(sequence, with_host=with_host)
         num_cached, found_in = prefix.num_cached, prefix.found

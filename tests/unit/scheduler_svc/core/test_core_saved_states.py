@@ -15,7 +15,7 @@ from scheduler_svc.core.blocks.block_manager import BlockManager
 from scheduler_svc.core.limits import CoreLimits, PreemptionMode, PrefillMode
 from scheduler_svc.core.sequence import SequenceStatus
 from scheduler_svc.request.parameters import BeamSearchParams
-from tests.support.driving import Bench, check_pools_are_free, group, max_tokens, only_admission, small_limits
+from tests.support.driving import Bench, check_pools_are_free, group, max_tokens, names_of, only_admission, small_limits
 
 BLOCK = 4
 SHARED = list(range(1, 41))  # 10 blocks
@@ -190,7 +190,7 @@ def test_a_long_prompt_leaves_states_at_ends_of_chunks_which_go_first() -> None:
     states = bench.planner.blocks.states
     assert states is not None
     first = states.prefix_cache.hash_of(int(states.allocator.cached_block_ids[0]))
-    assert first != bench.planner.blocks.hash_tokens(bench.planner.table.token_ids[0, :1096], 0)[-1]
+    assert first != names_of(bench.planner.blocks, bench.planner.table.token_ids[0, :1096])[-1]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -219,7 +219,7 @@ def test_a_state_goes_with_the_block_that_has_its_name() -> None:
     assert states.allocator.num_cached_blocks == 1
     bench.add(1, 30, max_tokens(1))  # evicts blocks from the end of the first prompt
     bench.run()
-    assert states.longest(bench.planner.blocks.hash_tokens(bench.planner.table.token_ids[0, :28], 0)) == 7
+    assert states.longest(names_of(bench.planner.blocks, bench.planner.table.token_ids[0, :28])) == 7
     assert states.allocator.num_cached_blocks == 1
 
 

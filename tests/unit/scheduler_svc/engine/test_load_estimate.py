@@ -13,7 +13,7 @@ from scheduler_svc.engine.live_request import group_of
 from scheduler_svc.engine.load_estimate import forced_len
 from scheduler_svc.request.engine_request import EngineRequest
 from scheduler_svc.request.parameters import StopConditions
-from tests.support.driving import group, small_limits
+from tests.support.driving import group, names_of, small_limits
 from tests.support.each_row import each_row
 from tests.support.idle_engine import IdleEngine
 from tests.unit.scheduler_svc.core.step.test_step_cost import step
@@ -107,7 +107,7 @@ def test_a_prompt_takes_as_many_steps_as_are_not_in_a_prefix_cache() -> None:
     long = grouped(asked(160))
     assert idle.engine.estimate.begin_s(long) == 9 * LARGE_STEP_S
     planner = idle.planners[0]
-    cached = planner.blocks.hash_tokens(long.prompt_token_ids, 0)[:32]
+    cached = names_of(planner.blocks, long.prompt_token_ids)[:32]
     planner.blocks.adopt(np.arange(32, dtype=np.int32), b"".join(cached))
     assert idle.engine.estimate.begin_s(grouped(asked(160))) == LARGE_STEP_S
 

@@ -14,7 +14,7 @@ from scheduler_svc.core.fleet.transfers import exchange
 from scheduler_svc.core.integrity import check_integrity
 from scheduler_svc.core.limits import PoolLimits
 from scheduler_svc.request.provenance import Numerics
-from tests.support.driving import group, max_tokens, small_limits
+from tests.support.driving import group, max_tokens, names_of, small_limits
 from tests.support.each_row import each_row
 from tests.support.fleet import Member
 from tests.support.fleet_driving import ALIKE, FleetBench
@@ -64,9 +64,8 @@ def computed_by(member: Member) -> int:
     return sum(int(length) for step in member.steps for length in step.delta.prefill_chunks[:, 1])
 
 
-def names_of(member: Member) -> list[bytes]:
-    """Return the names of the prefix."""
-    return member.planner.blocks.hash_tokens(np.array(PREFIX, np.int32), 0)
+def names_of_prefix(member: Member) -> list[bytes]:
+    return names_of(member.planner.blocks, np.array(PREFIX, np.int32))
 
 
 def finished(bench: FleetBench, arrival: int) -> bool:
@@ -221,7 +220,9 @@ def test_what_a_step_swaps_in_is_sent_by_the_next_one() -> None:
     bench.add(group(1, [*PREFIX, 7], max_tokens(30)))
     bench.step(holder)
     assert len(holder.steps[-1].blocks_to_swap_in) == 10
-    holder.planner.transfers.send(99, "executor 1", holder.planner.blocks.prefixes.exportable(names_of(holder))[1])
+    holder.planner.transfers.send(
+        99, "executor 1", holder.planner.blocks.prefixes.exportable(names_of_prefix(holder))[1]
+    )
     step = Step(1, 1, TableDelta(), blocks_to_swap_in=holder.steps[-1].blocks_to_swap_in)
 
     holder.planner.transfers.put_into(step, 10_000)
