@@ -122,7 +122,7 @@ def load_worker(
         pooling=pooling,
         warning=chosen.path.warning,
         is_generative=chosen.has_head,
-        **_of_decoder(chosen, directory),
+        **_of_decoder(chosen, directory, is_told=group.rank == 0),
     )
     if not identity.tokenizer_files and group.rank == 0:
         logger.warning(Event("no_tokenizer", directory=str(directory.path), serves="token ids only"))
@@ -140,12 +140,12 @@ def _is_lack_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or is_torchs or getattr(error, "errno", None) == errno.ENOMEM
 
 
-def _of_decoder(chosen: ChosenModel, directory: Model) -> dict[str, tuple[int, ...]]:
+def _of_decoder(chosen: ChosenModel, directory: Model, *, is_told: bool) -> dict[str, tuple[int, ...]]:
     """Return what a model with an encoder says of the tokens of its decoder, by name."""
     if not isinstance(chosen.model, EncoderDecoder):
         return {}
     assert isinstance(directory, ModelDirectory), "no other kind of file has such a model"
-    if ignored := directory.ignored_defaults():
+    if (ignored := directory.ignored_defaults()) and is_told:
         print(f"octavo executor notice: generation_config.json sets {ignored}, which requests do not get", flush=True)
     starts, banned = directory.decoder_start_token_ids(), directory.banned_token_ids()
     names = {"decoder_start_token_id or forced_bos_token_id": starts, "bad_words_ids": banned}

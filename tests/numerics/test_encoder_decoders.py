@@ -180,7 +180,10 @@ def test_what_its_files_say_wrongly_is_refused_by_name(name: str, tmp_path: Path
         save_file(tensors, file, {"format": "pt"})
         if factor == 1:
             replaced = load_worker(config.model_copy(update={"weights_dir": (str(tmp_path),)}))
-            assert "generation_config.json sets bad_words_ids of several tokens, which" in capsys.readouterr().out
+            told = "generation_config.json sets bad_words_ids of several tokens, which"
+            assert told in capsys.readouterr().out
+            ThreadedRanks(config.model_copy(update={"tp": 2}), 2).close()
+            assert capsys.readouterr().out.count(told) == 1, "the first rank says it for all"
             continue
         with pytest.raises(ModelLoadError, match=r"has other values in (model\.)?encoder.embed_tokens.weight than in"):
             load_worker(config)
