@@ -53,10 +53,10 @@ class Scene:
         """Return the scene with some of its requests."""
         return replace(self, requests=[self.requests[n] for n in numbers], alone=[self.alone[n] for n in numbers])
 
-    def check(self, schedule: Schedule, *, is_forced: bool = True, **settings: int) -> Play:
+    def check(self, schedule: Schedule, **settings: int) -> Play:
         """Play both waves, and fail unless every output is that alone and what the schedule forces came to pass.
 
-        `is_forced`: whether it forces anything. `settings` are those of the executor.
+        `settings` are those of the executor.
         """
         num_requests = len(self.requests)
         schedule = replace(schedule, arrival_rounds=[0] * num_requests + [SECOND_WAVE_ROUND] * num_requests)
@@ -65,7 +65,7 @@ class Scene:
 
         mode = schedule.settings.preemption_mode
         in_the_middle = {preempted.mode for preempted in play.preemptions if preempted.num_output_tokens}
-        assert not is_forced or mode is None or mode in in_the_middle, "nobody was preempted in the middle"
+        assert mode is None or mode in in_the_middle, "nobody was preempted in the middle"
         return play
 
     def play(self, schedule: Schedule, requests: Sequence[Request], make_worker: Callable[[], Worker]) -> Play:
