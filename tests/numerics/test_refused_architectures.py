@@ -121,13 +121,13 @@ def test_a_recurrent_state_is_named_before_weights_are_read(name: str, tmp_path:
 REFUSED_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "attention sinks": ("GptOssForCausalLM", {"swiglu_limit": 5.0}, "layer 0 passes s_aux to attention"),
     "latent attention": (
-        "DeepseekV3ForCausalLM",
+        "MiniCPM3ForCausalLM",
         {"num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
         "its keys have the size 16 a head and its values 8",
     ),
     "different heads": (
-        "Gemma4UnifiedForCausalLM",
-        {"layer_types": ["sliding_attention", "full_attention"]},
+        "LagunaForCausalLM",
+        {"num_attention_heads_per_layer": [2, 4]},
         "layers 0 and 1 differ in the number or size of their heads",
     ),
     "bidirectional layers": ("BertLMHeadModel", {}, r"layer 0 attends to later tokens \(it is not causal\)"),

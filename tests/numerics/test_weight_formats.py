@@ -214,15 +214,21 @@ def test_every_quantization_is_another_kind_and_another_model_to_a_fleet(saved: 
 ROLES: Final[tuple[MatrixRole, ...]] = get_args(MatrixRole)
 
 
-@each_row(*NumberFormat)
-def test_routers_stay_exact_and_vocabulary_and_values_keep_8_bits(number_format: NumberFormat) -> None:
-    formats = {role: matrix_formats(number_format, role, [5, 3, 3]) for role in ROLES}
-
-    expected = {role: [(number_format, [5, 3, 3])] for role in ROLES} | {"router": [(NumberFormat.FLOAT32, [5, 3, 3])]}
-    if number_format == NumberFormat.INT4:
-        expected["vocabulary"] = [(NumberFormat.INT8_A8, [5, 3, 3])]
-        expected["qkv"] = [(NumberFormat.INT4, [5, 3]), (NumberFormat.INT8_A8, [3])]
-    assert formats == expected
+@each_row(*ROLES)
+def test_routers_stay_exact_and_what_loses_the_most_with_4_bits_keeps_8(role: MatrixRole) -> None:
+    four, eight = NumberFormat.INT4, NumberFormat.INT8_A8
+    of_four_bits = {
+        "vocabulary": [(eight, [5, 3, 2])],
+        "values": [(eight, [5, 3, 2])],
+        "qkv": [(four, [5, 3]), (eight, [2])],
+        "mamba2": [(four, [5, 3]), (eight, [2])],
+        "delta_net": [(four, [5]), (eight, [3, 2])],
+    }
+    for number_format in NumberFormat:
+        expected = [(NumberFormat.FLOAT32 if role == "router" else number_format, [5, 3, 2])]
+        if number_format == four:
+            expected = of_four_bits.get(role, expected)
+        assert matrix_formats(number_format, role, [5, 3, 2]) == expected, number_format
 
 
 def test_a_part_counts_what_it_takes() -> None:
