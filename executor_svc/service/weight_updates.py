@@ -9,10 +9,10 @@ import asyncio
 import fcntl
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from octavo.execution.v1 import execution_service_pb2 as pb
 from octavo.values.wording import shown
@@ -80,7 +80,7 @@ class WeightUpdates:
         finally:
             self._is_busy = False
             if scratch is not None:
-                await to_its_end(asyncio.to_thread(_remove, *scratch))  # a call that is cut may be cancelled here
+                await to_its_end(_in_thread(_remove, *scratch))  # a call that is cut may be cancelled here
 
     def find(self, source: str) -> Path:
         """Return the folder of a source, without symbolic links. Raises InvalidFieldError: it may not be read."""
@@ -113,13 +113,24 @@ class WeightUpdates:
             ) from error
 
 
-async def to_its_end(change: Coroutine[Any, Any, T]) -> T:
-    """Make a change to its end, also if the call is cancelled meanwhile: its thread still uses the files."""
-    task = asyncio.ensure_future(change)
-    try:
-        return await asyncio.shield(task)
-    finally:
-        await asyncio.wait({task})
+async def to_its_end(change: Awaitable[T]) -> T:
+    """Make a change to its end, however often the call is cancelled meanwhile: its thread still uses the files."""
+    made = asyncio.ensure_future(change)
+    cancelled: asyncio.CancelledError | None = None
+    while not made.done():
+        try:
+            await asyncio.wait({made})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None or made.cancelled():
+        return made.result()
+    made.exception()  # nobody waits for it
+    raise cancelled
+
+
+def _in_thread(function: Callable[..., T], *args: object) -> "asyncio.Future[T]":
+    """Call it on a thread, also if everything on the loop is cancelled before a thread is free."""
+    return asyncio.get_running_loop().run_in_executor(None, function, *args)
 
 
 def _locked(folder: Path) -> BinaryIO:
@@ -158,7 +169,7 @@ async def _write(folder: Path, messages: AsyncIterator[pb.UpdateWeightsRequest],
             raise CallerError(f"an update has more than {MAX_FILES} files")
         if not num_files:
             raise CallerError("the first chunk of an update must begin a file")
-        await to_its_end(asyncio.to_thread(_append, folder / f"{num_files:05}.safetensors", chunk.content))
+        await to_its_end(_in_thread(_append, folder / f"{num_files:05}.safetensors", chunk.content))
         is_whole |= chunk.is_last
     if not is_whole:
         raise CallerError("an update without a source needs chunks, up to one with is_last")

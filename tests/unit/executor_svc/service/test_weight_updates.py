@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,25 @@ async def test_a_call_that_is_cut_while_its_files_are_loaded_removes_them_afterw
     assert not incoming(folder)
     assert threading.current_thread() not in removing_threads
     servicer.close()
+
+
+async def test_a_folder_is_removed_though_all_is_cancelled_before_a_thread_is_free(folder: Path) -> None:
+    async def never() -> AsyncIterator[pb.UpdateWeightsRequest]:
+        await asyncio.Event().wait()
+        yield pb.UpdateWeightsRequest()
+
+    is_free = threading.Event()
+    thread = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(thread)
+    call = asyncio.create_task(content_of(WeightUpdates([folder]), never()))
+    await asyncio.sleep(0)
+    thread.submit(is_free.wait, 10)
+    for _ in range(3):
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0.01)
+    assert len(incoming(folder)) == 1
+    is_free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert not incoming(folder)
