@@ -89,7 +89,7 @@ async def test_callers_that_take_nothing_delay_nobody_and_what_is_kept_for_them_
         for call in calls:
             for number in (1, 2):
                 await call.write(submission(number, 400, credits=0))
-        await until(lambda: len(stack.engine.requests) == 128)
+        await until(lambda: len(stack.engine.requests) + len(stack.engine.ended) == 128)
         answer = await asyncio.wait_for(collect(stack, token_request(3, 30)), 20)
         assert len(answer.token_ids) == 30
         await until(lambda: not stack.engine.requests)  # they end though nobody takes their tokens
@@ -184,8 +184,7 @@ async def test_a_message_is_bounded_also_by_log_probabilities(monkeypatch: pytes
         for number in range(1, num_requests + 1):
             message = token_request(3, num_tokens, first_id=number, logprobs=10)
             await call.write(pb.StreamRequestsRequest(number=number, submit=message, credits=0))
-        await until(lambda: len(stack.engine.requests) == num_requests)
-        await until(lambda: not stack.engine.requests)
+        await until(lambda: len(stack.engine.ended) == num_requests)
         await call.done_writing()
         responses = [response async for response in call]
         assert sum(len(response.deltas.token_ids) for response in responses) == num_requests * num_tokens
