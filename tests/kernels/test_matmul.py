@@ -91,7 +91,8 @@ def test_the_order_of_sums_follows_the_weight_alone(
             matmul(torch.empty(num_rows, num_inputs, dtype=dtype), weight, None, num_multiprocessors)
 
     assert len({num_inputs for num_inputs, _ in seen}) == 1
-    assert len(seen) == (2 if dtype == torch.bfloat16 else 1)
+    has_small_ones = dtype == torch.bfloat16 and num_outputs < 50_257  # which fill a device with large tiles of one row
+    assert len(seen) == 1 + has_small_ones
     assert min(grids) >= 1
     assert max(grids) <= 264
 

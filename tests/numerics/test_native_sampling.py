@@ -47,10 +47,10 @@ def choose(
 def check_draws(token_ids: list[int], kept: torch.Tensor) -> None:
     """Fail unless each of DRAWS falls into the part of the distribution that its token has, up to rounding.
 
-    Of thousands of tokens of nearly equal scores, two at the edge of a filter may be in or out.
+    Of hundreds of tokens of nearly equal scores, two at the edge of a filter may be in or out.
     """
     num_kept = int((kept > -torch.inf).sum())
-    edge = 1e-5 if num_kept < 500 else 2 / num_kept
+    edge = 1e-5 if num_kept < 100 else 2 / num_kept
     cumulative = kept.double().softmax(-1).cumsum(-1)
     for token_id, draw in zip(token_ids, DRAWS.tolist(), strict=True):
         begin = float(cumulative[token_id - 1]) if token_id else 0.0
