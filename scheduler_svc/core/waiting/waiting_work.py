@@ -24,7 +24,11 @@ class Work(NamedTuple):
 
     def and_(self, other: "Work", sign: int = 1) -> "Work":
         """Return the sum of both, or with `sign` -1 the difference."""
-        return Work(*(mine + sign * theirs for mine, theirs in zip(self, other, strict=True)))
+        return Work(
+            self.num_groups + sign * other.num_groups,
+            self.num_prompt_tokens + sign * other.num_prompt_tokens,
+            self.num_output_tokens + sign * other.num_output_tokens,
+        )
 
 
 class WaitingWork:
