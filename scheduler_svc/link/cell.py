@@ -175,7 +175,7 @@ class Cell:
         if self.is_draining:
             raise DrainingError(f"{self.why_not_ready}; retry with another scheduler")
         if not (used := self._used) or (model := self.model) is None:
-            raise NoExecutorError("no executor is attached", self.last_trouble)
+            raise self._no_executor()
         self._require_place(used, tenant)
         self._num_checked_of[tenant] += 1
         try:
@@ -183,6 +183,14 @@ class Cell:
         finally:
             self._num_checked_of[tenant] -= 1
             self._num_checked_of += Counter()  # forgets tenants with none
+
+    def _no_executor(self) -> NoExecutorError:
+        """Return the error that an engine of our own would raise, which knows whether executors are leaving it."""
+        states = [engine.state for engine in self.engines]
+        leaving = [state.why_not_ready for state in states if state.has_executor and not state.is_draining]
+        if why := next(filter(None, leaving), ""):
+            return NoExecutorError(why, "")
+        return NoExecutorError("no executor is attached", self.last_trouble)
 
     def _require_place(self, used: Sequence[RemoteEngine], tenant: str) -> None:
         """Raise QueueFullError if no queue takes a request of this tenant."""

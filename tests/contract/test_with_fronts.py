@@ -12,12 +12,14 @@ from tests.support.fronts import NUM_FRONTS_VARIABLE
 ROOT = Path(__file__).resolve().parents[2]
 
 # A broken tokenizer is the front's trouble then, and no reason to refuse the executor; the pace is set in the front;
-# what has changed in the core a front knows a little later.
+# what has changed in the core a front knows a little later; and it refuses what the core would let wait while every
+# executor leaves the fleet.
 LEFT_OUT = {
     "test_accepted_length": [],
     "test_drain_executor": [],
     "test_executor_loss": ["test_an_executor_with_a_broken_tokenizer_is_refused"],
     "test_fleet": [
+        "test_an_address_that_comes_back_while_its_executor_still_works_takes_requests_again",
         "test_an_address_that_vanished_does_not_count_for_what_is_served",
         "test_an_executor_that_starts_late_joins_and_one_that_shuts_down_leaves",
         "test_what_is_served_does_not_depend_on_who_attaches_first",

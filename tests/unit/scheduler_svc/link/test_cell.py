@@ -97,11 +97,13 @@ async def test_whichever_engine_answers_first_what_most_serve_is_used_until_its_
 async def test_whoever_cannot_be_placed_hears_why() -> None:
     draining = replace(FULL, is_draining=True, why_not_ready="the scheduler is draining")
     alone = replace(FULL, has_executor=False, why_not_ready="no executor is attached", last_trouble="refused")
+    leaving = replace(FULL, why_not_ready="every executor is draining")
     rows: list[tuple[tuple[EngineState, ...], type[Exception], str]] = [
         ((UNREACHABLE,), UnavailableError, "the engine does not answer; retry in a moment"),
         ((), UnavailableError, "the engine does not answer; retry in a moment"),
         ((draining, draining), UnavailableError, "draining; retry with another scheduler"),
         ((draining, alone), NoExecutorError, "1: refused"),
+        ((alone, leaving), NoExecutorError, "every executor is draining; retry in a moment"),
     ]
     for states, error, words in rows:
         with pytest.raises(error) as caught, cell_of(*states).checking("new", ""):
