@@ -382,18 +382,22 @@ class RemoteEngine:
             if self._tokenizer_of == state.model.info.instance_id:
                 self.model = state.model
             elif self._loading is None or self._loading.done():  # streams go on meanwhile
-                self._loading = self._stream.start(self._load(state.model, stub), "tokenizer")
+                self._loading = self._stream.start(self._load(stub), "tokenizer")
         self._go_on()
         self._on_change()
 
-    async def _load(self, model: ServedModel, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
+    async def _load(self, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
+        """Load the tokenizer of what the engine serves; that may have changed when it is there."""
         try:
-            await self._read_tokenizer(model.info, lambda: fetch_tokenizer(stub))
+            while (model := self.state.model) is not None and model.info.instance_id != self._tokenizer_of:
+                await self._read_tokenizer(model.info, lambda: fetch_tokenizer(stub))
+                self._tokenizer_of, self._tokenizer_trouble = model.info.instance_id, ""
         except OctavoServiceError as error:
             if str(error) != self._tokenizer_trouble:
                 log.warning(Event("no_tokenizer", front=self.front_id, cause=str(error)))
             self._tokenizer_trouble = str(error)
         else:
-            self._tokenizer_of, self._tokenizer_trouble, self.model = model.info.instance_id, "", model
+            if model is not None:
+                self.model = model
             self._go_on()
         self._on_change()

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from scheduler_svc.config.scheduler_config import SchedulerConfig
+from scheduler_svc.engine.engine import Engine
 from scheduler_svc.processes.front_process import FrontService
 from scheduler_svc.processes.supervisor import front_config, link_in, reserve_addresses
 
@@ -23,6 +24,13 @@ class FrontInProcess:
         self._told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.service = FrontService(front_config(config, link, number))
         self.task = asyncio.create_task(self.service.run(self._told))
+
+    def knows(self, engine: Engine) -> bool:
+        """Return whether it has heard which executors an engine has, and what they are."""
+        [cell] = self.service.cells.values()
+        if cell.model is None or engine.model is None or cell.load.max_num_seqs != engine.load.max_num_seqs:
+            return False
+        return cell.model.reproducibility == engine.model.reproducibility
 
     async def terminate(self) -> None:
         """Tell it to end, and return once it has."""

@@ -236,6 +236,8 @@ async def running_scheduler(
             await running.attached()
         if ready and membership is None:
             await until(lambda: len(running.engine.fleet.planners) >= len(executors))
+            for front in () if fronts is None else fronts.fronts:
+                await until(lambda front=front: front.knows(running.engine))  # type: ignore[misc]
         yield running
 
 

@@ -12,6 +12,7 @@ from executor_svc.fake.worker import FakeWorker
 from octavo.core.v1 import core_service_pb2 as pb
 from octavo_shared.errors import LostTooOftenError, RequestAbortedError
 from octavo_shared.grpc.certificates import TlsFileError
+from octavo_shared.step_wire.executor_info import ExecutorInfo
 from octavo_shared.step_wire.step import SamplingRow
 from scheduler_svc.link import engine_stream
 from scheduler_svc.link.messages import UNREACHABLE, encode_failure, encode_losses, encode_state
@@ -137,6 +138,30 @@ async def test_what_is_aborted_while_the_core_is_away_ends_at_once() -> None:
     handle.abort(RequestAbortedError("its client left"))
     assert (core.num_requests, str(sink.end.call_args.args[1])) == (0, "its client left")
     assert not core._outbox.message.aborts
+
+
+async def test_what_the_engine_told_while_a_tokenizer_was_loading_is_served_then() -> None:
+    """Another executor joined meanwhile; or all were replaced, by some with another tokenizer."""
+    info = FakeWorker().info
+    first = ServedModel(info, 99, 8, None, Reproducibility(("a",), "", ""))
+    last = replace(first, info=replace(info, instance_id="other"))
+    for later in (replace(first, reproducibility=Reproducibility(("a", "b"), "", "")), last):
+        may_end, loaded = asyncio.Event(), list[str]()
+
+        async def read(info: ExecutorInfo, _: object, may_end: asyncio.Event = may_end, loaded: Any = loaded) -> None:
+            await may_end.wait()
+            loaded.append(info.instance_id)
+
+        core = RemoteEngine(Mock(), "0", read, Mock())
+        for model in (first, later):
+            await core.take(pb.JoinResponse(state=encode_state(replace(UNREACHABLE, model=model))), Mock())
+            await asyncio.sleep(0)
+        assert core.model is None
+        may_end.set()
+        assert core._loading is not None
+        await core._loading
+        assert core.model == core.state.model
+        assert loaded == [info.instance_id, "other"][: 1 + (later is last)]
 
 
 async def test_what_came_with_the_state_is_taken_before_the_state_moves_requests_to_another_engine() -> None:
