@@ -185,7 +185,7 @@ class Cell:
             self._num_checked_of += Counter()  # forgets tenants with none
 
     def _no_executor(self) -> NoExecutorError:
-        """Return the error that an engine of our own would raise, which knows whether executors are leaving it."""
+        """Return why no engine takes a request, in the words of one whose executors all leave, if there is one."""
         states = [engine.state for engine in self.engines]
         leaving = [state.why_not_ready for state in states if state.has_executor and not state.is_draining]
         if why := next(filter(None, leaving), ""):

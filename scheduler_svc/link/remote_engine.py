@@ -387,7 +387,7 @@ class RemoteEngine:
         self._on_change()
 
     async def _load(self, stub: "pb_grpc.CoreServiceAsyncStub") -> None:
-        """Load the tokenizer of what the engine serves; that may have changed when it is there."""
+        """Load the tokenizer of the model that the engine serves, which may change while it loads."""
         try:
             while (model := self.state.model) is not None and model.info.instance_id != self._tokenizer_of:
                 await self._read_tokenizer(model.info, lambda: fetch_tokenizer(stub))
