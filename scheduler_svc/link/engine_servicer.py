@@ -158,6 +158,7 @@ class EngineServicer(pb_grpc.CoreServiceServicer):
         if (num_chars := len(hello.front_id)) > MAX_FRONT_ID_CHARS:
             raise CallerError(f"a front's id has {num_chars:,} characters; it must have at most {MAX_FRONT_ID_CHARS}")
         await self._keep_order(hello)
+        await context.send_initial_metadata(())  # see `grpc_status.abort`: a front may be cut in its first message
         key = bool(peer_address(context)), hello.front_id
         await self._end_older(key, hello)
         if self._is_closed:

@@ -477,6 +477,32 @@ async def test_a_front_that_sends_nonsense_is_cut_and_named(words: str, messages
         assert (await collect(stack, token_request(4, 3))).finished is not None, "others go on"
 
 
+async def test_a_front_is_told_why_it_is_cut_before_its_first_message_has_gone_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = FrontSession.run
+
+    async def run_with_slow_write(
+        session: FrontSession, welcome: pb.CoreWelcome, num_credits: int, requests: Any, write: Any
+    ) -> None:
+        async def begin(message: pb.JoinResponse) -> None:
+            first = asyncio.ensure_future(write(message))
+            await asyncio.sleep(0)  # gRPC has it
+            first.cancel()
+            await asyncio.Event().wait()
+
+        await run(session, welcome, num_credits, requests, begin)
+
+    async with running_stack(fronts=1) as stack:
+        monkeypatch.setattr(FrontSession, "run", run_with_slow_write)
+        async with asyncio.timeout(10), joined(stack) as front:
+            await front.say(submissions=[pb.Submission(number=1, prompt_token_ids=b"abc")])
+            assert await status(front) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "front raw submitted an invalid request",
+            )
+
+
 async def test_a_front_whose_request_the_core_cannot_hold_is_cut() -> None:
     async with running_stack(fronts=1) as stack, welcomed(stack) as front:
         request = EngineRequest("r1", np.array([40], np.int32), SamplingRow(), StopConditions(4), num_sequences=0)

@@ -127,7 +127,13 @@ def rpc_status(error: Exception) -> status_pb2.Status:
 
 
 async def abort(context: Context, error: Exception) -> Never:
-    """End the call with the status of `error`. Raises grpc.aio.AbortError, always."""
+    """End the call with the status of `error`.
+
+    A handler that breaks off its own writes sends the initial metadata first: gRPC sends no status while a message
+    that takes the metadata along is on its way, and the caller would wait for ever.
+
+    Raises: grpc.aio.AbortError, always.
+    """
     status = rpc_status(error)
     await context.abort(status_code(error), status.message, ((DETAILS_KEY, status.SerializeToString()),))
 
