@@ -207,12 +207,14 @@ def attend_kernel(
         if num_programs == 1:
             state = fold(state, (highest, total, weighted))
         else:
-            places = index.to(tl.int64) * tile_tokens + tokens
-            partial = (places * NUM_HEADS + heads) * num_splits + (split - first_split)
+            # What differs in a program is small: wide addresses of each query would fill the registers.
+            first = (index.to(tl.int64) * num_splits + (split - first_split)) * (tile_tokens * NUM_HEADS)
+            places = tokens * NUM_HEADS + heads
             is_head = tokens < count
-            tl.store(partial_scores + partial * 2, highest, mask=is_head)
-            tl.store(partial_scores + partial * 2 + 1, total, mask=is_head)
-            tl.store(partial_outputs + partial[:, None] * VALUE_DIM + dims[None, :], weighted, mask=is_query)
+            tl.store(partial_scores + first * 2 + places * 2, highest, mask=is_head)
+            tl.store(partial_scores + first * 2 + places * 2 + 1, total, mask=is_head)
+            split_outputs = partial_outputs + first * VALUE_DIM
+            tl.store(split_outputs + (places[:, None] * VALUE_DIM + dims[None, :]), weighted, mask=is_query)
     if num_programs == 1:
         output_rows = output + token_offsets * (NUM_HEADS * VALUE_DIM) + heads * VALUE_DIM
         result = result_of(state, sinks, heads).to(output.dtype.element_ty)
@@ -252,10 +254,10 @@ def fold_kernel(
     dims = tl.arange(0, DIM_PADDED)
     is_dim = (dims < HEAD_DIM)[None, :]
     one = tl.arange(0, 1)
-    first = (place.to(tl.int64) * NUM_HEADS + head) * num_splits
+    first = index.to(tl.int64) * num_splits * (tile_tokens * NUM_HEADS) + token * NUM_HEADS + head
     state = nothing(1, DIM_PADDED)
     for split in tl.range(0, num_used_splits):
-        partial = first + split + one
+        partial = first + split * (tile_tokens * NUM_HEADS) + one
         highest = tl.load(partial_scores + partial * 2)
         total = tl.load(partial_scores + partial * 2 + 1)
         weighted = tl.load(partial_outputs + partial[:, None] * HEAD_DIM + dims[None, :], mask=is_dim, other=0.0)
@@ -283,8 +285,8 @@ class SplitStates:
     num_programs: int  # of each tile and KV head
     num_splits: int  # most of a tile
     tile_tokens: int  # most of a tile
-    outputs: torch.Tensor  # [num_tiles * tile_tokens * num_heads * num_splits * value_dim] or more float32
-    scores: torch.Tensor  # [num_tiles * tile_tokens * num_heads * num_splits * 2] or more float32: highest score, total
+    outputs: torch.Tensor  # [num_tiles * num_splits * tile_tokens * num_heads * value_dim] or more float32
+    scores: torch.Tensor  # [num_tiles * num_splits * tile_tokens * num_heads * 2] or more float32: highest score, total
 
 
 def attend(

@@ -5,12 +5,13 @@ import time
 
 from executor_svc.fake.worker import FakeWorker
 from octavo.admin.v1 import admin_service_pb2 as admin
+from scheduler_svc.executors.session import LONGEST_HEARTBEAT_INTERVAL_S
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import running_service
 from tests.support.stack import collect, running_scheduler, running_stack, token_request, until
 
 
-async def test_an_executor_that_leaves_ends_its_requests_gets_no_others_and_is_left_within_a_second() -> None:
+async def test_an_executor_that_leaves_ends_its_requests_gets_no_others_and_is_left_soon() -> None:
     async with running_stack(FakeWorker(step_ms=5), FakeWorker(step_ms=5)) as stack:
         staying, leaving = stack.executors
         driver = stack.driver_of(leaving)
@@ -19,7 +20,7 @@ async def test_an_executor_that_leaves_ends_its_requests_gets_no_others_and_is_l
         leaving.servicer.leave()
         told_at_s = time.monotonic()
         await until(lambda: driver.is_leaving)
-        assert time.monotonic() - told_at_s < 1.5
+        assert time.monotonic() - told_at_s < 3 * LONGEST_HEARTBEAT_INTERVAL_S
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert {executor.address: executor.is_retired for executor in state.executors}[leaving.address]
 

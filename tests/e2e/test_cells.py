@@ -88,7 +88,7 @@ async def test_everything_is_replaced_under_streams_and_nobody_notices(
             await client.close()
     assert (result.wrong[:3], result.refusals) == ([], {})
     assert result.num_equal == result.num_asked
-    assert result.num_asked > 4 * NUM_STREAMS
+    assert result.num_asked > NUM_STREAMS, "streams begin all the time"
     record_property("longest_pause_s", result.longest_gap_s)
     print(f"{result.num_asked} requests; the longest pause was {result.longest_gap_s:.2f} s")
 
