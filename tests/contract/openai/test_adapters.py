@@ -16,9 +16,10 @@ async def test_an_adapters_name_is_a_models_name_and_is_listed_with_its_parent()
         assert plain.json["choices"][0]["text"] != adapted.json["choices"][0]["text"]
         chat = await api.chat(model="poet")
         message = {"model": "poet", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}]}
+        asked = {"model": "poet", "max_output_tokens": 4, "input": "a"}
         answers = [
             await api.send("POST", "/v1/messages", json=message),
-            await api.send("POST", "/v1/responses", json={"model": "poet", "input": "a", "max_output_tokens": 4}),
+            await api.send("POST", "/v1/responses", json=asked),
         ]
         assert [answer.status for answer in (chat, *answers)] == [200] * 3
         assert [answer.json["model"] for answer in (plain, adapted, chat, *answers)] == ["fake", *["poet"] * 4]
@@ -26,7 +27,7 @@ async def test_an_adapters_name_is_a_models_name_and_is_listed_with_its_parent()
             await api.send("POST", "/v1/completions", json={"model": "poet", "prompt": "a", "stream": True}),
             await api.send("POST", "/v1/chat/completions", json={**message, "stream": True}),
             await api.send("POST", "/v1/messages", json={**message, "stream": True}),
-            await api.send("POST", "/v1/responses", json={"model": "poet", "input": "a", "stream": True}),
+            await api.send("POST", "/v1/responses", json={**asked, "stream": True}),
         ]
         assert [(stream.text.count('"poet"') > 0, '"model":"fake"' in stream.text) for stream in streams] == [
             (True, False)

@@ -778,6 +778,10 @@ async def test_a_step_that_uses_its_processor_is_slow_and_does_not_hang(
             async with asyncio.timeout(PATIENCE_S):
                 await all_asked.wait()
             assert stage.driver.num_losses == 0
-            assert caplog.text.count("event=slow_step executor=virtual:1 step_id=4 cause='it has been running for") == 1
+            # Of step 4, or of an earlier one that a busy machine held up: they are told once a minute.
+            assert (
+                len(re.findall(r"event=slow_step executor=virtual:1 step_id=\d cause='it has been ru", caplog.text))
+                == 1
+            )
             await stage.answer()
             assert stage.driver.num_losses == 0
