@@ -207,14 +207,14 @@ def attend_kernel(
         if num_programs == 1:
             state = fold(state, (highest, total, weighted))
         else:
-            # What differs in a program is small: wide addresses of each query would fill the registers.
+            # Only where the split begins is a wide number: one for each query would fill the registers.
             first = (index.to(tl.int64) * num_splits + (split - first_split)) * (tile_tokens * NUM_HEADS)
-            places = tokens * NUM_HEADS + heads
+            partial = tokens * NUM_HEADS + heads
             is_head = tokens < count
-            tl.store(partial_scores + first * 2 + places * 2, highest, mask=is_head)
-            tl.store(partial_scores + first * 2 + places * 2 + 1, total, mask=is_head)
-            split_outputs = partial_outputs + first * VALUE_DIM
-            tl.store(split_outputs + (places[:, None] * VALUE_DIM + dims[None, :]), weighted, mask=is_query)
+            split_scores, split_outputs = partial_scores + first * 2, partial_outputs + first * VALUE_DIM
+            tl.store(split_scores + partial * 2, highest, mask=is_head)
+            tl.store(split_scores + partial * 2 + 1, total, mask=is_head)
+            tl.store(split_outputs + (partial[:, None] * VALUE_DIM + dims[None, :]), weighted, mask=is_query)
     if num_programs == 1:
         output_rows = output + token_offsets * (NUM_HEADS * VALUE_DIM) + heads * VALUE_DIM
         result = result_of(state, sinks, heads).to(output.dtype.element_ty)
