@@ -22,6 +22,7 @@ import octavo_shared
 from executor_svc.device.transfer import copy_to_device, to_device
 from executor_svc.worker.graph_capture import Cut, Launch, Replay
 from tests.numerics.strict_capture import ALLOCATIONS, LaunchLog
+from tests.support.collection import no_collection
 
 PRODUCT = tuple(f"{Path(package.__path__[0])}/" for package in (executor_svc, octavo_shared))
 
@@ -106,7 +107,7 @@ class _Answers(TorchFunctionMode):
 def spending() -> Iterator[Spending]:
     """Count what is done meanwhile."""
     before = sys.getprofile()
-    with Spending() as spent, _Answers(spent):
+    with no_collection(), Spending() as spent, _Answers(spent):
         sys.setprofile(spent.follow)
         try:
             yield spent

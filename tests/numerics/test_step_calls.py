@@ -22,6 +22,7 @@ from tests.numerics.architectures import save_tiny_architecture
 from tests.numerics.driver import StepDriver
 from tests.numerics.launch_ahead import admit
 from tests.numerics.reference import random_prompt
+from tests.support.collection import no_collection
 
 NUM_ROWS = 1, 8, 32
 
@@ -69,7 +70,7 @@ class Work:
             return trace
 
         before = sys.gettrace()
-        with Operators():  # type: ignore[no-untyped-call]
+        with no_collection(), Operators():  # type: ignore[no-untyped-call]
             sys.settrace(trace)
             try:
                 yield

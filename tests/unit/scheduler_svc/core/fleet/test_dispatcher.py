@@ -1,16 +1,12 @@
 """What was dispatched to a core and is not admitted yet: who may still go before it, and when it goes elsewhere."""
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-
 import pytest
 
 from scheduler_svc.core.fleet.dispatcher import MAX_DISPATCHED_GROUPS
 from scheduler_svc.core.fleet.inbox import Inbox
 from scheduler_svc.core.limits import CoreLimits
 from scheduler_svc.core.waiting.policy import PriorityPolicy
-from tests.support.collection import no_collection
+from tests.support.call_counts import num_calls
 from tests.support.driving import group, max_tokens, small_limits
 from tests.support.fleet_driving import FleetBench
 
@@ -145,23 +141,6 @@ def test_a_core_that_decides_tells_the_others_what_it_dispatched_to_them() -> No
 # Cost --------------------------------------------------------------------------------------------
 
 
-def num_calls(function: Callable[[], object]) -> int:
-    """Return how many Python functions were called."""
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    with no_collection():
-        sys.setprofile(count)
-        try:
-            function()
-        finally:
-            sys.setprofile(None)
-    return calls
-
-
 def fleet_of(num_planners: int, num_waiting: int, limits: CoreLimits = ROOMY, num_tenants: int = 1) -> FleetBench:
     bench = FleetBench(*[limits] * num_planners)
     bench.checks_integrity = False
@@ -180,8 +159,8 @@ def test_dispatching_a_group_costs_the_same_however_many_cores_there_are() -> No
     for num_planners in (1, 4, 16, 64):
         bench = fleet_of(num_planners, 64)
         costs[num_planners] = num_calls(lambda: dispatch(bench))  # noqa: B023 (called at once)
-    # Each call to dispatch looks once at each core; a group costs some 60 calls.
-    assert all(cost <= costs[1] + 40 * num_planners for num_planners, cost in costs.items()), costs
+    # Each call to dispatch looks once at each core; a group costs some 170 calls.
+    assert all(cost <= costs[1] + 60 * num_planners for num_planners, cost in costs.items()), costs
 
 
 @pytest.mark.parametrize("num_waiting", [10, 1000])
