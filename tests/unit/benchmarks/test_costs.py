@@ -104,7 +104,7 @@ def test_a_clock_adds_up_calls_and_their_time_without_its_own() -> None:
     assert clock.calls["busy"] == 10
     assert 0.5 * (time.thread_time_ns() - began_ns) < clock.elapsed_ns["busy"] <= time.thread_time_ns() - began_ns
     nothing()
-    assert clock.elapsed_ns["nothing"] < clock.elapsed_ns["busy"] / 100
+    assert clock.elapsed_ns["nothing"] < clock.elapsed_ns["busy"] / 10
 
 
 def test_the_proxy_delays_both_ways() -> None:
