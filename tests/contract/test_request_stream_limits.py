@@ -120,6 +120,7 @@ async def test_an_executor_that_dies_under_a_stream_costs_no_token() -> None:
             return found
 
         running = asyncio.create_task(answers())
+        await until(lambda: stack.num_requests >= len(requests))
         await until(lambda: any(each.num_output_tokens > 10 for each in stack.engine.requests.values()))
         await stack.executor.kill()
         stack.executor.worker = FakeWorker()

@@ -108,7 +108,7 @@ async def test_a_replaced_executor_goes_on_with_steps_on_the_device(undisturbed:
     worker = WorkerOfDevice()
     async with running_stack(worker) as stack:
         answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
-        await tokens_arrived(stack, 10)
+        await tokens_arrived(stack, 10, len(REQUESTS))
         await stack.executor.kill()
         stack.executor.worker = WorkerOfDevice()
         await stack.executor.start()

@@ -16,7 +16,7 @@ SCENES = [*unary.SCENES, *streams.SCENES, *breaks.SCENES]
 
 # On each seed, tasks meet in another order and messages take another time.
 NUM_SEEDS = 10
-NUM_PLAYS = 3
+NUM_PLAYS = 10
 
 
 @pytest.mark.parametrize("scene", [pytest.param(scene, id=scene.__name__) for scene in SCENES])

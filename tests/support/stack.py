@@ -143,6 +143,11 @@ class Stack:
         if self.fronts is not None:
             await self.link.wait_until_ready(len(self.fronts.fronts))
 
+    @property
+    def num_requests(self) -> int:
+        """How many requests have come, also those that have ended well: one on its way would find no executor."""
+        return len(self.engine.requests) + self.engine.meter.num_finished.total()
+
     def num_groups_on(self, executor: ExecutorProcess) -> int:
         """Return how many groups an executor has now."""
         core = self.driver_of(executor).planner
