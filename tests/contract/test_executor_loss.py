@@ -43,6 +43,20 @@ class TrickedWorker(FakeWorker):
         return super().execute(step)
 
 
+def once_all_are_admitted() -> Callable[[Step], bool]:
+    """Return what is true of one step: the first after all REQUESTS were admitted. One that comes later is refused."""
+    num_admitted, is_over = 0, False
+
+    def is_now(step: Step) -> bool:
+        nonlocal num_admitted, is_over
+        is_it = num_admitted >= len(REQUESTS) and not is_over
+        is_over |= is_it
+        num_admitted += len(step.delta.admissions)
+        return is_it
+
+    return is_now
+
+
 @pytest.fixture(scope="module")
 def expected() -> list[Answer]:
     """What an undisturbed run answers."""
@@ -125,15 +139,13 @@ async def test_a_broken_stream_is_resumed_without_a_new_epoch(expected: list[Ans
 
 
 async def test_a_step_that_fails_is_recomputed_after_a_new_attach(expected: list[Answer]) -> None:
-    failed = False
+    is_now = once_all_are_admitted()
 
     def fail_once(step: Step) -> None:
-        nonlocal failed
-        if not failed:
-            failed = True
+        if is_now(step):
             raise StepFailedError("the card fell off the bus")
 
-    async with running_stack(TrickedWorker(5, fail_once)) as stack:
+    async with running_stack(TrickedWorker(None, fail_once)) as stack:
         assert_same(list(await asyncio.gather(*(collect(stack, request) for request in REQUESTS))), expected)
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert state.executors[0].num_losses == 1
@@ -273,13 +285,12 @@ async def test_an_executor_that_hangs_counts_as_lost() -> None:
 
 
 async def test_nonsense_from_the_executor_counts_as_a_loss(expected: list[Answer]) -> None:
-    class LyingWorker(FakeWorker):
-        has_lied = False
+    is_now = once_all_are_admitted()
 
+    class LyingWorker(FakeWorker):
         def execute(self, step: Step) -> StepResult:
             result = super().execute(step)
-            if step.step_id == 4 and not self.has_lied:
-                self.has_lied = True
+            if is_now(step):
                 return StepResult(result.epoch, result.step_id, result.sampled_token_ids[:-1])
             return result
 
