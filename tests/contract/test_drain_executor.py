@@ -80,7 +80,8 @@ async def test_what_requires_its_kind_stays_until_it_ends() -> None:
     async with running_stack(roomy(numerics_id="a"), roomy(numerics_id="b")) as stack:
         first, second = stack.executors
         await drain(stack, second)
-        answers = asyncio.gather(collect(stack, stays), collect(stack, moves))
+        async with stack.together(2):
+            answers = asyncio.gather(collect(stack, stays), collect(stack, moves))
         await until(lambda: stack.engine.requests and all(r.num_output_tokens for r in stack.engine.requests.values()))
         await drain(stack, second, undo=True)
         assert (await drain(stack, first)).num_requests == 2

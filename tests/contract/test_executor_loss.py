@@ -43,20 +43,6 @@ class TrickedWorker(FakeWorker):
         return super().execute(step)
 
 
-def once_all_are_admitted() -> Callable[[Step], bool]:
-    """Return what is true of one step: the first after all REQUESTS were admitted. One that comes later is refused."""
-    num_admitted, is_over = 0, False
-
-    def is_now(step: Step) -> bool:
-        nonlocal num_admitted, is_over
-        is_it = num_admitted >= len(REQUESTS) and not is_over
-        is_over |= is_it
-        num_admitted += len(step.delta.admissions)
-        return is_it
-
-    return is_now
-
-
 @pytest.fixture(scope="module")
 def expected() -> list[Answer]:
     """What an undisturbed run answers."""
@@ -74,9 +60,8 @@ def assert_same(answers: list[Answer], expected: list[Answer]) -> None:
     assert [a.logprobs for a in answers] == [e.logprobs for e in expected]
 
 
-async def tokens_arrived(stack: Stack, num_tokens: int, num_requests: int = 1) -> None:
-    """Return once so many requests have come, and some live one has so many tokens."""
-    await until(lambda: stack.num_requests >= num_requests)
+async def tokens_arrived(stack: Stack, num_tokens: int) -> None:
+    """Return once some live request has so many tokens."""
     await until(lambda: any(r.num_output_tokens >= num_tokens for r in stack.engine.requests.values()))
 
 
@@ -96,8 +81,9 @@ def resume_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 2, 20])
 async def test_a_replaced_executor_goes_on_with_every_stream(expected: list[Answer], num_tokens: int) -> None:
     async with running_stack(FakeWorker(step_ms=2)) as stack:
-        answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
-        await tokens_arrived(stack, num_tokens, len(REQUESTS))
+        async with stack.together(len(REQUESTS)):
+            answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+        await tokens_arrived(stack, num_tokens)
         await stack.executor.kill()
         stack.executor.worker = FakeWorker()  # a new instance: its cache is empty
         await stack.executor.start()
@@ -116,8 +102,9 @@ async def test_a_process_that_is_gone_is_not_waited_for(
 ) -> None:
     resume_for_an_hour(monkeypatch)
     async with running_stack(FakeWorker(step_ms=2), FakeWorker(step_ms=2)) as stack:
-        answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
-        await tokens_arrived(stack, 10, len(REQUESTS))
+        async with stack.together(len(REQUESTS)):
+            answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+        await tokens_arrived(stack, 10)
         lost = next(executor for executor in stack.executors if stack.num_groups_on(executor))
         await lost.kill()
         assert_same(await answers, expected)
@@ -139,14 +126,18 @@ async def test_a_broken_stream_is_resumed_without_a_new_epoch(expected: list[Ans
 
 
 async def test_a_step_that_fails_is_recomputed_after_a_new_attach(expected: list[Answer]) -> None:
-    is_now = once_all_are_admitted()
+    failed = False
 
     def fail_once(step: Step) -> None:
-        if is_now(step):
+        nonlocal failed
+        if not failed:
+            failed = True
             raise StepFailedError("the card fell off the bus")
 
-    async with running_stack(TrickedWorker(None, fail_once)) as stack:
-        assert_same(list(await asyncio.gather(*(collect(stack, request) for request in REQUESTS))), expected)
+    async with running_stack(TrickedWorker(5, fail_once)) as stack:
+        async with stack.together(len(REQUESTS)):
+            answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+        assert_same(await answers, expected)
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert state.executors[0].num_losses == 1
         assert state.executors[0].epoch == 2
@@ -158,8 +149,8 @@ async def test_a_request_that_breaks_every_executor_ends_alone(expected: list[An
             raise StepFailedError("this prompt kills")
 
     async with running_stack(TrickedWorker(None, fail_on_the_poison)) as stack:
-        innocent = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
-        await until(lambda: stack.num_requests >= len(REQUESTS))
+        async with stack.together(len(REQUESTS)):
+            innocent = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
         with pytest.raises(grpc.aio.AioRpcError, match="4 times in a row"):
             await collect(stack, token_request(200, 5))
         assert_same(list(await innocent), expected)
@@ -285,17 +276,20 @@ async def test_an_executor_that_hangs_counts_as_lost() -> None:
 
 
 async def test_nonsense_from_the_executor_counts_as_a_loss(expected: list[Answer]) -> None:
-    is_now = once_all_are_admitted()
-
     class LyingWorker(FakeWorker):
+        has_lied = False
+
         def execute(self, step: Step) -> StepResult:
             result = super().execute(step)
-            if is_now(step):
+            if step.step_id == 4 and not self.has_lied:
+                self.has_lied = True
                 return StepResult(result.epoch, result.step_id, result.sampled_token_ids[:-1])
             return result
 
     async with running_stack(LyingWorker()) as stack:
-        assert_same(list(await asyncio.gather(*(collect(stack, request) for request in REQUESTS))), expected)
+        async with stack.together(len(REQUESTS)):
+            answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+        assert_same(await answers, expected)
         assert stack.driver.num_losses == 1
 
 
@@ -348,14 +342,16 @@ LARGE = [
 ]
 
 
-async def shrink(stack: Stack) -> "asyncio.Task[Answer]":
-    """Let the executor come back with room for 128 tokens; return the answer of a request that fits there."""
-    small = asyncio.create_task(collect(stack, token_request(10, 60, first_id=4)))
-    await tokens_arrived(stack, 3, len(LARGE) + 1)
+async def shrink(stack: Stack) -> "tuple[list[asyncio.Task[list[int]]], asyncio.Task[Answer]]":
+    """Let the executor come back with room for 128 tokens; return what LARGE get, and one that fits there."""
+    async with stack.together(len(LARGE) + 1):
+        large = [asyncio.create_task(output_lengths(stack, request)) for request in LARGE]
+        small = asyncio.create_task(collect(stack, token_request(10, 60, first_id=4)))
+    await tokens_arrived(stack, 3)
     await stack.executor.kill()
     stack.executor.worker = FakeWorker(num_device_blocks=8)
     await stack.executor.start()
-    return small
+    return large, small
 
 
 def told_of_a_larger_executor(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -373,8 +369,7 @@ async def test_what_was_accepted_waits_until_an_executor_comes_that_can_hold_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running_stack(FakeWorker(step_ms=2)) as stack:
-        large = [asyncio.create_task(output_lengths(stack, request)) for request in LARGE]
-        small = await shrink(stack)
+        large, small = await shrink(stack)
         assert len((await small).token_ids) == 60
         explain = admin.ExplainRequestRequest(request_id="large")
         while "unless an executor that can hold it" not in (await stack.admin.ExplainRequest(explain)).explanation:
@@ -393,8 +388,7 @@ async def test_what_was_accepted_waits_until_an_executor_comes_that_can_hold_it(
 
 async def test_what_no_executor_comes_for_ends_with_the_numbers_and_is_never_cut() -> None:
     async with running_stack(FakeWorker(step_ms=2), orphan_timeout_s=1) as stack:
-        large = [asyncio.create_task(output_lengths(stack, request)) for request in LARGE]
-        small = await shrink(stack)
+        large, small = await shrink(stack)
         assert len((await small).token_ids) == 60
         for ended in await asyncio.gather(*large, return_exceptions=True):
             assert isinstance(ended, grpc.aio.AioRpcError)

@@ -84,6 +84,9 @@ async def finished(stack: Stack, request: pb.GenerateRequest) -> pb.RequestFinis
     return last
 
 
+NUM_REQUESTS = len([*REQUESTS, *RANKED, SEVERAL])
+
+
 async def all_answers(stack: Stack) -> Expected:
     """Run all kinds of requests at once."""
     answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
@@ -153,7 +156,8 @@ async def test_what_one_executor_preempts_runs_on_another_that_has_nothing_to_do
         first, second = stack.executors
         directory.addresses = {first.address}
         await stack.attached()
-        answers = asyncio.gather(*(collect(stack, token_request(4, 28, first_id=first_id)) for first_id in (1, 2)))
+        async with stack.together(2):
+            answers = asyncio.gather(*(collect(stack, token_request(4, 28, first_id=first_id)) for first_id in (1, 2)))
         await until(lambda: stack.num_groups_on(first) == 2)
         directory.addresses = {first.address, second.address}
         await until(lambda: second.address in stack.engine.drivers and stack.driver_of(second).planner is not None)
@@ -170,7 +174,8 @@ async def test_the_streams_of_a_lost_executor_go_on_on_the_other(
     victim: int, num_steps: int, expected: Expected
 ) -> None:
     async with running_stack(slow_worker(), slow_worker(), loses_soon=True) as stack:
-        answers = asyncio.create_task(all_answers(stack))
+        async with stack.together(NUM_REQUESTS):
+            answers = asyncio.create_task(all_answers(stack))
         lost = stack.executors[victim]
         await until(lambda: stack.driver_of(lost).recent_steps.kept_ids[1] >= num_steps)
         assert stack.num_groups_on(lost) > 0
@@ -190,8 +195,8 @@ async def test_a_request_that_breaks_every_executor_ends_and_the_others_do_not(e
             return super().execute(step)
 
     async with running_stack(Mortal(step_ms=2), Mortal(step_ms=2)) as stack:
-        answers = asyncio.create_task(all_answers(stack))
-        await until(lambda: len(stack.engine.requests) == len([*REQUESTS, *RANKED, SEVERAL]))
+        async with stack.together(NUM_REQUESTS):
+            answers = asyncio.create_task(all_answers(stack))
         with pytest.raises(grpc.aio.AioRpcError, match="4 times in a row") as caught:
             await collect(stack, token_request(200, 5))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -265,7 +270,9 @@ async def test_an_executor_that_answers_nonsense_is_lost_and_the_log_says_what_w
 ) -> None:
     liars = [Liar(falsify, first_step_id=6), Liar(falsify, first_step_id=9)]
     async with running_stack(*liars) as stack:
-        assert_same(await all_answers(stack), expected)
+        async with stack.together(NUM_REQUESTS):
+            answers = asyncio.create_task(all_answers(stack))
+        assert_same(await answers, expected)
         num_losses = [stack.driver_of(executor).num_losses for executor in stack.executors]
         assert num_losses == [int(liar.has_lied) for liar in liars]
         assert sum(num_losses) >= 1
@@ -451,7 +458,8 @@ async def test_a_vanished_address_gets_no_new_requests_and_ends_those_it_has(exp
         await until(lambda: len(stack.engine.fleet.planners) == 2)
         await stack.attached()
         driver = stack.driver_of(leaving)
-        answers = asyncio.create_task(all_answers(stack))
+        async with stack.together(NUM_REQUESTS):
+            answers = asyncio.create_task(all_answers(stack))
         await until(lambda: stack.num_groups_on(leaving) > 1 and not stack.engine.has_waiting)
         directory.addresses = {staying.address}
         await until(lambda: driver.is_retired)

@@ -185,8 +185,9 @@ async def test_64_streams_get_every_token_once_and_leave_nothing_behind() -> Non
     async with running_stack(worker, max_num_batched_tokens=256) as stack:
         alone = await collect(stack, token_request(50, 60, first_id=64))
         requests = [token_request(20 + i, 30, first_id=i) for i in range(64)]
-        answers = await asyncio.gather(*(collect(stack, request) for request in requests))
-        assert [len(answer.token_ids) for answer in answers] == [30] * 64
+        async with stack.together(len(requests)):
+            answers = asyncio.gather(*(collect(stack, request) for request in requests))
+        assert [len(answer.token_ids) for answer in await answers] == [30] * 64
         again = await collect(stack, token_request(50, 60, first_id=64))
         assert again.token_ids == alone.token_ids
         assert sum(stack.engine.fleet.num_preemptions.values()) > 0
@@ -201,7 +202,9 @@ async def test_steps_in_flight_do_not_change_outputs() -> None:
         worker = FakeWorker(num_device_blocks=24, max_model_len=384)
         settings: dict[str, Any] = {"max_num_batched_tokens": 256, "check_batch_table": True}
         async with running_stack(worker, steps_in_flight=depth, **settings) as stack:
-            answers = await asyncio.gather(*(collect(stack, request) for request in requests))
+            async with stack.together(len(requests)):
+                running = asyncio.gather(*(collect(stack, request) for request in requests))
+            answers = await running
             assert sum(stack.engine.fleet.num_preemptions.values()) > 0, depth
         assert [a.token_ids for a in answers] == [e.token_ids for e in expected], depth
         assert [a.text for a in answers] == [e.text for e in expected], depth

@@ -76,7 +76,8 @@ async def test_a_lost_executor_changes_nothing_of_what_a_grammar_allows() -> Non
     async with running_stack(*workers(1)) as stack:
         alone = await texts(stack, *requests)
     async with running_stack(*workers()) as stack:
-        moved = asyncio.create_task(texts(stack, *requests))
+        async with stack.together(len(requests)):
+            moved = asyncio.create_task(texts(stack, *requests))
         await until(lambda: sum(len(core.batch.running) for core in stack.engine.fleet.planners) == len(requests))
         await stack.executors[0].kill()
         assert await moved == alone

@@ -69,8 +69,8 @@ async def test_executors_of_which_every_step_fails_take_no_request_along(num_bro
 async def test_a_request_that_breaks_executors_ends_and_it_alone(num_executors: int, num_innocent: int) -> None:
     mortals = [Mortal(max_num_seqs=NUM_SLOTS, step_ms=2) for _ in range(num_executors)]
     async with running_stack(*mortals) as stack:
-        innocent = asyncio.create_task(answer_lengths(stack, num_innocent, max_tokens=60))
-        await until(lambda: len(stack.engine.requests) >= num_innocent)
+        async with stack.together(num_innocent):
+            innocent = asyncio.create_task(answer_lengths(stack, num_innocent, max_tokens=60))
         with pytest.raises(grpc.aio.AioRpcError, match="4 times in a row") as caught:
             await collect(stack, token_request(POISON_LENGTH, 5))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -180,12 +180,13 @@ async def test_a_text_waits_in_words_and_numbers_while_its_executor_is_gone() ->
 
 async def test_beside_streams_no_gap_grows_by_more_than_a_step() -> None:
     async with running_stack(*workers(max_num_batched_tokens=40, max_model_len=400, step_ms=1)) as stack:
-        streams = [asyncio.create_task(collect(stack, token_request(4, 60, first_id=number))) for number in range(10)]
+        async with stack.together(10):
+            streams = asyncio.gather(*(collect(stack, token_request(4, 60, first_id=number)) for number in range(10)))
         await until(lambda: len(stack.driver.planner.batch.running) == 10)  # type: ignore[union-attr]
         requests = [text(number, 1 + 13 * number % 40) for number in range(40)]
         sinks = await asyncio.gather(*(answer_to(stack.engine, request) for request in requests))
         assert [sink.values for sink in sinks] == [values(request) for request in requests]
-        await asyncio.gather(*streams)
+        await streams
         decodes = [step.layout.num_decodes > 0 for step in stack.driver.recent_steps.last(256)]
         first, last = decodes.index(True), len(decodes) - decodes[::-1].index(True)
         pairs = list(zip(decodes[first:last], decodes[first + 1 : last], strict=False))

@@ -175,10 +175,11 @@ async def test_what_is_new_waits_for_credits_and_grows_together() -> None:
 async def test_one_message_has_a_step_of_all_requests() -> None:
     num_requests, num_tokens = 32, 20
     async with running_stack() as stack:
-        call = stack.generation.StreamRequests()
-        for number in range(1, num_requests + 1):
-            await call.write(submission(number, num_tokens))
-        await call.done_writing()
+        async with stack.together(num_requests):
+            call = stack.generation.StreamRequests()
+            for number in range(1, num_requests + 1):
+                await call.write(submission(number, num_tokens))
+            await call.done_writing()
         num_messages = num_deltas = 0
         async for response in call:
             num_messages += bool(response.deltas.numbers)

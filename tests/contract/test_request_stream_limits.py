@@ -103,10 +103,11 @@ async def test_an_executor_that_dies_under_a_stream_costs_no_token() -> None:
     async with running_stack() as stack:
         expected = [(await collect(stack, request)).token_ids for request in requests]
     async with running_stack(FakeWorker(step_ms=2)) as stack:
-        call = stack.generation.StreamRequests()
-        for number, request in enumerate(requests):
-            await call.write(pb.StreamRequestsRequest(number=number, submit=request))
-        await call.done_writing()
+        async with stack.together(len(requests)):
+            call = stack.generation.StreamRequests()
+            for number, request in enumerate(requests):
+                await call.write(pb.StreamRequestsRequest(number=number, submit=request))
+            await call.done_writing()
 
         async def answers() -> dict[int, list[int]]:
             found: dict[int, list[int]] = {}
@@ -120,7 +121,6 @@ async def test_an_executor_that_dies_under_a_stream_costs_no_token() -> None:
             return found
 
         running = asyncio.create_task(answers())
-        await until(lambda: stack.num_requests >= len(requests))
         await until(lambda: any(each.num_output_tokens > 10 for each in stack.engine.requests.values()))
         await stack.executor.kill()
         stack.executor.worker = FakeWorker()

@@ -248,7 +248,7 @@ async def test_many_requests_on_one_stream_go_on(include_text: bool) -> None:
                 cutter.cut()
         for number, received in brought.items():
             received.check(whole[number])
-        assert sum(received.finished.num_resumptions for received in brought.values()) >= 4
+        assert sum(received.finished.num_resumptions for received in brought.values()) >= 3
         await until(lambda: not stack.engine.requests)
 
 

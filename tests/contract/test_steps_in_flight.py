@@ -107,8 +107,9 @@ async def test_a_broken_stream_is_resumed_with_steps_on_the_device(undisturbed: 
 async def test_a_replaced_executor_goes_on_with_steps_on_the_device(undisturbed: list[Answer]) -> None:
     worker = WorkerOfDevice()
     async with running_stack(worker) as stack:
-        answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
-        await tokens_arrived(stack, 10, len(REQUESTS))
+        async with stack.together(len(REQUESTS)):
+            answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+        await tokens_arrived(stack, 10)
         await stack.executor.kill()
         stack.executor.worker = WorkerOfDevice()
         await stack.executor.start()

@@ -31,6 +31,7 @@ from octavo_shared.grpc.membership import Membership
 from octavo_shared.step_wire.executor_info import TokenizerFile
 from scheduler_svc.config.scheduler_config import SchedulerConfig
 from scheduler_svc.engine.engine import Engine
+from scheduler_svc.engine.weights import PauseMode
 from scheduler_svc.executors.driver import ExecutorDriver
 from scheduler_svc.executors.session import SessionTimings
 from scheduler_svc.front.front import Front
@@ -143,10 +144,14 @@ class Stack:
         if self.fronts is not None:
             await self.link.wait_until_ready(len(self.fronts.fronts))
 
-    @property
-    def num_requests(self) -> int:
-        """How many requests have come, also those that have ended well: one on its way would find no executor."""
-        return len(self.engine.requests) + self.engine.meter.num_finished.total()
+    @asynccontextmanager
+    async def together(self, num_requests: int) -> AsyncIterator[None]:
+        """Compute nothing until so many requests that are sent here have come: on a busy machine some come late."""
+        await self.engine.weights.pause(PauseMode.KEEP)
+        num_before = len(self.engine.requests)
+        yield
+        await until(lambda: len(self.engine.requests) - num_before >= num_requests)
+        await self.engine.weights.resume()
 
     def num_groups_on(self, executor: ExecutorProcess) -> int:
         """Return how many groups an executor has now."""
