@@ -332,8 +332,9 @@ async def test_what_the_encoder_reads_counts_against_quotas_and_the_queue(tmp_pa
     async with running_stack(worker, **settings) as stack, Client(stack.address) as client:
         first = asyncio.create_task(client.generate(TEXT[:40], max_tokens=30, ignore_eos=True))
         await until(lambda: worker.num_encoded)
-        second = asyncio.create_task(client.generate(TEXT[:40], max_tokens=1))
-        await until(lambda: stack.engine.waiting.num_prompt_tokens == 41)
+        async with stack.together(1):
+            second = asyncio.create_task(client.generate(TEXT[:40], max_tokens=1))
+            await until(lambda: stack.engine.waiting.num_prompt_tokens == 41)
         with pytest.raises((OverloadedError, ResourceExhaustedError), match="tokens a minute"):
             await client.generate(TEXT[:40], max_tokens=1)
         await asyncio.gather(first, second)
