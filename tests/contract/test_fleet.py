@@ -590,8 +590,9 @@ async def test_a_stop_string_in_a_late_token_of_a_preempted_request_ends_it() ->
             stopping = [pb.GenerateRequest.FromString(request.SerializeToString()) for request in requests]
             for request, last in zip(stopping, alone, strict=True):
                 request.sampling_params.stop.append(last.outputs[0].text[position : position + 2])
-            answers = await asyncio.gather(*(finished(stack, request) for request in stopping))
-            for answer, last, request in zip(answers, alone, stopping, strict=True):
+            async with stack.together(len(stopping)):
+                answers = asyncio.gather(*(finished(stack, request) for request in stopping))
+            for answer, last, request in zip(await answers, alone, stopping, strict=True):
                 stop = request.sampling_params.stop[0]
                 assert [o.text for o in answer.outputs] == [o.text.partition(stop)[0] for o in last.outputs]
         assert sum(stack.engine.fleet.num_preemptions.values()) > 20

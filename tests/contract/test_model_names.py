@@ -128,8 +128,9 @@ async def front_of(*engine: str, awaits: tuple[str, ...] = ()) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def two_models() -> AsyncIterator[tuple[Stack, Stack, RunningFront]]:
-    async with engine_of(FakeWorker(), name="one") as small, engine_of(Shouter(), name="two") as large:
+async def two_models(step_ms: int = 0) -> AsyncIterator[tuple[Stack, Stack, RunningFront]]:
+    workers = FakeWorker(step_ms=step_ms), Shouter(step_ms=step_ms)
+    async with engine_of(workers[0], name="one") as small, engine_of(workers[1], name="two") as large:
         engines = f"small={engine_address(small)}", f"org/Large-2={engine_address(large)}"
         async with front_of(*engines, awaits=("small", "org/Large-2")) as front:
             yield small, large, front
@@ -262,7 +263,7 @@ async def test_an_engine_that_refuses_or_is_silent_is_in_nobodys_way() -> None:
 
 
 async def test_abort_finds_a_request_of_any_model_and_an_id_lives_in_each() -> None:
-    async with two_models() as (_, _, front), AsyncExitStack() as stack:
+    async with two_models(step_ms=20) as (_, _, front), AsyncExitStack() as stack:
         streams = {}
         for name in ("small", "org/Large-2"):
             client = await stack.enter_async_context(front.client(name))

@@ -50,11 +50,12 @@ def log_of_a_loss(tmp_path_factory: pytest.TempPathFactory) -> Path:
     async def record() -> None:
         pair = worker(), worker()
         async with running_stack(*pair, step_log=directory, max_num_batched_tokens=64, loses_soon=True) as stack:
-            answers = [asyncio.create_task(finish(stack, request)) for request in REQUESTS]
+            async with stack.together(len(REQUESTS)):
+                answers = asyncio.gather(*(finish(stack, request) for request in REQUESTS))
             first = stack.executors[0]
             await until(lambda: (core := stack.driver_of(first).planner) and core.last_processed_step_id > 5)
             await first.kill()
-            await asyncio.gather(*answers)
+            await answers
 
     asyncio.run(record())
     return directory
