@@ -176,7 +176,9 @@ async def test_a_life_has_preemption_and_loss_and_its_end(browser: Browser) -> N
         async with AsyncExitStack() as exits:
             page = (await exits.enter_async_context(opened(browser, stack, "/#request=younger"))).page
             await expect(page.locator("#explanation")).to_contain_text("No live request has request_id 'younger'")
+            gate.close()  # until both have come
             await exits.enter_async_context(sent(stack, older, younger))
+            gate.open()
             await until(lambda: stack.engine.requests["", "younger"].group.num_preemptions == 1)
             gate.close()
             await expect(page.locator(".event.preempted")).to_contain_text("will be recomputed")
