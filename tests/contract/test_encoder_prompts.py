@@ -256,11 +256,12 @@ async def test_preemptions_and_a_loss_change_no_token_and_the_log_replays(
     small = {"num_device_blocks": 24, "num_encoder_blocks": 16, "num_host_blocks": num_host_blocks}
     workers = [Worker(**small) for _ in range(2)]
     async with running_stack(*workers, step_log=tmp_path, loses_soon=True, max_num_batched_tokens=64) as stack:
-        answers = [asyncio.create_task(tokens_of(stack, request)) for request in REQUESTS]
+        async with stack.together(len(REQUESTS)):
+            answers = asyncio.gather(*(tokens_of(stack, request) for request in REQUESTS))
         first = stack.executors[0]
         await until(lambda: (core := stack.driver_of(first).planner) and core.last_processed_step_id > 5)
         await first.kill()
-        assert await asyncio.gather(*answers) == alone
+        assert await answers == alone
         assert any(stack.engine.fleet.num_preemptions[mode] for mode in wanted)
     assert check_replay(tmp_path).counts.num_steps > 30
     assert await asyncio.to_thread(command_line.run, ["replay", str(tmp_path), "--at", "2:3"]) == 0
