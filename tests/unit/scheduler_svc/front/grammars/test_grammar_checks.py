@@ -248,6 +248,7 @@ async def test_a_grammar_that_takes_too_long_ends_its_process_and_one_request(mo
         with pytest.raises(InvalidFieldError, match=r"it takes more than 0\.7 s to compile; make it smaller"):
             await checks.check(hostile, model)
         assert time.process_time() - begun_at_s < 2
+    assert checks.meter.num_refused == 1
     await checks.check(asked(regex="a+"), model)
     with pytest.raises(InvalidFieldError, match="unclosed character"):
         await checks.check(asked(regex="["), model)
