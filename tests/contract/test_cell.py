@@ -378,7 +378,7 @@ async def test_they_wait_for_a_limited_time_and_where_no_executor_ever_was_not_a
             with pytest.raises(UnavailableError, match="no executor is attached"):
                 await running.ask(1, params=SHORT)
             assert least_s <= asyncio.get_running_loop().time() - began_s <= PATIENCE_S / 20
-            monkeypatch.setattr(absence, "LIMIT_S", PATIENCE_S)
+            monkeypatch.setattr(absence, "LIMIT_S", PATIENCE_S)  # to wait once more would take so long
 
 
 async def test_what_an_engine_does_not_go_on_with_as_it_stops_goes_on_at_the_next_one(

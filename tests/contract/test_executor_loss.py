@@ -60,6 +60,12 @@ def assert_same(answers: list[Answer], expected: list[Answer]) -> None:
     assert [a.logprobs for a in answers] == [e.logprobs for e in expected]
 
 
+async def sent(stack: Stack) -> "asyncio.Future[list[Answer]]":
+    """Send REQUESTS; return, once all have come, their answers to come."""
+    async with stack.together(len(REQUESTS)):
+        return asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+
+
 async def tokens_arrived(stack: Stack, num_tokens: int) -> None:
     """Return once some live request has so many tokens."""
     await until(lambda: any(r.num_output_tokens >= num_tokens for r in stack.engine.requests.values()))
@@ -81,16 +87,14 @@ def resume_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 2, 20])
 async def test_a_replaced_executor_goes_on_with_every_stream(expected: list[Answer], num_tokens: int) -> None:
     async with running_stack(FakeWorker(step_ms=2)) as stack:
-        async with stack.together(len(REQUESTS)):
-            answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+        answers = await sent(stack)
         await tokens_arrived(stack, num_tokens)
         await stack.executor.kill()
         stack.executor.worker = FakeWorker()  # a new instance: its cache is empty
         await stack.executor.start()
         assert_same(await answers, expected)
-        losses = [loss for answer in await answers for loss in await losses_of(stack, answer)]
-        assert losses
-        assert all(loss.startswith("the executor was lost: its step stream broke") for loss in losses)
+        (loss,) = await losses_of(stack, (await answers)[0])
+        assert loss.startswith("the executor was lost: its step stream broke")
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert state.executors[0].num_losses == 1
         assert state.executors[0].status == admin_pb2.EXECUTOR_STATUS_ATTACHED
@@ -102,8 +106,7 @@ async def test_a_process_that_is_gone_is_not_waited_for(
 ) -> None:
     resume_for_an_hour(monkeypatch)
     async with running_stack(FakeWorker(step_ms=2), FakeWorker(step_ms=2)) as stack:
-        async with stack.together(len(REQUESTS)):
-            answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+        answers = await sent(stack)
         await tokens_arrived(stack, 10)
         lost = next(executor for executor in stack.executors if stack.num_groups_on(executor))
         await lost.kill()
@@ -135,9 +138,7 @@ async def test_a_step_that_fails_is_recomputed_after_a_new_attach(expected: list
             raise StepFailedError("the card fell off the bus")
 
     async with running_stack(TrickedWorker(5, fail_once)) as stack:
-        async with stack.together(len(REQUESTS)):
-            answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
-        assert_same(await answers, expected)
+        assert_same(await (await sent(stack)), expected)
         state = await stack.admin.GetSchedulerState(admin.GetSchedulerStateRequest())
         assert state.executors[0].num_losses == 1
         assert state.executors[0].epoch == 2
@@ -149,8 +150,7 @@ async def test_a_request_that_breaks_every_executor_ends_alone(expected: list[An
             raise StepFailedError("this prompt kills")
 
     async with running_stack(TrickedWorker(None, fail_on_the_poison)) as stack:
-        async with stack.together(len(REQUESTS)):
-            innocent = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+        innocent = await sent(stack)
         with pytest.raises(grpc.aio.AioRpcError, match="4 times in a row"):
             await collect(stack, token_request(200, 5))
         assert_same(list(await innocent), expected)
@@ -287,9 +287,7 @@ async def test_nonsense_from_the_executor_counts_as_a_loss(expected: list[Answer
             return result
 
     async with running_stack(LyingWorker()) as stack:
-        async with stack.together(len(REQUESTS)):
-            answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
-        assert_same(await answers, expected)
+        assert_same(await (await sent(stack)), expected)
         assert stack.driver.num_losses == 1
 
 

@@ -31,6 +31,7 @@ RANKED = [
     token_request(9, 30, first_id=12, temperature=1.0, seed=14, n=2, best_of=4, logprobs=0),
 ]
 SEVERAL = token_request(12, NUM_TOKENS, first_id=13, temperature=1.0, seed=15, n=3, logprobs=0)
+NUM_REQUESTS = len([*REQUESTS, *RANKED, SEVERAL])
 
 Expected = tuple[list[Answer], list[pb.RequestFinished]]
 
@@ -82,9 +83,6 @@ async def finished(stack: Stack, request: pb.GenerateRequest) -> pb.RequestFinis
     assert last is not None
     assert {output.output_index: list(output.token_ids) for output in last.outputs} == token_ids
     return last
-
-
-NUM_REQUESTS = len([*REQUESTS, *RANKED, SEVERAL])
 
 
 async def all_answers(stack: Stack) -> Expected:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -240,15 +240,19 @@ async def test_many_requests_on_one_stream_go_on(include_text: bool) -> None:
         uncut = client.stream_many(prompts, include_text=include_text, **options)
         whole = {index: event async for index, event in uncut if isinstance(event, Finished)}
         num_events = 0
+        held = AsyncExitStack()
+        await held.enter_async_context(stack.together(4))
+        released = asyncio.create_task(held.aclose())
         async for index, event in client.stream_many(prompts, include_text=include_text, max_in_flight=4, **options):
             assert not isinstance(event, FailedRequest), event.error
             brought[index].events.append(event)
             num_events += 1
             if num_events in (2, 20, 60):
                 cutter.cut()
+        await released
         for number, received in brought.items():
             received.check(whole[number])
-        assert sum(received.finished.num_resumptions for received in brought.values()) >= 3
+        assert sum(received.finished.num_resumptions for received in brought.values()) >= 4
         await until(lambda: not stack.engine.requests)
 
 

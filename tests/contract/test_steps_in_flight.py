@@ -10,7 +10,7 @@ import pytest
 from executor_svc.fake.worker import FakeWorker
 from executor_svc.worker.interface import RunningStep
 from octavo_shared.step_wire.step import Step, StepResult
-from tests.contract.test_executor_loss import REQUESTS, assert_same, tokens_arrived
+from tests.contract.test_executor_loss import REQUESTS, assert_same, sent, tokens_arrived
 from tests.support.stack import Answer, collect, running_stack, token_request
 
 STEP_S = 0.003
@@ -107,8 +107,7 @@ async def test_a_broken_stream_is_resumed_with_steps_on_the_device(undisturbed: 
 async def test_a_replaced_executor_goes_on_with_steps_on_the_device(undisturbed: list[Answer]) -> None:
     worker = WorkerOfDevice()
     async with running_stack(worker) as stack:
-        async with stack.together(len(REQUESTS)):
-            answers = asyncio.gather(*(collect(stack, request) for request in REQUESTS))
+        answers = await sent(stack)
         await tokens_arrived(stack, 10)
         await stack.executor.kill()
         stack.executor.worker = WorkerOfDevice()

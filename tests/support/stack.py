@@ -149,9 +149,11 @@ class Stack:
         """Compute nothing until so many requests that are sent here have come: on a busy machine some come late."""
         await self.engine.weights.pause(PauseMode.KEEP)
         num_before = len(self.engine.requests)
-        yield
-        await until(lambda: len(self.engine.requests) - num_before >= num_requests)
-        await self.engine.weights.resume()
+        try:
+            yield
+            await until(lambda: len(self.engine.requests) - num_before >= num_requests)
+        finally:
+            await self.engine.weights.resume()
 
     def num_groups_on(self, executor: ExecutorProcess) -> int:
         """Return how many groups an executor has now."""
